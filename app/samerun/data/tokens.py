@@ -96,12 +96,12 @@ def _tokenize(texts: Cells, encode: Callable, folder: Path, num_proc: int | None
     import datasets  # takes half a second; texts in memory do not need it
     from datasets import List, Value
 
-    global _encode, _bar
+    global _encode, _decode, _bar
     datasets.disable_progress_bars()  # they would also appear in log files
     processes = min(num_proc or 1, len(texts))
     environment, parallelism = os.environ, os.environ.get(PARALLELISM)
     with Phase("tokenizing", "texts", len(texts) // processes) as _bar:
-        _encode = lambda cells: encode(list(map(texts.decode, cells)))  # noqa: E731
+        _encode, _decode = encode, texts.decode
         try:
             texts.rows.map(
                 _encode_batch,
@@ -122,7 +122,7 @@ def _tokenize(texts: Cells, encode: Callable, folder: Path, num_proc: int | None
                 "--preprocessing_num_workers"
             ) from None
         finally:
-            _encode = _bar = None
+            _encode = _decode = _bar = None
             # With several processes, `map` sets the variable and replaces os.environ by a copy.
             os.environ = environment  # noqa: B003
             os.environ.pop(PARALLELISM, None)
@@ -132,15 +132,16 @@ def _tokenize(texts: Cells, encode: Callable, folder: Path, num_proc: int | None
 
 # Module variables, because forked processes inherit them. Arguments would be pickled, which some tokenizers
 # do not support.
-_encode: Callable[[list], dict[str, list]] | None = None
+_encode: Callable[[list[str]], dict[str, list]] | None = None
+_decode: Callable[[Any], str] | None = None
 _bar: Any = None
 
 
-def _encode_batch(texts: list[str], rank: int | None) -> dict[str, list]:
+def _encode_batch(cells: list[str], rank: int | None) -> dict[str, list]:
     """`rank`: of the tokenizing process; None if it is the only one."""
     if rank is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
-    encoded = _encode(texts)
+    encoded = _encode(list(map(_decode, cells)))
     if not rank:  # all processes have equal shares, so the first one's progress stands for all
-        _bar.update(len(texts))
+        _bar.update(len(cells))
     return encoded
