@@ -217,7 +217,7 @@ def concatenate(path: str, tables: Sequence[Table], arguments: Sequence[int]) ->
 
 
 def _is_empty(rows: Dataset, name: str) -> bool:
-    return rows.data.column(name).null_count == rows.data.num_rows
+    return all(cell is None for cell in Cells(rows.select_columns([name])))
 
 
 def _to_stored(cell: Any) -> str | None:

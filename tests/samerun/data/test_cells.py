@@ -108,7 +108,7 @@ def test_a_cell_that_json_does_not_have(tmp_path):
 
 
 def test_taken_rows_know_their_lines():
-    some = table({"text": ["a", "b", "c"], "id": [7, 8, 9]}).take(np.array([2, 0]))
+    some = table({"text": ["a", "b", "c"], "id": [7, 8, 9]}, lines=[2, 4, 6]).take(np.array([2, 0]))
     assert (contents(some), list(some.lines)) == ({"text": ["c", "a"], "id": [9, 7]}, [6, 2])
     assert some.where(0) == "train.csv:6"
 

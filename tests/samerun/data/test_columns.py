@@ -6,7 +6,7 @@ from samerun.data.tables import drop_blank, ids_of, is_blank, note_repeated_text
 
 
 def table(*texts, **columns):
-    return tables.table({"text": texts, **columns})
+    return tables.table({"text": texts, **columns}, lines=range(2, 2 * len(texts) + 2, 2))
 
 
 @given(st.integers(2, 200), st.floats(0.001, 0.999), st.integers(0, 3))
