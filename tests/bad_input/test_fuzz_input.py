@@ -24,11 +24,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from samerun import deepspeed
-from samerun.arguments.groups import ModelArguments
-from samerun.arguments.parsing import parse, validate
+from samerun.arguments import ModelArguments
 from samerun.data.tables import read_table
 from samerun.errors import InputError
 from samerun.models.pretrained import load_config
+from samerun.parsing import parse, validate
 from samerun.plan import BatchShape
 from samerun.text.classifier import positive_weights
 from samerun.text.labels import label_ids, read_label_file, read_labels

@@ -7,12 +7,12 @@ from image_classify import Arguments
 from images_job import CLASSES, idx, pixels, write_folder, write_idx
 from PIL import Image
 
-from samerun.arguments.parsing import SpaceSeparated
 from samerun.data import cache
 from samerun.errors import InputError
 from samerun.images import sources
 from samerun.images.decoding import read_header
 from samerun.images.examples import read_examples
+from samerun.parsing import SpaceSeparated
 
 
 def read(source, split="train", notes=None, **given):

@@ -7,10 +7,10 @@ import torch
 from classify import Arguments, MultiLabelClassification
 from tables import table
 
-from samerun.arguments.parsing import SpaceSeparated
 from samerun.data.batches import collate_share
 from samerun.data.tables import FILE, Source
 from samerun.errors import InputError
+from samerun.parsing import SpaceSeparated
 from samerun.plan import Modes
 from samerun.task import Batch
 from samerun.text.splits import lengths_of, mixture_of, pad_rows
