@@ -22,7 +22,7 @@ from samerun.output.files import as_json, write_json
 from samerun.output.run_folder import BEST, RUN_FILE, STATUS
 from samerun.output.versions import library_versions
 from samerun.plan import Plan, describe
-from samerun.runtime import Run, launch_summary
+from samerun.runtime import Run
 
 # Arguments of a single start, not of the training.
 OF_A_START = ("resume_from_checkpoint", "overwrite_output_dir", "max_train_time")
@@ -79,7 +79,7 @@ def open_run(
     )
     if arguments.shared_output_dir:
         checkpoint.check_shared(run, folder)
-    lines = [*launch_summary(run), *(describe(plan) if plan else [])]
+    lines = [*run.summary(), *(describe(plan) if plan else [])]
     lines += [f"note           {note}" for note in [*notes, *changes]]
     if complete:
         lines.append(f"training       is complete in {folder}; nothing to do")

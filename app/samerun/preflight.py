@@ -10,7 +10,7 @@ from typing import Any
 
 from huggingface_hub import get_token
 
-from samerun import deepspeed, machines, optimizers
+from samerun import deepspeed, optimizers, runtime
 from samerun.arguments.parsing import SpaceSeparated, names_of
 from samerun.errors import InputError, collecting
 from samerun.output import predictions, run_folder, written
@@ -48,7 +48,7 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
     if machine is None and launch.rank == 0:
         results.check_upload(arguments)
     if launch.world_size > launch.local_world_size:
-        machines.wait_for_all_ranks(_facts_to_compare(arguments, launch), arguments.start_timeout)
+        runtime.connect(launch, _facts_to_compare(arguments, launch), arguments.start_timeout)
     return launch
 
 

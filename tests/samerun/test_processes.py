@@ -1,13 +1,11 @@
-import socket
 from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from samerun import runtime
 from samerun.errors import InputError
-from samerun.runtime import Machine, describe_launch, launch_summary
+from samerun.runtime import Machine, describe_launch
 
 
 def test_a_started_run_of_one_process(start_run):
@@ -21,7 +19,7 @@ def test_a_started_run_of_one_process(start_run):
     assert run.leave_process_group() is False
     with pytest.raises(InputError, match="wrong"):
         run.on_main(lambda: (_ for _ in ()).throw(InputError("wrong")))
-    assert launch_summary(run)[0] == "launch         python: 1 process(es) on cpu, no communication, no ZeRO"
+    assert run.summary()[0] == "launch         python: 1 process(es) on cpu, no communication, no ZeRO"
 
 
 def test_a_model_is_found_in_its_wrapper(start_run):
@@ -43,29 +41,17 @@ def test_tensorfloat_is_for_gpus_and_only_on_request(start_run, environment, arg
     monkeypatch.setattr(torch, "set_float32_matmul_precision", precisions.append)
     run = start_run()
     assert precisions == []
-    line = launch_summary(replace(run, launch=replace(run.launch, tf32=True)))[1]
+    line = replace(run, launch=replace(run.launch, tf32=True)).summary()[1]
     assert line == "precision      fp32, matrix products in TF32"
     runtime.start(replace(run.launch, tf32=True), None)
     assert precisions == ["high"]
 
 
-def test_deepspeed_for_one_process_gets_an_address(environment, arguments):
-    runtime._set_single_process_variables(describe_launch(arguments()))
+def test_deepspeed_for_one_process_gets_an_address(environment):
+    runtime._set_single_process_variables("python")
     assert (environment["WORLD_SIZE"], environment["RANK"], environment["MASTER_ADDR"]) == (
         "1",
         "0",
         "127.0.0.1",
     )
     assert 0 < int(environment["MASTER_PORT"]) < 65536
-
-
-def test_a_port_of_another_run_is_named(environment, arguments):
-    launch = describe_launch(arguments(), Machine(0, bf16=True))
-    with socket.create_server(("", 0)) as server:
-        port = server.getsockname()[1]
-        environment["MASTER_PORT"] = str(port)
-        with (
-            pytest.raises(InputError, match=f"port {port} of .* is in use"),
-            runtime._explain_connection_errors(launch),
-        ):
-            dist.TCPStore("127.0.0.1", port, 1, is_master=True)
