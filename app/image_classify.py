@@ -24,14 +24,14 @@ from dataclasses import dataclass
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from samerun.arguments import groups
-from samerun.arguments.parsing import option
-from samerun.command_line import read_arguments
+from samerun.arguments import AdapterArguments
+from samerun.cli import read_arguments
 from samerun.images.arguments import ImageArguments
+from samerun.parsing import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(ImageArguments, groups.AdapterArguments):
+class Arguments(ImageArguments, AdapterArguments):
     """Classes"""
 
     label_column: str = option("label", help="column of an image's class")

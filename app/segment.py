@@ -24,13 +24,13 @@ from dataclasses import dataclass
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from samerun.arguments import groups
-from samerun.command_line import read_arguments
+from samerun.arguments import AdapterArguments
+from samerun.cli import read_arguments
 from samerun.images.arguments import MaskArguments
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(MaskArguments, groups.AdapterArguments):
+class Arguments(MaskArguments, AdapterArguments):
     """Masks"""
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from samerun.command_line import read_arguments
+from samerun.cli import read_arguments
 from samerun.volumes.arguments import VolumeArguments
 
 

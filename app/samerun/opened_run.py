@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from samerun import checkpoint, machines, optimizers, signals
-from samerun.arguments.parsing import as_dict, names_of
 from samerun.errors import InputError
 from samerun.output import run_folder, status, written
 from samerun.output.files import as_json, write_json
 from samerun.output.run_folder import BEST, RUN_FILE, STATUS
 from samerun.output.versions import library_versions
+from samerun.parsing import as_dict, names_of
 from samerun.plan import Plan, describe
 from samerun.runtime import Run
 

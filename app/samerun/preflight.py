@@ -11,11 +11,11 @@ from typing import Any
 from huggingface_hub import get_token
 
 from samerun import deepspeed, optimizers, runtime
-from samerun.arguments.parsing import SpaceSeparated, names_of
 from samerun.errors import InputError, collecting
 from samerun.output import predictions, run_folder, written
 from samerun.output.files import file_record
 from samerun.output.versions import code_version, library_versions
+from samerun.parsing import SpaceSeparated, names_of
 from samerun.reading.text_files import matching
 from samerun.reports import results
 from samerun.runtime import Launch, Machine, describe_launch

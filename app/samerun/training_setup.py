@@ -12,7 +12,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from samerun import checkpoint
-from samerun.arguments.parsing import as_dict
 from samerun.batching.batches import EvalRows, TrainSteps
 from samerun.checkpoint import TrainState
 from samerun.kernels.embeddings import reuse_gradient_memory
@@ -25,6 +24,7 @@ from samerun.output import status
 from samerun.output.files import as_json
 from samerun.output.progress import Phase
 from samerun.output.run_folder import BEST, METRICS, begin_best, merge_metrics, read_metrics
+from samerun.parsing import as_dict
 from samerun.plan import Plan, evaluation_batch
 from samerun.reports import final_report
 from samerun.reports.tracker import Tracker, project_of, read_history
