@@ -70,9 +70,9 @@ import numpy as np
 import torch
 from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelForSequenceClassification
 
-from samerun.application import run
 from samerun.errors import InputError
 from samerun.losses.multilabel import MultiLabelLoss, from_config
+from samerun.main import run
 from samerun.metrics.multilabel import METRICS, multilabel_scores, sigmoid
 from samerun.metrics.thresholds import decide
 from samerun.models import pretrained

@@ -55,13 +55,13 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForImageClassification
 
-from samerun.application import run
 from samerun.errors import InputError
 from samerun.images import classifier
 from samerun.images.examples import Examples
 from samerun.images.image_task import ImageSplit, ImageTask, Targets
 from samerun.images.processing import Processing, processing_of
 from samerun.images.sources import Inspection, JoinedImages
+from samerun.main import run
 from samerun.metrics.single_label import confusion_matrix, per_class_table, single_label_scores
 from samerun.models.export import plain_model
 from samerun.models.pretrained import check_model, load_config, load_model_and_new_names, on_meta, own_labels

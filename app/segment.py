@@ -49,7 +49,6 @@ import numpy as np
 import torch
 from transformers import MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, AutoModelForSemanticSegmentation
 
-from samerun.application import run
 from samerun.batching.mask_bits import pack, packed_bytes, unpack
 from samerun.images import masks, segmenter
 from samerun.images.augmentation import Augmentation
@@ -59,6 +58,7 @@ from samerun.images.image_task import ImageSplit, ImageTask, Targets
 from samerun.images.processing import Processing
 from samerun.images.sources import Images, Inspection
 from samerun.losses.segmentation import SegmentationLoss, balanced_class_weights
+from samerun.main import run
 from samerun.metrics.segmentation import by_class, count_confusion, iou, segmentation_scores
 from samerun.models.adapters import adapted_name
 from samerun.models.export import plain_model

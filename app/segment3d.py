@@ -46,8 +46,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from samerun.application import run
 from samerun.losses.segmentation import SegmentationLoss
+from samerun.main import run
 from samerun.metrics.segmentation import by_class, count_confusion, dice, iou, mean_of_defined
 from samerun.output import predictions as output
 from samerun.output import written

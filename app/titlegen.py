@@ -66,8 +66,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
-from samerun.application import run
 from samerun.kernels.common import widest_float
+from samerun.main import run
 from samerun.metrics.rouge import lead_scores, rouge_scores
 from samerun.models import encoder_decoder
 from samerun.models.adapters import limit_training

@@ -155,8 +155,6 @@ def _facts(run: dict[str, Any], values: dict[str, Any]) -> list[str]:
     plan, resolved = run["plan"], run["arguments"]
     sharded = f", ZeRO-{run['zero_stage']}" if run["zero_stage"] else ", FSDP2" if run.get("fsdp") else ""
     best = f"best at step {values.get('best_step')}"
-    if values.get("exported") == "average":
-        best = f"the weights of steps {', '.join(map(str, values['averaged_steps']))} averaged"
     return [
         f"- {plan['num_rows']} training rows, {values.get('train_steps')} optimizer steps of "
         f"{plan['batch']['global_batch_size']} rows, {best}",

@@ -11,7 +11,6 @@ from linear_task import LinearTask
 from samerun.output import written
 from samerun.parsing import option
 from samerun.reports import figures, final_report
-from samerun.reports.page import summary
 from samerun.task import ReportContent, Section
 
 HISTORY = [
@@ -135,9 +134,3 @@ def test_curves_of_metrics_are_those_of_shares():
     history = [{"step": step, "eval_rougeL": 0.1 * step, "eval_gen_len": 9.0} for step in (1, 2)]
     (figure,) = figures.curves(history, ("loss", "rougeL", "gen_len")).values()
     assert [line.get_label() for line in figure.axes[0].get_lines()] == ["rougeL"]
-
-
-def test_the_summary_says_when_the_best_model_is_an_average():
-    values = METRICS | {"exported": "average", "averaged_steps": [1, 3]}
-    said = " ".join(summary(RUN, values, (), "loss"))
-    assert "The best model is the average of the weights of steps 1, 3, selected by loss (0.6000)" in said
