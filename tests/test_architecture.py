@@ -188,9 +188,9 @@ def test_a_task_is_one_class_in_one_file(task):
         "score",
         "export",
         "load_exported",
-        "prediction_lines",
+        "lines",
     ]
-    order.append("model_card")
+    order.append("card")
     assert [name for name in methods if name in order] == order  # as a run calls them
 
 

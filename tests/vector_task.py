@@ -157,7 +157,7 @@ class Regression(Task):
         model.load_state_dict(load_file(Path(path) / "model.safetensors"))
         return model
 
-    def prediction_lines(self, predictions, split):
+    def lines(self, predictions, split):
         return ({"outputs": outputs.tolist()} for outputs in predictions["outputs"])
 
 

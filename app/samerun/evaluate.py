@@ -20,6 +20,7 @@ from samerun.arguments import OptimizationArguments, RunArguments
 from samerun.batching.batches import EvalRows
 from samerun.errors import StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.kernels.common import row_lengths
+from samerun.metrics.additional import compute_additional
 from samerun.output import predictions as output
 from samerun.output.progress import Phase
 from samerun.output.run_folder import BEST
@@ -43,7 +44,16 @@ def evaluate(
     """Evaluates all rows. Returns (metrics, on every process; predictions, None except on rank 0)."""
     predictions, _ = predict(run, model, task, rows, stoppable, label="evaluating")
     with Phase("scoring", shown=run.is_main):
-        return run.on_main(lambda: task.all_scores(predictions, rows.split)), predictions
+        return run.on_main(lambda: score(task, predictions, rows.split)), predictions
+
+
+def score(task: Task, predictions: Predictions, split: Split) -> dict[str, float | None]:
+    """The metrics of the task and of --metrics. Rank 0 only."""
+    scores = task.score(predictions, split)
+    if task.additional_metrics:
+        references = task.as_references(predictions, split)
+        scores |= compute_additional(task.additional_metrics, *references, taken=scores)
+    return scores
 
 
 @torch.no_grad()

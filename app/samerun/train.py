@@ -381,10 +381,11 @@ class Training:
         merge_metrics(self.folder, task.export(self.folder / BEST, plain, weights, predictions))
         if predictions is None:
             return
-        for tag, markdown in task.samples(predictions).items():
-            self.tracker.text(tag, markdown)
-        for name, image in task.overlays(predictions).items():
-            self.tracker.image(name, image)
+        for name, preview in task.previews(predictions).items():
+            if isinstance(preview, str):
+                self.tracker.text(name, preview)
+            else:
+                self.tracker.image(name, preview)
         if "html" in self.arguments.report_to:
             final_report.save_best_predictions(self.folder, predictions)
 
