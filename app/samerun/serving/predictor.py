@@ -30,7 +30,7 @@ class Predictor:
             raise InputError(
                 f"{launch.world_size} processes were launched, but this needs one; start it with python"
             )
-        quiet_libraries(launch)
+        quiet_libraries(launch.rank)
         self.task = task
         task.load(launch, Modes(False, False, False))  # reads no rows, only configuration and tokenizer
         self.device, self.half = torch.device(launch.device_type), HALF.get(launch.precision)

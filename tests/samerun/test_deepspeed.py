@@ -1,7 +1,11 @@
+import importlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import launchers
 import pytest
+import torch
 
 from samerun import deepspeed
 from samerun.errors import InputError
@@ -130,3 +134,32 @@ def test_a_relative_path_is_looked_for_in_both_places(tmp_path, monkeypatch):
     assert deepspeed.read_config("a.json", (tmp_path / "there",)) == {"a": 2}
     with pytest.raises(InputError, match=r"b\.json does not exist .*ds_configs/"):
         deepspeed.read_config("b.json", (tmp_path / "there",))
+
+
+def test_numbers_of_a_loss_scaler_go_out_and_back():
+    scaler = SimpleNamespace(dynamic=True, cur_scale=4.0, cur_iter=3, dtype=torch.float16)
+    engine = SimpleNamespace(optimizer=SimpleNamespace(loss_scaler=scaler))
+    numbers = json.loads(json.dumps(deepspeed.loss_scale(engine)))
+    scaler.cur_scale, scaler.cur_iter = 65536.0, 0
+    deepspeed.restore_loss_scale(engine, numbers)
+    assert (scaler.cur_scale, scaler.cur_iter, scaler.dtype) == (4.0, 3, torch.float16)
+    assert deepspeed.loss_scale(SimpleNamespace(optimizer=SimpleNamespace())) is None
+
+
+@pytest.mark.slow
+def test_deepspeed_gets_everything_back(tmp_path):
+    """ZeRO-1, 2, 3 and 3 with weights left whole, fp32 and bf16, other optimizers, on two processes: see
+    deepspeed_job.py."""
+    launchers.hide_gpus(tmp_path)
+    script = Path(__file__).parents[1] / "deepspeed_job.py"
+    finished = launchers.run([*launchers.torchrun(2), str(script)], tmp_path).check()
+    assert finished.out.count("restored") == 13, finished.out
+
+
+def test_no_operator_is_built(monkeypatch):
+    """Building takes minutes and a compiler, and a killed build leaves a lock for which others wait."""
+    torch_backend, built = importlib.import_module("deepspeed.comm.torch"), []
+    monkeypatch.setattr(torch_backend, "build_shm_op", lambda: built.append(1))
+    deepspeed.skip_shared_memory_operator()
+    torch_backend.build_shm_op()
+    assert built == []

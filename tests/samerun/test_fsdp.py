@@ -140,10 +140,7 @@ def test_a_sharded_model_trains_as_it_is_and_its_state_goes_out_and_back(optim, 
     for kind, tensors in moments.items():
         expected = {name: theirs.state[parameter][kind] for name, parameter in trained.items()}
         torch.testing.assert_close(tensors, expected, rtol=1e-4, atol=1e-7)
-    assert (fsdp.full_weights(sharded, False), fsdp.full_moments(sharded, ours, False)) == (
-        {},
-        {},
-    )
+    assert (fsdp.full_weights(sharded, False), fsdp.full_moments(sharded, ours, False)) == ({}, {})
 
     kept = copy.deepcopy((weights, moments))
     other.load_state_dict(weights)
