@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
+from samerun import predictions as output
 from samerun.arguments import AdapterArguments
 from samerun.cli import read_arguments
 from samerun.files import add_to_list
@@ -51,8 +52,7 @@ import numpy as np
 import torch
 from transformers import MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, AutoModelForSemanticSegmentation
 
-from samerun import predictions as output
-from samerun.batching.mask_bits import pack, packed_bytes, unpack
+from samerun.data.mask_bits import pack, packed_bytes, unpack
 from samerun.images import masks, segmenter
 from samerun.images.augmentation import Augmentation
 from samerun.images.classifier import rows_to_check

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
 from samerun.cli import read_arguments
+from samerun.data.cache import fingerprint
 from samerun.run_folder import check_foreign
 from samerun.volumes.arguments import VolumeArguments
 
@@ -54,7 +55,6 @@ from samerun.main import run
 from samerun.metrics.segmentation import by_class, count_confusion, dice, iou, mean_of_defined
 from samerun.plan import Modes
 from samerun.plots import masks as plots
-from samerun.reading.fingerprint import fingerprint
 from samerun.reports.card import class_tables
 from samerun.runtime import Launch
 from samerun.task import (

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "app"))
 
 from samerun.arguments import BatchArguments, LaunchArguments, OptimizationArguments, RunArguments
 from samerun.cli import read_arguments
+from samerun.files import replace_folder
 from samerun.parsing import option
 
 
@@ -48,8 +49,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from samerun.batching.stream import Stream
-from samerun.files import replace_folder
+from samerun.data.stream import Stream
 from samerun.main import run
 from samerun.task import Batch, Data, Split, Task
 

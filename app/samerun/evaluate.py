@@ -18,14 +18,14 @@ import torch
 from samerun import predictions as output
 from samerun import signals
 from samerun.arguments import OptimizationArguments, RunArguments
-from samerun.batching.batches import EvalRows
 from samerun.console import Phase
+from samerun.data.batches import EvalRows
+from samerun.data.cache import sample_of
 from samerun.errors import StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.kernels.common import row_lengths
 from samerun.metrics.additional import compute_additional
 from samerun.parsing import as_dict, names_of
 from samerun.plan import evaluation_batch
-from samerun.reading.fingerprint import sample_of
 from samerun.run_folder import BEST, code_version, library_versions
 from samerun.runtime import Run
 from samerun.signals import stop_requested

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from samerun import checkpoint, runtime, signals, start
-from samerun.batching.stream import read_ahead
 from samerun.console import Phase
+from samerun.data.stream import read_ahead
 from samerun.evaluate import eval_rows, evaluate, open_saved_parts, predict, score
 from samerun.plan import Modes, make_plan
 from samerun.predictions import metrics_name
