@@ -22,6 +22,8 @@ from dataclasses import dataclass
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
 from samerun.cli import read_arguments
+from samerun.data.tables import Table
+from samerun.data.tokens import Ragged
 from samerun.parsing import option
 from samerun.text.arguments import DecisionArguments, LongDocumentArguments, LossArguments, TextArguments
 
@@ -78,8 +80,6 @@ from samerun.metrics.thresholds import decide
 from samerun.models import pretrained
 from samerun.models.adapters import limit_training
 from samerun.plots import labels as label_plots
-from samerun.reading.ragged import Ragged
-from samerun.reading.tables import Table
 from samerun.task import Batch, ModelCard, Predictions, ReportContent
 from samerun.text import classifier
 from samerun.text.decisions import Decider, make_decider
@@ -163,6 +163,7 @@ class MultiLabelClassification(TextTask):
             notes.append(
                 f"weights of positive targets: {weights.min():.2f} to {weights.max():.2f} (--pos_weight)"
             )
+            self.details["pos_weight"] = dict(zip(self.labels, weights.tolist(), strict=True))
         note_labels(
             {name: (tables[name].path, ids) for name, ids in encoded.items() if name != "test"},
             self.labels,
@@ -220,10 +221,6 @@ class MultiLabelClassification(TextTask):
             if rate and is_head
             else super().learning_rate_scale(model, parameter)
         )
-
-    def details(self) -> dict[str, Any]:
-        weight = self.loss.pos_weight
-        return {} if weight is None else {"pos_weight": dict(zip(self.labels, weight.tolist(), strict=True))}
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
         return batch.is_real.sum() * len(self.labels)
@@ -290,7 +287,7 @@ class MultiLabelClassification(TextTask):
         )
         return self.with_kernels(model)
 
-    def prediction_lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
+    def lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
         check_finite(predictions["logits"], "logits", split)
         for row, logits in enumerate(predictions["logits"]):
             probabilities = sigmoid(logits)
@@ -304,10 +301,10 @@ class MultiLabelClassification(TextTask):
                 line["reference"] = list(compress(self.labels, predictions["labels"][row]))
             yield line
 
-    def analyse(self, best: Predictions, split: TextSplit) -> ReportContent:
+    def figures(self, best: Predictions, split: TextSplit) -> ReportContent:
         return label_plots.show(self.decider.plot_data(best), self.labels, split.texts)
 
-    def model_card(self, folder: Path) -> ModelCard:
+    def card(self, folder: Path) -> ModelCard:
         title, usage, metrics = (
             "Multi-label text classification",
             classifier.usage(self.config),
@@ -319,6 +316,7 @@ class MultiLabelClassification(TextTask):
             usage,
             metrics,
             [classifier.CARD_NOTE, *classifier.label_table(folder)],
+            self.limits,
         )
 
 

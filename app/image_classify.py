@@ -199,7 +199,7 @@ class ImageClassification(ImageTask):
             self.save_best(path, model, plain_model(model), weights, check)
         return metrics
 
-    def samples(self, best: Predictions) -> dict[str, str]:
+    def previews(self, best: Predictions) -> dict[str, str]:
         confusion = confusion_matrix(best["logits"].argmax(axis=1), best["labels"], len(self.labels))
         return {"confusion matrix": "\n".join(classifier.confusion_table(confusion.tolist(), self.labels))}
 
@@ -209,7 +209,7 @@ class ImageClassification(ImageTask):
             return load_small_cnn(path, config)
         return self.load_trained(AutoModelForImageClassification, path)
 
-    def prediction_lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
+    def lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
         check_finite(predictions["logits"], "logits", split.path, "images", split.images.name)
         references = predictions["labels"] if split.labelled else None
         lines = classifier.prediction_lines(predictions["logits"], self.labels, references)
@@ -218,10 +218,10 @@ class ImageClassification(ImageTask):
         # The ids of several files are numbered through, so each line names its image.
         return ({"image": split.images.name(row), **line} for row, line in enumerate(lines))
 
-    def analyse(self, best: Predictions, split: ImageSplit) -> ReportContent:
+    def figures(self, best: Predictions, split: ImageSplit) -> ReportContent:
         return class_plots.show(best["logits"].argmax(axis=1), best["labels"], self.labels)
 
-    def model_card(self, folder: Path) -> ModelCard:
+    def card(self, folder: Path) -> ModelCard:
         sections = classifier.card_sections(folder, self.labels)
         if isinstance(self.config, SmallCNNConfig):
             return ModelCard(

@@ -49,7 +49,7 @@ import numpy as np
 import torch
 from transformers import MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, AutoModelForSemanticSegmentation
 
-from samerun.batching.mask_bits import pack, packed_bytes, unpack
+from samerun.data.mask_bits import pack, packed_bytes, unpack
 from samerun.images import masks, segmenter
 from samerun.images.augmentation import Augmentation
 from samerun.images.classifier import rows_to_check
@@ -281,13 +281,13 @@ class Segmentation(ImageTask):
             )
         segmenter.check_losses(np.array(losses), best["loss"][rows], self.rounding)
 
-    def overlays(self, best: Predictions) -> dict[str, np.ndarray]:
+    def previews(self, best: Predictions) -> dict[str, str | np.ndarray]:
         return {"image_truth_prediction": segmenter.overlays(self.examples, self.classes.names)}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         return self.load_trained(AutoModelForSemanticSegmentation, path)
 
-    def prediction_lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
+    def lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
         """Also writes the masks."""
         self.check_logits(predictions, split)
         folder, files = output.folder_of(self.arguments), self.mask_files
@@ -302,10 +302,10 @@ class Segmentation(ImageTask):
             )
             yield line | {"shares": segmenter.shares(mask, self.classes.names), **scores}
 
-    def analyse(self, best: Predictions, split: ImageSplit) -> ReportContent:
+    def figures(self, best: Predictions, split: ImageSplit) -> ReportContent:
         return plots.show(best, self.classes.names, split.ids)
 
-    def model_card(self, folder: Path) -> ModelCard:
+    def card(self, folder: Path) -> ModelCard:
         tables, metrics = class_tables(folder, self.classes.names, KINDS), list(self.shown_metrics)
         return ModelCard("Semantic segmentation", "image-segmentation", segmenter.USAGE, metrics, tables)
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
 from samerun.cli import read_arguments
+from samerun.data.cache import fingerprint
 from samerun.volumes.arguments import VolumeArguments
 
 
@@ -54,7 +55,6 @@ from samerun.output import written
 from samerun.output.run_folder import replace_folder
 from samerun.plan import Modes
 from samerun.plots import masks as plots
-from samerun.reading.fingerprint import fingerprint
 from samerun.reports.card import class_tables
 from samerun.runtime import Launch
 from samerun.task import (
@@ -263,7 +263,7 @@ class VolumeSegmentation(Task):
         replace_folder(path, partial(self.settings.write, weights))
         return {}
 
-    def overlays(self, best: Predictions) -> dict[str, np.ndarray]:
+    def previews(self, best: Predictions) -> dict[str, str | np.ndarray]:
         return {
             "image_truth_prediction": overlays(
                 self.whole["validation"], best["slice"], self.settings.classes[1:]
@@ -273,7 +273,7 @@ class VolumeSegmentation(Task):
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         return Settings.read(path).load_model(path)
 
-    def prediction_lines(self, predictions: Predictions, split: Split) -> Iterator[dict[str, Any]]:
+    def lines(self, predictions: Predictions, split: Split) -> Iterator[dict[str, Any]]:
         """Also writes the masks."""
         whole, names = self.whole["test"], self.settings.classes[1:]
         self.check_logits(predictions, split)
@@ -297,10 +297,10 @@ class VolumeSegmentation(Task):
                     line[kind] = by_class(values[1:], names)
             yield line
 
-    def analyse(self, best: Predictions, split: Split) -> ReportContent:
+    def figures(self, best: Predictions, split: Split) -> ReportContent:
         return plots.show(best, self.settings.classes, split.ids, first=1)
 
-    def model_card(self, folder: Path) -> ModelCard:
+    def card(self, folder: Path) -> ModelCard:
         tables = class_tables(folder, self.settings.classes[1:], KINDS)
         return ModelCard("Segmentation of volumes", None, USAGE, list(self.shown_metrics), tables)
 

@@ -41,7 +41,7 @@ from transformers import AutoImageProcessor, AutoTokenizer  # noqa: E402
 
 from samerun import runtime, start  # noqa: E402
 from samerun.errors import EXIT_BAD_INPUT, InputError, in_short  # noqa: E402
-from samerun.evaluate import eval_rows, predict  # noqa: E402
+from samerun.evaluate import eval_rows, predict, score  # noqa: E402
 from samerun.models.adapters import loadable  # noqa: E402
 from samerun.models.small_cnn import load_small_cnn, read_config  # noqa: E402
 from samerun.parsing import parse, validate  # noqa: E402
@@ -235,7 +235,7 @@ def measure(folder: Path, task_name: str, graphs: dict[str, OnnxModel], argv: li
             began = time.process_time()  # CPU time: independent of other processes
             predictions, _ = predict(run, model, task, rows)
             seconds[name] = time.process_time() - began
-            scores[name] = task.all_scores(predictions, split) if split.labelled else {}
+            scores[name] = score(task, predictions, split) if split.labelled else {}
     shown = [metric for metric in task.shown_metrics if metric in scores["torch"]]
     table = {metric: [scores[name][metric] for name in models] for metric in shown}
     table["rows per second of CPU time"] = [len(split) / seconds[name] for name in models]

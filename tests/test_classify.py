@@ -8,9 +8,9 @@ import torch
 from classify import Arguments
 from text_tasks import classification
 
+from samerun.data.tokens import Ragged
 from samerun.errors import InputError, TrainingError
 from samerun.parsing import validate
-from samerun.reading.ragged import Ragged
 from samerun.task import Batch
 from samerun.text.classifier import (
     check_best_metric,
@@ -100,7 +100,7 @@ def test_a_model_that_diverged_is_not_scored_and_the_row_is_named(logit):
     with pytest.raises(TrainingError, match=told):
         task.score(found, split)
     with pytest.raises(TrainingError, match=told):
-        list(task.prediction_lines(found, split))
+        list(task.lines(found, split))
 
 
 def test_balanced_weights_are_negatives_over_positives_within_limits():

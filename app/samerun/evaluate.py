@@ -17,16 +17,17 @@ import torch
 
 from samerun import signals
 from samerun.arguments import OptimizationArguments, RunArguments
-from samerun.batching.batches import EvalRows
+from samerun.data.batches import EvalRows
+from samerun.data.cache import sample_of
 from samerun.errors import StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.kernels.common import row_lengths
+from samerun.metrics.additional import compute_additional
 from samerun.output import predictions as output
 from samerun.output.progress import Phase
 from samerun.output.run_folder import BEST
 from samerun.output.versions import code_version, library_versions
 from samerun.parsing import as_dict, names_of
 from samerun.plan import evaluation_batch
-from samerun.reading.fingerprint import sample_of
 from samerun.runtime import Run
 from samerun.signals import stop_requested
 from samerun.task import Batch, Predictions, Split, Task
@@ -43,7 +44,16 @@ def evaluate(
     """Evaluates all rows. Returns (metrics, on every process; predictions, None except on rank 0)."""
     predictions, _ = predict(run, model, task, rows, stoppable, label="evaluating")
     with Phase("scoring", shown=run.is_main):
-        return run.on_main(lambda: task.all_scores(predictions, rows.split)), predictions
+        return run.on_main(lambda: score(task, predictions, rows.split)), predictions
+
+
+def score(task: Task, predictions: Predictions, split: Split) -> dict[str, float | None]:
+    """The metrics of the task and of --metrics. Rank 0 only."""
+    scores = task.score(predictions, split)
+    if task.additional_metrics:
+        references = task.as_references(predictions, split)
+        scores |= compute_additional(task.additional_metrics, *references, taken=scores)
+    return scores
 
 
 @torch.no_grad()

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from samerun import checkpoint, runtime, signals, start
-from samerun.batching.stream import read_ahead
-from samerun.evaluate import eval_rows, evaluate, open_saved_parts, predict
+from samerun.data.stream import read_ahead
+from samerun.evaluate import eval_rows, evaluate, open_saved_parts, predict, score
 from samerun.output.predictions import metrics_name
 from samerun.output.progress import Phase
 from samerun.output.run_folder import BEST, METRICS, merge_metrics, read_metrics
@@ -43,7 +43,7 @@ def run_task(task: Task, arguments: Any) -> None:
     fingerprint = make_fingerprint(arguments, plan, data.fingerprint)
     # Before the output folder is opened: an error in the model must not harm existing files.
     model = build_model(task, arguments.seed) if modes.train else None
-    opened = open_run(started, arguments, plan, fingerprint, data.notes, task.details())
+    opened = open_run(started, arguments, plan, fingerprint, data.notes, task.details)
 
     metrics: dict[str, Any] = {}
     if opened.complete:
@@ -118,7 +118,7 @@ def predict_test(started: Run, arguments: Any, task: Task, model: Any, data: Dat
     metrics = {"test_rows": len(split), "test_samples_per_second": rate}
     if split.labelled:
         with Phase("scoring", shown=started.is_main):
-            scores = started.on_main(lambda: task.all_scores(predictions, split))
+            scores = started.on_main(lambda: score(task, predictions, split))
         metrics |= {f"test_{name}": value for name, value in scores.items()}
         metrics |= baseline(started, task, split, "test")
     return metrics

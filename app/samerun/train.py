@@ -25,8 +25,8 @@ from torch.profiler import record_function
 
 from samerun import best_models, checkpoint, deepspeed, fsdp, machines, signals
 from samerun.average import WeightAverage, averaged
-from samerun.batching.batches import TrainSteps, train_loader
 from samerun.checkpoint import CheckpointTarget, TrainState
+from samerun.data.batches import TrainSteps, train_loader
 from samerun.errors import EXIT_STOPPED, InputError, StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.evaluate import eval_rows, evaluate, input_dtype
 from samerun.kernels.common import row_lengths, widest_float
@@ -381,10 +381,11 @@ class Training:
         merge_metrics(self.folder, task.export(self.folder / BEST, plain, weights, predictions))
         if predictions is None:
             return
-        for tag, markdown in task.samples(predictions).items():
-            self.tracker.text(tag, markdown)
-        for name, image in task.overlays(predictions).items():
-            self.tracker.image(name, image)
+        for name, preview in task.previews(predictions).items():
+            if isinstance(preview, str):
+                self.tracker.text(name, preview)
+            else:
+                self.tracker.image(name, preview)
         if "html" in self.arguments.report_to:
             final_report.save_best_predictions(self.folder, predictions)
 

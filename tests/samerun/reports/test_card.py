@@ -30,8 +30,9 @@ def folder(tmp_path):
     return write
 
 
-def card(folder, metrics=("loss", "auc"), sections=(), **metadata):
-    write_card(folder, ModelCard("A title", "text-classification", "usage()", metrics, sections), **metadata)
+def card(folder, metrics=("loss", "auc"), sections=(), limits=(), **metadata):
+    content = ModelCard("A title", "text-classification", "usage()", metrics, sections, limits)
+    write_card(folder, content, **metadata)
     return (folder / "README.md").read_text(encoding="utf-8")
 
 

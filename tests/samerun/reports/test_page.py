@@ -37,7 +37,7 @@ METRICS = {
 
 
 class Judged(LinearTask):
-    def analyse(self, best, split):
+    def figures(self, best, split):
         figure, axes = figures.new_figure("errors")
         axes.plot(best["error"])
         section = Section("Worst rows", "By error.", ["text"], [["<script>alert(1)</script>"]])
@@ -91,7 +91,7 @@ def test_the_page_has_figures_tables_and_no_text_that_is_run(finished):
 
 def test_a_figure_that_cannot_be_drawn_does_not_fail_a_run_that_is_done(finished, capsys):
     class Broken(LinearTask):
-        def analyse(self, best, split):
+        def figures(self, best, split):
             raise ZeroDivisionError("no rows")
 
     write(finished, Broken())
