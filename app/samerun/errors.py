@@ -76,8 +76,8 @@ def is_out_of_memory(error: BaseException) -> bool:
         cls.__name__ == "OutOfMemoryError" for cls in type(error).__mro__
     ):
         return True
-    # torch's CPU allocator raises RuntimeError, a failed fork OSError, an import ImportError or, without memory
-    # for that, SystemError.
+    # torch's CPU allocator raises RuntimeError, a failed fork OSError, an import ImportError or,
+    # without memory for that, SystemError.
     words = (
         "DefaultCPUAllocator",
         os.strerror(errno.ENOMEM),
