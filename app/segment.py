@@ -48,7 +48,7 @@ import numpy as np
 import torch
 from transformers import MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, AutoModelForSemanticSegmentation
 
-from samerun.batching.mask_bits import pack, packed_bytes, unpack
+from samerun.data.mask_bits import pack, packed_bytes, unpack
 from samerun.images import masks, segmenter
 from samerun.images.augmentation import Augmentation
 from samerun.images.classifier import rows_to_check
