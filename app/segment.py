@@ -1,8 +1,7 @@
 """Semantic segmentation of images with models of transformers, such as DeepLabV3+ and SegFormer.
 
-    python app/segment.py --model_name_or_path nvidia/mit-b0 --train_file CAMVID/train --validation_file
-    CAMVID/validation \\
-        --output_dir runs/a
+    python app/segment.py --model_name_or_path nvidia/mit-b0 --train_file CAMVID/train \\
+        --validation_file CAMVID/validation --output_dir runs/a
     accelerate launch --config_file accelerate_configs/ddp.yaml app/segment.py ...the same...
     deepspeed --num_gpus 8 app/segment.py --deepspeed ds_configs/zero2.json ...the same...
     torchrun --nproc_per_node 8 app/segment.py ...the same...
