@@ -17,6 +17,7 @@ import torch
 from huggingface_hub import get_token
 
 from samerun import checkpoint, deepspeed, machines, optim_arguments, signals
+from samerun.data.files import matching
 from samerun.errors import InputError, collecting
 from samerun.output import predictions, run_folder, status, written
 from samerun.output.files import as_json, file_record, write_json
@@ -24,7 +25,6 @@ from samerun.output.run_folder import BEST, RUN_FILE, STATUS
 from samerun.output.versions import code_version, library_versions
 from samerun.parsing import SpaceSeparated, as_dict, names_of
 from samerun.plan import Plan, describe
-from samerun.reading.text_files import matching
 from samerun.reports import results
 from samerun.runtime import Launch, Machine, Run, connect, describe_launch
 

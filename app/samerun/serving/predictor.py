@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from samerun.batching.batches import EvalRows
+from samerun.data.batches import EvalRows
 from samerun.errors import InputError, TrainingError
 from samerun.kernels.common import row_lengths
 from samerun.parsing import parse, validate

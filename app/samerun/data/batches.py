@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
-from samerun.batching.order import epoch_order, evaluation_batches, mixed_rows, share_out, share_out_tokens
+from samerun.data.order import epoch_order, evaluation_batches, mixed_rows, share_out, share_out_tokens
 from samerun.errors import InputError, TrainingError, in_short
 from samerun.plan import Plan
 from samerun.signals import ignore_signals

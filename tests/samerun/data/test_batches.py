@@ -8,8 +8,8 @@ import pytest
 import torch
 from linear_task import collator, eval_rows, make_plan, points, split_of, train_steps
 
-from samerun.batching.batches import EvalRows, TrainSteps, collate_share, train_loader
-from samerun.batching.order import share_out
+from samerun.data.batches import EvalRows, TrainSteps, collate_share, train_loader
+from samerun.data.order import share_out
 from samerun.errors import TrainingError
 from samerun.plan import BatchShape
 from samerun.task import Batch, Mixture

@@ -20,23 +20,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from samerun.data.cache import (
+    cache_folder,
+    file_version,
+    fingerprint,
+    get_or_create,
+    use_cache_folder,
+)
+from samerun.data.files import Row, kind_of, location, read_rows
+from samerun.data.splits import check_columns, expand_patterns, load_from, local_files, open_stream
+from samerun.data.tables import (
+    FILE,
+    Source,
+    Table,
+    cell_of,
+    class_names,
+    is_blank,
+    open_rows,
+    write_rows,
+)
 from samerun.errors import InputError, collecting, in_short
 from samerun.output.progress import counted
-from samerun.reading.cache import cache_folder, get_or_create, use_cache_folder
-from samerun.reading.columns import is_blank
-from samerun.reading.fingerprint import file_version, fingerprint
-from samerun.reading.problems import location
-from samerun.reading.splits import (
-    cell_of,
-    check_columns,
-    class_names,
-    expand_patterns,
-    load_from,
-    local_files,
-    open_stream,
-)
-from samerun.reading.stored_rows import Row, open_rows, write_rows
-from samerun.reading.tables import Source, Table, kind_of, read_rows
 
 if TYPE_CHECKING:
     import datasets
@@ -109,16 +113,13 @@ class Buffers:
         """
         with self.cached_with(number):
             folder = get_or_create("rows", "-".join(map(str, start)), partial(self._store, tuple(start)))
-        _, columns, lines = open_rows(folder, self.columns)
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         sources = tuple(Source(path, kind, 0) for path, kind, _ in manifest["sources"])
-        source = np.repeat(
-            np.arange(len(sources), dtype=np.int32), [rows for _, _, rows in manifest["sources"]]
-        )
+        counts = [rows for _, _, rows in manifest["sources"]]
+        source = np.repeat(np.arange(len(sources), dtype=np.int32), counts)
+        rows = open_rows(folder).add_column(FILE, source)
         path = sources[0].path + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")
-        table = Table(
-            f"{path}, buffer {number + 1}", sources[0].kind, columns, lines, self.classes, sources, source
-        )
+        table = Table(f"{path}, buffer {number + 1}", sources[0].kind, rows, self.classes, sources)
         return table, tuple(manifest["next"]), manifest["blank"]
 
     def remove(self, keeps: Callable[[int], bool]) -> None:
@@ -137,7 +138,7 @@ class Buffers:
         self._next = None
         buffer = _Buffer(self.size, self.text_column, start)
         taken = counted(buffer.take(rows), "reading", "rows", self.size)
-        write_rows(folder, "rows", "stream", taken, self.columns, where=buffer.where)
+        write_rows(folder / "rows.arrow", taken, self.columns, buffer.where)
         manifest = {"sources": buffer.sources, "next": buffer.end, "blank": buffer.blank}
         (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
         self._next = (os.getpid(), buffer.end, rows)
@@ -237,9 +238,10 @@ def _read_shard(
 def _shard_rows(dataset: datasets.IterableDataset, index: int, columns: tuple[str, ...]) -> Iterator[Row]:
     """Raises `InputError` if the shard cannot be read."""
     features, row = dataset.features or {}, 0
+    labels = {name: class_names(features.get(name)) for name in columns}
     try:
         for row, cells in enumerate(dataset.shard(dataset.num_shards, index), 1):
-            yield row, {name: cell_of(features.get(name), cells.get(name)) for name in columns}
+            yield row, {name: cell_of(labels[name], cells.get(name)) for name in columns}
     except Exception as error:
         raise InputError(
             f"--dataset_name: shard {index} cannot be read after row {row} ({in_short(error)})"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from samerun.data import cache
+from samerun.data.cache import cache_folder, get_or_create
 from samerun.errors import InputError
-from samerun.reading import cache
-from samerun.reading.cache import cache_folder, get_or_create
 
 
 def fill(folder):
@@ -76,7 +76,7 @@ def test_a_cache_that_cannot_be_written(token_cache):
 
 def test_processes_that_start_together_make_it_once(token_cache, tmp_path):
     code = (
-        "import time\nfrom samerun.reading.cache import get_or_create\n"
+        "import time\nfrom samerun.data.cache import get_or_create\n"
         "def make(folder):\n    time.sleep(0.3)\n    (folder / 'some').write_text('made')\n    "
         "print('made')\n"
         "get_or_create('rows', 'a', make)"

@@ -11,15 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from samerun.errors import InputError, collecting, in_short
+from samerun.data.cache import cache_folder, content_hash, fingerprint
+from samerun.data.files import matching
+from samerun.data.tables import Table, concatenate, dataset_table, read_table
+from samerun.errors import InputError, collecting, in_short, listed, raise_problems
 from samerun.output.progress import Phase
-from samerun.reading.cache import cache_folder, content_hash
-from samerun.reading.columns import take
-from samerun.reading.fingerprint import fingerprint
-from samerun.reading.problems import listed, raise_problems
-from samerun.reading.stored_rows import LINE, Column
-from samerun.reading.tables import Source, Table, read_table
-from samerun.reading.text_files import matching
 
 if TYPE_CHECKING:
     import datasets
@@ -87,7 +83,7 @@ def read_split(
     else:
         return None
     limit = getattr(arguments, LIMIT_ARGUMENTS[split])
-    return table if table is None or limit is None or limit >= len(table) else take(table, np.arange(limit))
+    return table if table is None or limit is None or limit >= len(table) else table.take(np.arange(limit))
 
 
 def read_files(
@@ -163,32 +159,20 @@ def check_consistent_labels(argument: str, labelled: Sequence[tuple[str, bool]])
 
 
 def _concatenated(argument: str, numbered: Sequence[tuple[Table, int]]) -> Table:
-    """One table of several files and the index of each file's pattern. Raises `InputError` if their columns
-    differ."""
+    """One table of several files. Raises `InputError` if their columns differ."""
     tables, numbers = zip(*numbered, strict=True)
-    names = list(dict.fromkeys(name for table in tables for name in table.columns))
     problems = []
-    for name in names:
+    for name in dict.fromkeys(name for table in tables for name in table.columns):
         having = [table.path for table in tables if name in table.columns]
         lacking = [table.path for table in tables if name not in table.columns]
         if lacking:
             problems.append(
                 f"{argument}: the files have different columns: {name!r} is in {listed(having)}, "
-                f"but not in {listed(lacking)}; "
-                "give all of them the same columns"
+                f"but not in {listed(lacking)}; give all of them the same columns"
             )
     if problems:
         raise InputError(*problems)
-    return Table(
-        path=f"{tables[0].path} and {len(tables) - 1} more",
-        kind=tables[0].kind,
-        columns={name: Column.concatenate([table.columns[name] for table in tables]) for name in names},
-        lines=Column.concatenate([table.lines for table in tables]),
-        sources=tuple(
-            Source(table.path, table.kind, number) for table, number in zip(tables, numbers, strict=True)
-        ),
-        source=np.repeat(np.arange(len(tables), dtype=np.int32), [len(table) for table in tables]),
-    )
+    return concatenate(f"{tables[0].path} and {len(tables) - 1} more", tables, numbers)
 
 
 def _dataset_split(
@@ -207,7 +191,7 @@ def _dataset_split(
             rows = rows[split]
     name = name or split
     check_columns(rows, f"dataset {arguments.dataset_name}, split {name}", required)
-    return table_of(rows, f"{arguments.dataset_name} ({name})", required, optional)
+    return dataset_table(rows, f"{arguments.dataset_name} ({name})", required, optional)
 
 
 def open_stream(split: str, *name: str | None, **version: Any) -> tuple[datasets.IterableDataset, str]:
@@ -272,42 +256,3 @@ def check_columns(rows: datasets.Dataset, what: str, required: Sequence[str]) ->
         raise InputError(
             *(f"{what}: has no column {c!r}; it has {', '.join(rows.column_names)}" for c in missing)
         )
-
-
-def table_of(rows: datasets.Dataset, path: str, required: Sequence[str], optional: Sequence[str]) -> Table:
-    """Converts rows of `datasets` to a table. `check_columns` must have found the required columns."""
-    import datasets
-
-    columns = {c: _column(rows, c) for c in dict.fromkeys([*required, *optional]) if c in rows.column_names}
-    columns = {c: column for c, column in columns.items() if c in required or not column.is_empty}
-    lines = datasets.Dataset.from_dict({LINE: np.arange(1, len(rows) + 1)})
-    classes = {c: names for c in columns if (names := class_names(rows.features[c])) is not None}
-    # Messages name rows of a data set as they name those of parquet files: by row numbers.
-    return Table(path, "parquet", columns, Column(lines, LINE), classes)
-
-
-def _column(rows: datasets.Dataset, column: str) -> Column:
-    """A column, converted by `cell_of`."""
-    feature, cells = rows.features[column], Column(rows, column)
-    return cells if class_names(feature) is None else Column.of(cell_of(feature, cell) for cell in cells)
-
-
-def cell_of(feature: Any, cell: Any) -> Any:
-    """A cell, with the numbers of a ClassLabel (also in lists) replaced by class names."""
-    names = class_names(feature)
-    if names is None:
-        return cell
-    return [_name(names, number) for number in cell] if isinstance(cell, list) else _name(names, cell)
-
-
-def class_names(feature: Any) -> list[str] | None:
-    """The class names of a ClassLabel or a list of ClassLabels; None for other features."""
-    import datasets
-
-    inner = feature if isinstance(feature, datasets.ClassLabel) else getattr(feature, "feature", None)
-    return inner.names if isinstance(inner, datasets.ClassLabel) else None
-
-
-def _name(names: list[str], number: int | None) -> str | None:
-    """The name of a class; None for -1, which marks rows without a class."""
-    return None if number is None or number < 0 else names[number]

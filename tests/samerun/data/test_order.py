@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samerun.batching.order import epoch_order, evaluation_batches, mixed_rows, share_out, share_out_tokens
+from samerun.data.order import epoch_order, evaluation_batches, mixed_rows, share_out, share_out_tokens
 from samerun.task import Mixture
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=200).map(np.array)

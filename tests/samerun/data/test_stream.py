@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from linear_task import make_plan, points, split_of
 
-from samerun.batching.batches import TrainSteps
-from samerun.batching.stream import Stream
+from samerun.data.batches import TrainSteps
+from samerun.data.stream import Stream
 
 
 class Counted(Stream):

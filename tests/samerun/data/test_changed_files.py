@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from samerun.data import cache
+from samerun.data.buffers import Buffers
+from samerun.data.cache import content_hash
+from samerun.data.splits import read_split
 from samerun.images.examples import Examples, from_table
 from samerun.images.folders import class_folders
 from samerun.images.sources import EncodedImages
-from samerun.reading import cache, fingerprint
-from samerun.reading.buffers import Buffers
-from samerun.reading.cache import content_hash
-from samerun.reading.splits import read_split
 from samerun.volumes.files import VolumeFile, Volumes
 from samerun.volumes.prepared import prepare
 
@@ -23,7 +23,7 @@ from samerun.volumes.prepared import prepare
 @pytest.fixture(autouse=True)
 def settled(monkeypatch, token_cache):
     """Files count as unchanged at once, not after two seconds: a test cannot set the time of a change."""
-    monkeypatch.setattr(fingerprint, "SETTLED", -1.0)
+    monkeypatch.setattr(cache, "SETTLED", -1.0)
 
 
 def replace(path, write):

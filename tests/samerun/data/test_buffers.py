@@ -5,9 +5,9 @@ import datasets
 import numpy as np
 import pytest
 
+from samerun.data.buffers import SHARDS, START, Buffers
+from samerun.data.splits import read_split
 from samerun.errors import InputError
-from samerun.reading.buffers import SHARDS, START, Buffers
-from samerun.reading.splits import read_split
 
 NONE = ("train_file", "dataset_name", "dataset_config_name", "dataset_revision", "dataset_split", "cache_dir")
 
@@ -46,7 +46,7 @@ def test_buffers_are_consecutive_pieces_of_shuffled_passes(files, tmp_path, seed
     read, starts, texts = buffers(tmp_path, seed=seed, train_file=files), [START], []
     for number in range(7):
         table, start, _ = read.read(number, starts[number])
-        assert (len(table), table.columns["labels"]) == (4, ["x"] * 4)
+        assert (len(table), list(table.columns["labels"])) == (4, ["x"] * 4)
         starts.append(start)
         texts.append(list(table.columns["text"]))
     assert [text for some in texts for text in some] == expected(seed, 3)[:28]

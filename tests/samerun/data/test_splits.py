@@ -3,16 +3,17 @@ import json
 import datasets
 import numpy as np
 import pytest
+from tables import contents
 
+from samerun.data.splits import read_files, read_split, read_splits
 from samerun.errors import InputError
-from samerun.reading.splits import read_files, read_split, read_splits
 
 
 def test_a_split_from_its_file(arguments, tmp_path):
     path = tmp_path / "valid.csv"
     path.write_text("text,labels\na,x\nb,y\nc,z\n")
     asked = arguments(validation_file=str(path), max_eval_samples=2, max_train_samples=1)
-    assert read_split(asked, "validation", ("text",), ("labels", "id")).columns == {
+    assert contents(read_split(asked, "validation", ("text",), ("labels", "id"))) == {
         "text": ["a", "b"],
         "labels": ["x", "y"],
     }
@@ -57,10 +58,10 @@ def test_only_the_columns_in_use_are_read(arguments, tmp_path):
     tables = read_splits(
         asked, {"train": ("text", "labels"), "test": ("text",)}, train=True, optional=("labels", "title")
     )
-    assert tables["train"].columns == {"text": ["a"], "labels": ["x"]}
-    assert tables["test"].columns == {"text": ["a"], "labels": ["x"], "id": ["1"]}
+    assert contents(tables["train"]) == {"text": ["a"], "labels": ["x"]}
+    assert contents(tables["test"]) == {"text": ["a"], "labels": ["x"], "id": ["1"]}
     named = arguments(test_file=str(path), id_column="note")
-    assert read_splits(named, {"test": ("text",)}, train=False, optional=())["test"].columns == {
+    assert contents(read_splits(named, {"test": ("text",)}, train=False, optional=())["test"]) == {
         "text": ["a"],
         "note": ["y"],
     }
@@ -73,7 +74,7 @@ def test_a_split_of_a_dataset(arguments, tmp_path, token_cache, capfd):
     (folder / "train.jsonl").write_text("".join(json.dumps({"text": t, "labels": [t]}) + "\n" for t in "abc"))
     asked = arguments(dataset_name=str(folder), max_train_samples=2)
     found = read_split(asked, "train", ("text", "labels"))
-    assert found.columns == {"text": ["a", "b"], "labels": [["a"], ["b"]]}
+    assert contents(found) == {"text": ["a", "b"], "labels": [["a"], ["b"]]}
     assert found.where(1) == f"{folder} (train) row 2"
     assert read_split(asked, "test") is None
     with pytest.raises(InputError, match="split train: has no column 'title'; it has text, labels"):
@@ -90,12 +91,12 @@ def test_classes_of_a_dataset_have_their_names(arguments, tmp_path, monkeypatch)
     made = datasets.DatasetDict(train=datasets.Dataset.from_dict(rows, features))
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: made)
     found = read_split(arguments(dataset_name="a"), "train", ("text", "one", "many"), ("unknown",))
-    assert found.columns == {
+    assert contents(found) == {
         "text": ["x", "y", "z"],
         "one": ["a", "10", "pear, ripe"],
         "many": [["pear, ripe", "10"], [], ["a"]],
     }
-    assert found.columns["many"].take(np.array([2, 0])) == [["a"], ["pear, ripe", "10"]]
+    assert list(found.columns["many"].take(np.array([2, 0]))) == [["a"], ["pear, ripe", "10"]]
 
 
 def test_a_part_of_a_split_or_another_one(arguments, tmp_path, token_cache):
@@ -108,9 +109,9 @@ def test_a_part_of_a_split_or_another_one(arguments, tmp_path, token_cache):
     named = arguments(
         dataset_name=str(folder), dataset_split="train[:80%]", dataset_validation_split="train[80%:]"
     )
-    assert read_split(named, "train", ("text",)).columns["text"] == [f"train {row}" for row in range(8)]
+    assert list(read_split(named, "train", ("text",)).columns["text"]) == [f"train {row}" for row in range(8)]
     held = read_split(named, "validation", ("text",))
-    assert (held.columns["text"], held.path) == (["train 8", "train 9"], f"{folder} (train[80%:])")
+    assert (list(held.columns["text"]), held.path) == (["train 8", "train 9"], f"{folder} (train[80%:])")
     assert (
         read_split(arguments(dataset_name=str(folder), dataset_split="test"), "train", ("text",)).columns[
             "text"
@@ -145,7 +146,7 @@ def read(*patterns, optional=()):
 
 def test_files_stand_in_the_order_given_and_those_of_a_pattern_by_name(parts):
     found = read("first.csv", "part-*.csv")
-    assert found.columns["text"] == [
+    assert list(found.columns["text"]) == [
         "first a",
         "first\nb",
         "part-10 a",
@@ -161,14 +162,14 @@ def test_files_stand_in_the_order_given_and_those_of_a_pattern_by_name(parts):
 def test_rows_are_the_same_whatever_the_files_they_come_from(parts):
     (parts / "whole.csv").write_text('text,labels\npart-10 a,x\n"part-10\nb",y\npart-2 a,x\n"part-2\nb",y\n')
     one, several = read("whole.csv"), read("part-*.csv")
-    assert one.columns == several.columns
+    assert contents(one) == contents(several)
     assert one.columns["text"].fingerprint == several.columns["text"].fingerprint
     assert (one.sources, read("part-2.csv").sources) == ((), ())
 
 
 def test_a_name_that_exists_is_no_pattern(parts):
     (parts / "part-[2].csv").write_text("text,labels\nbrackets,x\n")
-    assert read("part-[2].csv").columns["text"] == ["brackets"]
+    assert list(read("part-[2].csv").columns["text"]) == ["brackets"]
 
 
 def test_what_is_wrong_with_several_files_comes_together(parts):
