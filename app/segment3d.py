@@ -47,13 +47,19 @@ import numpy as np
 import torch
 
 from samerun.application import run
-from samerun.losses.segmentation import SegmentationLoss
-from samerun.metrics.segmentation import by_class, count_confusion, dice, iou, mean_of_defined
+from samerun.images.segmentation import (
+    SegmentationLoss,
+    by_class,
+    count_classes,
+    dice,
+    iou,
+    mean_of_defined,
+    report_content,
+)
 from samerun.output import predictions as output
 from samerun.output import written
 from samerun.output.run_folder import replace_folder
 from samerun.plan import Modes
-from samerun.plots import masks as plots
 from samerun.reading.fingerprint import fingerprint
 from samerun.reports.card import class_tables
 from samerun.runtime import Launch
@@ -230,7 +236,7 @@ class VolumeSegmentation(Task):
         if batch.labels is not None:
             truth = batch.labels[row][tuple(map(slice, size))]
             distances = network.hausdorff95(mask, truth.cpu().numpy(), spacing, num_classes)
-            counted = count_confusion(predicted[None], truth[None], num_classes, IGNORED)
+            counted = count_classes(predicted[None], truth[None], num_classes, IGNORED)
             scores |= {
                 "loss": self.loss(logits[None], truth[None])[0],
                 **{name: counts[0] for name, counts in counted.items()},
@@ -297,7 +303,7 @@ class VolumeSegmentation(Task):
             yield line
 
     def analyse(self, best: Predictions, split: Split) -> ReportContent:
-        return plots.show(best, self.settings.classes, split.ids, first=1)
+        return report_content(best, self.settings.classes, split.ids, first=1)
 
     def model_card(self, folder: Path) -> ModelCard:
         tables = class_tables(folder, self.settings.classes[1:], KINDS)

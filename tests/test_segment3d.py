@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 from samerun.arguments.parsing import parse, validate
 from samerun.errors import InputError, TrainingError
-from samerun.losses.segmentation import SegmentationLoss
+from samerun.images.segmentation import SegmentationLoss
 from samerun.plan import evaluation_batch
 from samerun.task import Batch
 from samerun.volumes.predictions import WholeVolumes

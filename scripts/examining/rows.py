@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from samerun.images.data import map_rows
 from samerun.images.image_task import ImageTask
-from samerun.images.sources import map_rows
 from samerun.plan import Modes
 from samerun.reading.fingerprint import fingerprint
 from samerun.reading.ragged import Ragged

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from samerun.batching.mask_bits import file_names, pack, packed_bytes, unpack
+from samerun.images.segmentation import file_names, pack, packed_bytes, unpack
 from samerun.output import written
 from samerun.reading.fingerprint import fingerprint
 from samerun.reports.figures import with_legend
