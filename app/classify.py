@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from samerun.arguments.parsing import option
-from samerun.command_line import read_arguments
+from samerun.cli import read_arguments
+from samerun.parsing import option
 from samerun.text.arguments import DecisionArguments, LongDocumentArguments, LossArguments, TextArguments
 
 
@@ -73,7 +73,7 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelFor
 from samerun.application import run
 from samerun.errors import InputError
 from samerun.losses.multilabel import MultiLabelLoss, from_config
-from samerun.metrics.multilabel import multilabel_scores, sigmoid
+from samerun.metrics.multilabel import METRICS, multilabel_scores, sigmoid
 from samerun.metrics.thresholds import decide
 from samerun.models import pretrained
 from samerun.models.adapters import limit_training
@@ -109,6 +109,7 @@ class MultiLabelClassification(TextTask):
         "tuned_f1_macro",
         "average_precision_macro",
     )
+    metric_names = METRICS
     evaluates_by_tokens = True
     thresholds: np.ndarray | None = (
         None  # of the exported model; None before: `Decider` uses held-out thresholds
@@ -157,6 +158,7 @@ class MultiLabelClassification(TextTask):
         self.num_train_rows = len(encoded["train"])
         self.positive = np.bincount(encoded["train"].values, minlength=len(self.labels))
         self.loss = classifier.make_loss(arguments, self.positive, self.num_train_rows, self.labels)
+        self.loss_settings = self.loss.scale()
         if (weights := self.loss.pos_weight) is not None:
             notes.append(
                 f"weights of positive targets: {weights.min():.2f} to {weights.max():.2f} (--pos_weight)"
@@ -168,7 +170,7 @@ class MultiLabelClassification(TextTask):
         )
         if "validation" in encoded and not len(encoded["validation"].values):
             self.default_metric = "loss"  # precision is undefined without a label
-        if "validation" in encoded and not arguments.metrics:
+        if "validation" in encoded and self.best_metric in self.metric_names:
             classifier.check_best_metric(self.best_metric, encoded["validation"], len(self.labels))
 
     def target_tensor(self, targets: Ragged, rows: np.ndarray) -> torch.Tensor:

@@ -25,14 +25,14 @@ from dataclasses import dataclass
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from samerun.arguments import groups
-from samerun.arguments.parsing import option
-from samerun.command_line import read_arguments
+from samerun.arguments import AdapterArguments
+from samerun.cli import read_arguments
 from samerun.images.arguments import ImageArguments
+from samerun.parsing import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(ImageArguments, groups.AdapterArguments):
+class Arguments(ImageArguments, AdapterArguments):
     """Classes"""
 
     label_column: str = option("label", help="column of an image's class")
@@ -102,6 +102,7 @@ class ImageClassification(ImageTask):
     name = "image_classify"
     default_metric = "accuracy"
     shown_metrics = ("loss", "accuracy", "top5_accuracy", "f1_macro")
+    metric_names = shown_metrics
 
     # Data
 
@@ -154,6 +155,7 @@ class ImageClassification(ImageTask):
         self.smoothing = arguments.label_smoothing_factor
         if train is None:  # the loss is that of the model's training
             self.smoothing = getattr(self.config, "label_smoothing_factor", self.smoothing)
+        self.loss_settings = {"label_smoothing_factor": self.smoothing}
         self.own_labels = None if arguments.from_scratch else own_labels(self.config)
         self.labels = labels_of(self.config) if classes is None else classes
         if classes is not None and self.own_labels and sorted(self.own_labels) == sorted(classes):

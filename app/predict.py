@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from samerun.command_line import prepare_process
+from samerun.cli import prepare_process
 from samerun.errors import InputError
 from samerun.output import written
 from samerun.output.predictions import as_line, is_regular_file

@@ -23,13 +23,13 @@ from dataclasses import dataclass
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from samerun.arguments import groups
-from samerun.command_line import read_arguments
+from samerun.arguments import AdapterArguments
+from samerun.cli import read_arguments
 from samerun.images.arguments import MaskArguments
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(MaskArguments, groups.AdapterArguments):
+class Arguments(MaskArguments, AdapterArguments):
     """Masks"""
 
 
@@ -173,9 +173,10 @@ class Segmentation(ImageTask):
                 class_weights = balanced_class_weights([totals.get(n, 0) for n in range(self.num_classes)])
             if a.modes.evaluate:
                 of_classes = [f"{kind}_{name}" for kind in KINDS for name in self.classes.names]
-                check_metric(self.best_metric, [*self.shown_metrics, *of_classes])
+                check_metric(self.best_metric, [*self.shown_metrics, *of_classes], a)
         weights = a.cross_entropy_weight, a.dice_weight, class_weights
         self.loss = SegmentationLoss(*weights, masks.IGNORED, label_smoothing=a.label_smoothing_factor)
+        self.loss_settings = self.loss.settings()
         if train is None:  # the loss is that of the model's training
             self.loss = self.loss.with_settings(getattr(self.config, "loss_settings", None))
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from samerun.command_line import read_arguments
+from samerun.cli import read_arguments
 from samerun.volumes.arguments import VolumeArguments
 
 
@@ -127,7 +127,7 @@ class VolumeSegmentation(Task):
             notes.insert(0, self.settings.training_note(prepared["train"], arguments.patches_per_volume))
             if modes.evaluate:
                 of_classes = (f"{kind}_{name}" for kind in KINDS for name in classes[1:])
-                check_metric(self.best_metric, [*self.shown_metrics, *of_classes])
+                check_metric(self.best_metric, [*self.shown_metrics, *of_classes], arguments)
         if arguments.test_file is not None and not modes.predict:
             notes.append(
                 f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given"
@@ -159,6 +159,7 @@ class VolumeSegmentation(Task):
         if not a.modes.train:
             return loss.with_settings(self.settings.loss)
         self.settings = replace(self.settings, loss=loss.settings())
+        self.loss_settings = self.settings.loss
         return loss
 
     def patch_split(self, volumes: list[Prepared], files: Volumes, notes: list[str]) -> Split:

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from samerun.arguments.parsing import option
-from samerun.command_line import read_arguments
+from samerun.cli import read_arguments
+from samerun.parsing import option
 from samerun.text.arguments import SearchArguments, SourceArguments, TextArguments
 
 

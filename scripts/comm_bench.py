@@ -34,9 +34,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "app"))
 
-from samerun.arguments import groups
-from samerun.arguments.parsing import option, parse
+from samerun.arguments import LaunchArguments, ModelArguments
 from samerun.errors import InputError
+from samerun.parsing import option, parse
 from samerun.runtime import describe_launch, start
 from samerun.signals import failures_end_the_job, finish
 
@@ -56,7 +56,7 @@ class BenchArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(groups.LaunchArguments, groups.ModelArguments, BenchArguments):
+class Arguments(LaunchArguments, ModelArguments, BenchArguments):
     """Communication benchmark; of the model, only the configuration is read"""
 
 

@@ -40,10 +40,10 @@ from predict import task_of  # noqa: E402
 from transformers import AutoImageProcessor, AutoTokenizer  # noqa: E402
 
 from samerun import preflight, runtime  # noqa: E402
-from samerun.arguments.parsing import parse, validate  # noqa: E402
 from samerun.errors import EXIT_BAD_INPUT, InputError, in_short  # noqa: E402
 from samerun.models.adapters import loadable  # noqa: E402
 from samerun.models.small_cnn import load_small_cnn, read_config  # noqa: E402
+from samerun.parsing import parse, validate  # noqa: E402
 from samerun.training.evaluation import predict  # noqa: E402
 from samerun.training_setup import eval_rows  # noqa: E402
 

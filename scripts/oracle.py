@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares the working tree with the version before the rewrite, by running both.
 
-    python scripts/oracle.py CACHE [--only PATTERN] [--jobs N] [--list]
+    python scripts/oracle.py CACHE [--tree FOLDER] [--only PATTERN] [--jobs N] [--list]
 
 About 75 small commands (guarding/commands.py) run by commit 7e83d99 and by the working tree, each in a folder
 of its own: tasks x launchers x resumes x stops x bad input. Compared: exit code, messages, names of files,
@@ -326,7 +326,7 @@ def crossed(names: Iterable[str], halves: list[Half]) -> list[str]:
     return found
 
 
-def prepare(cache: Path) -> list[Half]:
+def prepare(cache: Path, tree: Path) -> list[Half]:
     """Makes the old version's tree and both working folders."""
     old, data = cache / "version", cache / "data"
     if not old.exists():
@@ -343,7 +343,7 @@ def prepare(cache: Path) -> list[Half]:
             [sys.executable, "-c", MAKE_DATA, str(data), str(old)], check=True, stdout=subprocess.DEVNULL
         )
         (data / "made").write_text(stamp)
-    halves = [Half("old", old, cache / "old"), Half("new", REPOSITORY, cache / "new")]
+    halves = [Half("old", old, cache / "old"), Half("new", tree, cache / "new")]
     shutil.rmtree(halves[1].home / "cache", ignore_errors=True)  # whatever the new version had stored
     for half in halves:
         shutil.copytree(data, half.home, dirs_exist_ok=True)
@@ -410,6 +410,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("cache", type=Path, nargs="?", help="folder of the old version's results")
+    parser.add_argument("--tree", type=Path, default=REPOSITORY, help="the new version (default: this one)")
     parser.add_argument("--only", default="", metavar="PATTERN", help="commands of such names")
     parser.add_argument("--jobs", type=int, default=1, help="commands at the same time (default: 1)")
     parser.add_argument("--list", action="store_true", help="print the commands and end")
@@ -422,7 +423,7 @@ def main() -> int:
         parser.error(
             "name a folder for the old version's results, and commands that exist; --jobs is 1 or more"
         )
-    halves = prepare(args.cache.resolve())
+    halves = prepare(args.cache.resolve(), args.tree.resolve())
     results = run_all(commands, halves, args.jobs)
     lines = crossed((name for name in CROSSED if name in results), halves)
     print(*lines, sep="\n")

@@ -38,8 +38,8 @@ sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 from moving.task_script import load_task_script, plain_launch  # noqa: E402
 
 from samerun import deepspeed, fsdp, optimizers, preflight  # noqa: E402  # noqa: E402
-from samerun.arguments.parsing import parse, validate  # noqa: E402
 from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
+from samerun.parsing import parse, validate  # noqa: E402
 from samerun.plan import Plan, batch_of, describe, make_plan  # noqa: E402
 from samerun.runtime import Launch, Machine  # noqa: E402
 

@@ -39,6 +39,7 @@ sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 from trials.command import Command, claim, has_runs, print_table, run_all, run_script  # noqa: E402
 
 from samerun.errors import InputError  # noqa: E402
+from samerun.task import check_metric, higher_is_better  # noqa: E402
 
 REFUSED = 3  # so many refused trials without any run mean that the command itself is at fault
 
@@ -162,9 +163,10 @@ def sweep(options: argparse.Namespace, command: Command, folder: Path) -> None:
     for changes in [{}, *values_to_check(space)]:
         arguments = command.arguments(changes)
     metric = (arguments.metric_for_best_model or command.task_class.default_metric).removeprefix("eval_")
-    greater = arguments.greater_is_better if arguments.greater_is_better is not None else "loss" not in metric
+    if command.task_class.metric_names:
+        check_metric(metric, command.task_class.metric_names, arguments)
     claim(folder, command)
-    study = open_study(folder, space, metric, greater, options.seed)
+    study = open_study(folder, space, metric, higher_is_better(arguments, metric), options.seed)
     stopped = [trial for trial in study.trials if trial.state == optuna.trial.TrialState.RUNNING]
     remaining = [*stopped, *[None] * (options.trials - len(study.trials))]
     try:

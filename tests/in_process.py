@@ -18,7 +18,7 @@ from typing import NoReturn
 import pytest
 
 from samerun import signals
-from samerun.arguments.parsing import parse, validate
+from samerun.parsing import parse, validate
 from samerun.signals import failures_end_the_job
 
 # Script of app/ or of the tests -> its task. Scripts are imported when they are run, because MONAI takes

@@ -24,9 +24,9 @@ from transformers import (
     pipeline,
 )
 
-from samerun.arguments.parsing import parse, validate
 from samerun.errors import InputError, TrainingError
 from samerun.images.segmentation import unpack
+from samerun.parsing import parse, validate
 from samerun.plan import Modes, evaluation_batch
 from samerun.runtime import Launch
 

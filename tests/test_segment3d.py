@@ -20,9 +20,9 @@ import torch
 from launchers import SCRIPTS, python, run
 from safetensors.torch import save_file
 
-from samerun.arguments.parsing import parse, validate
 from samerun.errors import InputError, TrainingError
 from samerun.images.segmentation import SegmentationLoss
+from samerun.parsing import parse, validate
 from samerun.plan import evaluation_batch
 from samerun.task import Batch
 from samerun.volumes.predictions import WholeVolumes

@@ -14,15 +14,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "app"))
 
-from samerun.arguments import groups
-from samerun.arguments.parsing import option
-from samerun.command_line import read_arguments
+from samerun.arguments import BatchArguments, LaunchArguments, OptimizationArguments, RunArguments
+from samerun.cli import read_arguments
+from samerun.parsing import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(
-    groups.LaunchArguments, groups.RunArguments, groups.OptimizationArguments, groups.BatchArguments
-):
+class Arguments(LaunchArguments, RunArguments, OptimizationArguments, BatchArguments):
     """Vectors"""
 
     model: str = option(

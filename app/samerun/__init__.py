@@ -10,8 +10,8 @@ from typing import Any
 __version__ = "0.9.0"
 # Name -> module. Imported lazily: a script reads its arguments before it imports torch.
 _MODULES = {
-    "option": "samerun.arguments.parsing",
-    "read_arguments": "samerun.command_line",
+    "option": "samerun.parsing",
+    "read_arguments": "samerun.cli",
     "run": "samerun.application",
     "InputError": "samerun.errors",
     "TrainingError": "samerun.errors",

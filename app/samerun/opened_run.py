@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from samerun import checkpoint, machines, optimizers, shards, signals
-from samerun.arguments.parsing import as_dict, names_of
+from samerun import checkpoint, machines, optimizers, signals
 from samerun.errors import InputError
 from samerun.output import run_folder, status, written
 from samerun.output.files import as_json, write_json
 from samerun.output.run_folder import BEST, RUN_FILE, STATUS
 from samerun.output.versions import library_versions
+from samerun.parsing import as_dict, names_of
 from samerun.plan import Plan, describe
 from samerun.runtime import Run, launch_summary
 
@@ -126,8 +126,6 @@ def _take_folder(
     if path is not None:
         notes = _changed_arguments(path.parent.parent / run_folder.RUN_FILE, arguments)
         step = checkpoint.load_state(path, fingerprint).step
-        if checkpoint.is_sharded(path):
-            shards.check_launch(path, run.launch)
     _begin(folder, description, step)
     return path, False, False, notes
 

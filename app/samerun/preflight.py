@@ -10,12 +10,12 @@ from typing import Any
 
 from huggingface_hub import get_token
 
-from samerun import deepspeed, machines, optimizers, shards
-from samerun.arguments.parsing import SpaceSeparated, names_of
+from samerun import deepspeed, machines, optimizers
 from samerun.errors import InputError, collecting
 from samerun.output import predictions, run_folder, written
 from samerun.output.files import file_record
 from samerun.output.versions import code_version, library_versions
+from samerun.parsing import SpaceSeparated, names_of
 from samerun.reading.text_files import matching
 from samerun.reports import results
 from samerun.runtime import Launch, Machine, describe_launch
@@ -37,8 +37,6 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
         with collecting(problems):
             run_folder.check_output_dir(folder, train, arguments.overwrite_output_dir, resume)
         problems += _path_conflicts(arguments, folder, train)
-    if launch is not None and train and arguments.checkpoint_format == "sharded":
-        problems += shards.refusals(launch, arguments.shared_output_dir)
     if launch is not None and train:
         problems += optimizers.refusals(
             arguments.optim, launch.deepspeed_config, launch.deepspeed_file, launch.fsdp is not None

@@ -201,6 +201,9 @@ class Task(ABC):
     default_metric: str  # of --metric_for_best_model
     shown_metrics: tuple[str, ...] = ("loss",)  # on the console
     metric_names: tuple[str, ...] = ()  # choices of --metric_for_best_model; empty if they depend on the data
+    # Settings that change the scale of the metric "loss", set by `load`. Losses of other settings are never
+    # compared.
+    loss_settings: dict[str, Any] | None = None
     evaluates_by_tokens = False  # whether evaluation batches on a CPU are limited by tokens by default
     list_separator = "|"  # between the texts of a list in csv predictions
     memory_advice = ""  # task-specific advice in the out-of-memory message
@@ -212,8 +215,8 @@ class Task(ABC):
         support."""
         self.arguments = arguments
         self.additional_metrics = load_metrics(arguments.metrics) if arguments.metrics else []
-        if self.metric_names and not arguments.metrics:
-            check_metric(self.best_metric, self.metric_names)
+        if self.metric_names:
+            check_metric(self.best_metric, self.metric_names, arguments)
 
     @abstractmethod
     def load(self, launch: Launch, modes: Modes) -> Data:
@@ -341,12 +344,24 @@ def check_finite(values: np.ndarray, what: str, path: str, unit: str, name_of: C
         )
 
 
-def check_metric(name: str, metrics: Iterable[str]) -> None:
-    """Raises `InputError` if `name`, --metric_for_best_model, is none of the task's metrics."""
+def check_metric(name: str, metrics: Iterable[str], arguments: Any) -> None:
+    """Raises `InputError` if `name`, --metric_for_best_model, is none of the task's metrics.
+
+    It may be one of --metrics, whose names are known after the first evaluation. Then --greater_is_better is
+    required: an error rate must not be maximized.
+    """
     known = list(metrics)
-    if name not in known:
-        near = nearest(name, known)
-        hint = f"; did you mean {near}?" if near else "."
-        raise InputError(
-            f"--metric_for_best_model {name}: no such metric{hint} The metrics are {', '.join(known)}"
-        )
+    if name in known or (arguments.metrics and arguments.greater_is_better is not None):
+        return
+    near = nearest(name, known)
+    hint = f"; did you mean {near}?" if near else "."
+    message = f"--metric_for_best_model {name}: no such metric{hint} The metrics are {', '.join(known)}"
+    if arguments.metrics:
+        message += "; if it is one of --metrics, add --greater_is_better true or false"
+    raise InputError(message)
+
+
+def higher_is_better(arguments: Any, metric: str) -> bool:
+    """Whether higher values of the metric are better: --greater_is_better, else false for a loss."""
+    requested = arguments.greater_is_better
+    return "loss" not in metric if requested is None else requested

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from samerun import checkpoint
-from samerun.arguments.parsing import as_dict
 from samerun.batching.batches import EvalRows, TrainSteps
 from samerun.checkpoint import TrainState
 from samerun.kernels.embeddings import reuse_gradient_memory
@@ -21,13 +21,15 @@ from samerun.memory.estimate import memory_lines
 from samerun.memory.layout import Layout, layout_of
 from samerun.opened_run import OpenedRun
 from samerun.output import status
+from samerun.output.files import as_json
 from samerun.output.progress import Phase
 from samerun.output.run_folder import BEST, METRICS, begin_best, merge_metrics, read_metrics
+from samerun.parsing import as_dict
 from samerun.plan import Plan, evaluation_batch
 from samerun.reports import final_report
 from samerun.reports.tracker import Tracker, project_of, read_history
 from samerun.runtime import Run
-from samerun.task import Data, Predictions, Split, Task
+from samerun.task import Data, Predictions, Split, Task, higher_is_better
 from samerun.training import loop
 from samerun.training.average import WeightAverage, averaged
 from samerun.training.best_models import BestModels, check_space
@@ -48,7 +50,10 @@ def prepare_training(
         checkpoint.load_weights(place, model)
         _forget_missing_best(run, folder, state)
         if state.step < plan.total_steps or state.unevaluated:  # otherwise no evaluation is left
+            _forget_other_losses(run, task, state)
             _switch_best_metric(run, folder, task.best_metric, state)
+    if state.loss_settings is None:
+        state.loss_settings = task.loss_settings
     run.on_main(partial(check_space, folder, arguments, model, state_bytes(arguments, model)))
     steps = train_steps(arguments, data, plan, run.launch.rank)
     steps.begin(state.step, state.stream)
@@ -84,8 +89,6 @@ def prepare_training(
     if resume is not None:
         loop.restore(run, place, training, state)
         training.best_models.forget_missing(state)
-        if checkpoint.is_sharded(place) and arguments.checkpoint_format == "full":
-            _convert_to_full(run, training, state)
         checkpoint.discard(run, place, resume)
     return training, state
 
@@ -133,17 +136,15 @@ def eval_rows(run: Run, arguments: Any, task: Task, split: Split) -> EvalRows:
 
 def fit_options(arguments: Any, task: Task) -> FitOptions:
     """The arguments of `fit`."""
-    greater = arguments.greater_is_better
     return FitOptions(
         seed=arguments.seed,
         max_grad_norm=arguments.max_grad_norm,
         best_metric=task.best_metric,
-        greater_is_better=greater if greater is not None else "loss" not in task.best_metric,
+        greater_is_better=higher_is_better(arguments, task.best_metric),
         early_stopping_patience=arguments.early_stopping_patience,
         save_total_limit=arguments.save_total_limit,
         dataloader_num_workers=arguments.dataloader_num_workers,
         profile=arguments.profile,
-        sharded=arguments.checkpoint_format == "sharded",
     )
 
 
@@ -153,7 +154,7 @@ def best_models(run: Run, arguments: Any, task: Task, model: Any) -> BestModels:
         folder=Path(arguments.output_dir),
         task=task,
         model=model,
-        greater_is_better=fit_options(arguments, task).greater_is_better,
+        greater_is_better=higher_is_better(arguments, task.best_metric),
         keep_best=arguments.keep_best,
         num_averaged=arguments.average_checkpoints or 0,
         shared_output_dir=arguments.shared_output_dir,
@@ -238,17 +239,6 @@ def release(run: Run, training: Training) -> None:
     run.accelerator.free_memory()
 
 
-def _convert_to_full(run: Run, training: Training, state: TrainState) -> None:
-    """Rewrites a sharded checkpoint as a full one. Done at once, because no other save follows if the
-    training is complete."""
-    loop.save(run, training, state, sharded=False)
-    loop.wait_for_checkpoint(run, training)
-    run.print(
-        f"note           checkpoint step_{state.step} was converted from shards: any launch can "
-        "resume from it"
-    )
-
-
 def _forget_missing_best(run: Run, folder: Path, state: TrainState) -> None:
     """Resets the best model if its files are missing, as in a new output folder, damaged, or of a step after
     the checkpoint. Rank 0 checks: machines may not share the folder and must agree."""
@@ -279,6 +269,22 @@ def _problem_of_best(folder: Path, best_step: int) -> str | None:
         except (OSError, SafetensorError):
             return f"is damaged: {file} cannot be read"
     return None
+
+
+def _forget_other_losses(run: Run, task: Task, state: TrainState) -> None:
+    """Forgets losses of another scale if --loss or its settings have changed since the checkpoint, and so the
+    best models if the loss chooses them."""
+    before, now = state.loss_settings, json.loads(as_json(task.loss_settings))
+    if before in (None, now):
+        return
+    state.loss_settings, state.best_loss = now, None
+    state.kept = [{**evaluation, "loss": None} for evaluation in state.kept]
+    if task.best_metric == "loss" and state.best_step is not None:
+        run.print(
+            f"note           the best model so far (step {state.best_step}) has a loss of other settings, "
+            "which cannot be compared; later evaluations choose a new one"
+        )
+        state.best_metric, state.best_step, state.kept, state.evaluations_without_best = None, None, [], 0
 
 
 def _switch_best_metric(run: Run, folder: Path, metric: str, state: TrainState) -> None:

@@ -40,7 +40,7 @@ def make_task(script: str, options: Options) -> Any:
     """The task of app/SCRIPT.py with these arguments, before it reads files."""
     from moving.task_script import load_task_script
 
-    from samerun.arguments.parsing import parse
+    from samerun.parsing import parse
 
     arguments_class, task_class = load_task_script(REPOSITORY / "app" / f"{script}.py")
     return task_class(

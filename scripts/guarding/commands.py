@@ -140,13 +140,13 @@ COMMANDS = [
             "deepspeed"),
     Command("classify_zero3", "classify", f"{CLASSIFY} --deepspeed partitioned.json", "deepspeed"),
     Command("resume_python", "classify",
-            f"{DROPOUT} --resume_from_checkpoint runs/classify_torchrun/checkpoints/step_2"),
+            f"{DROPOUT} --resume_from_checkpoint runs/classify_torchrun/checkpoints/step_4"),
     Command("resume_torchrun", "classify",
             f"{DROPOUT} --resume_from_checkpoint runs/classify_zero2/checkpoints/step_4", "torchrun"),
     Command("resume_fsdp", "classify",
-            f"{CLASSIFY} --resume_from_checkpoint runs/classify/checkpoints/step_2", "accelerate fsdp.yaml"),
+            f"{CLASSIFY} --resume_from_checkpoint runs/classify/checkpoints/step_4", "accelerate fsdp.yaml"),
     Command("resume_zero3", "classify",
-            f"{CLASSIFY} --resume_from_checkpoint runs/classify_fsdp/checkpoints/step_2 "
+            f"{CLASSIFY} --resume_from_checkpoint runs/classify_fsdp/checkpoints/step_4 "
             "--deepspeed partitioned.json", "deepspeed"),
     Command("resume_longer", "classify", f"{CLASSIFY} --max_steps 8 --resume_from_checkpoint auto",
             first="classify"),
@@ -169,7 +169,7 @@ COMMANDS = [
     Command("titles_torchrun", "titlegen", f"{BIGBIRD} --label_smoothing_factor 0.1", "torchrun"),
     Command("titles_resume_zero3", "titlegen",
             f"{BIGBIRD} --label_smoothing_factor 0.1 --resume_from_checkpoint "
-            "runs/titles_torchrun/checkpoints/step_2 --deepspeed partitioned.json", "deepspeed"),
+            "runs/titles_torchrun/checkpoints/step_4 --deepspeed partitioned.json", "deepspeed"),
     Command("images", "image_classify", IMAGES),
     Command("images_mnist", "image_classify",
             f"--do_train --do_eval {STEPS} --train_file mnist --validation_file mnist --global_batch_size 8"),

@@ -23,10 +23,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from samerun import deepspeed
-from samerun.arguments.groups import ModelArguments
-from samerun.arguments.parsing import parse, validate
+from samerun.arguments import ModelArguments
 from samerun.errors import InputError
 from samerun.models.pretrained import load_config
+from samerun.parsing import parse, validate
 from samerun.plan import BatchShape
 from samerun.reading.stored_rows import Column
 from samerun.reading.tables import Table, read_table

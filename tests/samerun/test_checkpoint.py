@@ -362,6 +362,16 @@ def test_a_checkpoint_of_a_later_version_is_refused(trained):
         load_state(path, RUN_FINGERPRINT)
 
 
+def test_a_sharded_checkpoint_of_before_is_refused_with_the_way_out(trained, tmp_path):
+    *_, save_step = trained
+    path = save_step(2)
+    stored = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**stored, "shards": 2}))
+    for requested in ("auto", str(path)):
+        with pytest.raises(InputError, match=r"step_2.* is sharded, .* --checkpoint_format full"):
+            find(tmp_path, requested)
+
+
 class Tied(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-APP = os.path.join(os.path.dirname(__file__), "..", "..", "..", "app")
+APP = os.path.join(os.path.dirname(__file__), "..", "..", "app")
 SHOW = """
 import os, resource, sys
 from samerun import host_settings

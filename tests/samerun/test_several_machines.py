@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from samerun import checkpoint, machines, preflight, runtime, training_setup
-from samerun.arguments.parsing import names_of
 from samerun.errors import InputError
+from samerun.parsing import names_of
 from samerun.signals import failures_end_the_job
 
 

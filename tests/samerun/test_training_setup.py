@@ -322,6 +322,32 @@ def test_a_best_model_is_never_compared_by_another_metric(start_run, arguments, 
     assert "was chosen by loss" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("chosen_before", ["loss", "f1"])
+def test_losses_of_other_settings_are_never_compared(
+    start_run, arguments, tmp_path, capsys, monkeypatch, chosen_before
+):
+    """Such as those of --loss bce and --loss focal: one is always lower."""
+    asked = arguments(output_dir=str(tmp_path))
+    run = start_run(make_plan(22).batch)
+    monkeypatch.setattr(Exports, "loss_settings", {"kind": "bce"})
+    fit(run, training(run, asked))
+    (tmp_path / "best").mkdir()
+    write_json(tmp_path / "metrics.json", {"best_step": 3})
+    checkpoint_path = tmp_path / "checkpoints" / "step_3"
+    if chosen_before == "f1":
+        path = checkpoint_path / "state.json"
+        write_json(path, {**json.loads(path.read_text()), "best_metric_name": "f1"})
+    opened = OpenedRun(FINGERPRINT, checkpoint_path, None)
+    if chosen_before == "loss":
+        same = training(run, asked, opened).state
+        assert (same.best_step, same.best_metric) == (3, same.best_loss)
+    monkeypatch.setattr(Exports, "loss_settings", {"kind": "focal"})
+    state = training(run, asked, opened).state
+    assert (state.best_step, state.best_metric, state.best_loss) == (None, None, None)
+    assert state.loss_settings == {"kind": "focal"}
+    assert "has a loss of other settings" in capsys.readouterr().out
+
+
 def test_changed_arguments_are_named(opened, start_run, arguments, tmp_path, capsys):
     opened()
     release()

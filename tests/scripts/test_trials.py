@@ -102,6 +102,16 @@ def test_a_stopped_trial_goes_on_first(command, tmp_path, capsys):
     assert [path.read_text() for path in sorted((tmp_path / "runs").glob("trial_*/runs"))] == ["x", "x"]
 
 
+def test_a_sweep_needs_the_direction_of_a_metric_of_the_user(command, tmp_path, capsys):
+    words = ["--trials", "1", "--search", "weight_decay=0:1", *command, "--metrics", "mine"]
+    words += ["--metric_for_best_model", "error_rate"]
+    assert sweep.main(words) == 2
+    assert "add --greater_is_better true or false" in capsys.readouterr().err
+    assert sweep.main([*words, "--greater_is_better", "false"]) == 0
+    study = sweep.open_study(tmp_path / "runs", sweep.read_space(words[2:4][1:]), "error_rate", False, 0)
+    assert study.direction == optuna.study.StudyDirection.MINIMIZE
+
+
 def test_a_sweep_goes_on_after_a_combination_that_only_the_run_refuses(command, tmp_path, capsys):
     words = ["--trials", "5", "--search", "learning_rate=2,0.25", *command]
     assert sweep.main(words) == 0

@@ -51,6 +51,16 @@ class MultiLabelLoss:
         matrices = (torch.as_tensor(matrix, dtype=torch.float64) for matrix in (logits, targets))
         return float(self(*matrices).mean()) if len(logits) else None
 
+    def scale(self) -> dict[str, Any]:
+        """The settings that the scale of the loss depends on, apart from the data, as JSON values."""
+        weight = None if self.pos_weight is None else self.pos_weight.tolist()
+        return {
+            "kind": self.kind,
+            "label_smoothing": self.label_smoothing,
+            "pos_weight": weight,
+            **self.settings,
+        }
+
     def as_config(self) -> dict[str, Any] | None:
         """The entry `multilabel_loss` of an exported model's configuration; None for bce."""
         if self.kind == "bce":

@@ -39,6 +39,7 @@ RANKING_METRICS = (
     "average_precision_macro_labels",
     "lrap",
 )
+METRICS = ("loss", *DECISION_METRICS, *RANKING_METRICS, *(f"tuned_{name}" for name in DECISION_METRICS))
 
 
 def multilabel_scores(

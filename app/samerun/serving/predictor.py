@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from samerun.arguments.parsing import parse, validate
 from samerun.batching.batches import EvalRows
 from samerun.errors import InputError, TrainingError
 from samerun.kernels.common import row_lengths
+from samerun.parsing import parse, validate
 from samerun.plan import Modes, evaluation_batch
 from samerun.runtime import describe_launch, quiet_libraries
 from samerun.task import Predictions, Split, Task

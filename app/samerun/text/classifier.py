@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 
 from samerun.errors import InputError, TrainingError
 from samerun.losses.multilabel import MultiLabelLoss
-from samerun.metrics.multilabel import DECISION_METRICS, RANKING_METRICS, multilabel_scores
+from samerun.metrics.multilabel import METRICS, multilabel_scores
 from samerun.models import export
 from samerun.models.adapters import loadable
 from samerun.models.calibration import divide_outputs
@@ -21,7 +21,6 @@ from samerun.models.pretrained import labels_of, set_labels
 from samerun.reading.json_files import read_object
 from samerun.reading.ragged import Ragged
 from samerun.reports.card import markdown_table
-from samerun.task import check_metric
 from samerun.text import long_documents
 from samerun.text.decisions import Fitted
 
@@ -31,10 +30,7 @@ CHECKED_ROWS = 4
 # Largest difference in probability, by the run's precision. The pipeline computes in fp32.
 TOLERANCE = {"no": 1e-5, "bf16": 5e-2, "fp16": 1e-2}
 CARD_METRICS = [
-    "loss",
-    *DECISION_METRICS,
-    *RANKING_METRICS,
-    *(f"tuned_{name}" for name in DECISION_METRICS),
+    *METRICS,
     "ece",
     "calibrated_ece",
 ]
@@ -217,8 +213,7 @@ def label_table(folder: Path) -> list[str]:
 
 
 def check_best_metric(name: str, labels: Ragged, num_labels: int) -> None:
-    """Raises `InputError` for a --metric_for_best_model that does not exist or is undefined on these
-    validation rows.
+    """Raises `InputError` if `name`, --metric_for_best_model, is undefined on these validation rows.
 
     `labels`: label ids of each row.
     """
@@ -227,7 +222,6 @@ def check_best_metric(name: str, labels: Ragged, num_labels: int) -> None:
         [count > 0, count == len(labels)]
     )  # the same metrics are undefined on these two rows as on all
     metrics = multilabel_scores(np.zeros(targets.shape), targets, from_logits=True, tuned_thresholds="tune")
-    check_metric(name, metrics)
     if metrics[name] is None:
         raise InputError(
             f"--metric_for_best_model {name} is undefined on these validation rows (every label has "

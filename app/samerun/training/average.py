@@ -56,22 +56,17 @@ class WeightAverage:
         if self.run.deepspeed_config is not None:
             deepspeed.copy_to_module(self.model)
 
-    def state(self, sharded: bool) -> dict[str, torch.Tensor]:
-        """The average for a checkpoint, on the CPU: with `sharded` this process's parts by number, otherwise
-        the full average by parameter name on rank 0. All processes must call it."""
-        if sharded:
-            return {str(number): part.to("cpu", copy=True) for number, part in enumerate(self.parts)}
+    def state(self) -> dict[str, torch.Tensor]:
+        """The average for a checkpoint: by parameter name, in rank 0's host memory. All processes must call
+        it."""
         with averaged(self):
             weights = checkpoint.full_weights(self.run, self.model)
         return {name: weights[name] for name in self._parameters if name in weights}
 
     @torch.no_grad()
-    def restore(self, state: dict[str, torch.Tensor], sharded: bool) -> None:
-        """Restores the result of `state`; shards require the same launch. All processes must call it."""
-        if sharded:
-            for number, part in enumerate(self.parts):
-                part.copy_(state[str(number)])
-        elif self.run.deepspeed_config is not None:  # DeepSpeed can set full tensors in the model only
+    def restore(self, state: dict[str, torch.Tensor]) -> None:
+        """Restores the result of `state`. All processes must call it."""
+        if self.run.deepspeed_config is not None:  # DeepSpeed can set full tensors in the model only
             self.swap()
             deepspeed.restore_weights(self.model, state)
             self.swap()

@@ -148,7 +148,7 @@ def restore(run: Run, path: Path, training: Training, state: TrainState) -> None
     idle_step = partial(_idle_step, run, training)
     checkpoint.restore_optimizer(run, path, training.model, training.optimizer, state, idle_step)
     if training.average is not None:
-        training.average.restore(checkpoint.load_average(path, run.launch.rank), checkpoint.is_sharded(path))
+        training.average.restore(checkpoint.load_average(path))
 
 
 def _idle_step(run: Run, training: Training) -> None:
@@ -229,21 +229,19 @@ def _evaluate_and_save(run: Run, training: Training, state: TrainState, eval_due
     return stops_early
 
 
-def save(run: Run, training: Training, state: TrainState, sharded: bool | None = None) -> None:
+def save(run: Run, training: Training, state: TrainState) -> None:
     """Starts writing a checkpoint (see `checkpoint.save`). All processes must call it."""
     started = time.perf_counter()
-    options = training.options
     synchronise_buffers(run, training.model)
     state.stream = training.steps.start_at(state.step)
     target = CheckpointTarget(
         training.output_dir / checkpoint.FOLDER,
         training.fingerprint,
-        options.save_total_limit,
+        training.options.save_total_limit,
         training.writer,
         training.tracker.flush,  # the history must be on disk before a checkpoint of the same step
-        options.sharded if sharded is None else sharded,
     )
-    average = None if training.average is None else training.average.state(target.sharded)
+    average = None if training.average is None else training.average.state()
     with Phase("saving", shown=run.is_main):
         checkpoint.save(run, target, training.model, training.optimizer, state, average)
     training.save_stalls.append(time.perf_counter() - started)

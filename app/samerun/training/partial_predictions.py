@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from samerun import signals
-from samerun.arguments.groups import OptimizationArguments, RunArguments
-from samerun.arguments.parsing import as_dict, names_of
+from samerun.arguments import OptimizationArguments, RunArguments
 from samerun.batching.batches import EvalRows
 from samerun.output import predictions as output
 from samerun.output.files import write_json
 from samerun.output.run_folder import BEST
 from samerun.output.versions import code_version, library_versions
+from samerun.parsing import as_dict, names_of
 from samerun.reading.fingerprint import sample_of
 from samerun.runtime import Run
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from samerun.checkpoint import TrainState
+from samerun.errors import InputError
 from samerun.output.run_folder import begin_best
 from samerun.runtime import Run
 from samerun.training.evaluation import evaluate
@@ -23,7 +24,12 @@ def evaluate_and_keep_best(run: Run, training: Training, state: TrainState) -> b
         },
         shown=tuple(f"eval_{name}" for name in task.shown_metrics),
     )
-    value, loss = metrics.get(options.best_metric), metrics.get("loss")
+    if options.best_metric not in metrics:  # one of --metrics, whose names were not known before
+        raise InputError(
+            f"--metric_for_best_model {options.best_metric}: neither the task nor --metrics has such a "
+            f"metric; this evaluation has {', '.join(metrics)}"
+        )
+    value, loss = metrics[options.best_metric], metrics.get("loss")
     if value is not None and _is_better(value, loss, state, options.greater_is_better):
         state.best_metric, state.best_metric_name, state.best_loss = value, options.best_metric, loss
         state.best_step, state.evaluations_without_best = state.step, 0

@@ -29,7 +29,6 @@ class FitOptions:
     save_total_limit: int
     dataloader_num_workers: int
     profile: int | None = None  # number of steps to profile
-    sharded: bool = False  # whether checkpoints are sharded
 
 
 @dataclass

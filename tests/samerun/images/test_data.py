@@ -7,11 +7,11 @@ from image_classify import Arguments
 from images_job import CLASSES, idx, pixels, write_folder, write_idx
 from PIL import Image
 
-from samerun.arguments.parsing import SpaceSeparated
 from samerun.errors import InputError
 from samerun.images import data
 from samerun.images.data import read_examples
 from samerun.images.transforms import read_header
+from samerun.parsing import SpaceSeparated
 from samerun.reading import fingerprint
 
 

@@ -3,6 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from classify import Arguments, MultiLabelClassification
 
 from samerun.errors import InputError
 from samerun.metrics.additional import AdditionalMetric, compute_additional, load_metrics
@@ -96,6 +97,26 @@ def test_a_metric_that_fails_is_named(folder):
         compute_additional([fixed(ValueError("average is binary\nmore"))], [], [])
     with pytest.raises(InputError, match=r"agreement: cannot score these rows \(ValueError: Got a string"):
         compute_additional(load_metrics([str(folder)]), ["a"], ["b"])
+
+
+@pytest.mark.parametrize(
+    ("chosen", "direction", "problem"),
+    [
+        ("f1_micro", None, None),
+        ("f1_mircro", None, "no such metric; did you mean f1_micro?.* add --greater_is_better true or false"),
+        ("error_rate", None, "no such metric.* add --greater_is_better true or false"),
+        ("error_rate", False, None),
+    ],
+)
+def test_the_direction_of_a_metric_of_the_user_must_be_given(folder, chosen, direction, problem):
+    arguments = Arguments(
+        output_dir="a", metrics=(str(folder),), metric_for_best_model=chosen, greater_is_better=direction
+    )
+    if problem is None:
+        MultiLabelClassification(arguments)
+    else:
+        with pytest.raises(InputError, match=problem):
+            MultiLabelClassification(arguments)
 
 
 def test_metrics_that_cannot_be_loaded_are_told_together(folder):

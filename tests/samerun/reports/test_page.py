@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from linear_task import LinearTask
 
-from samerun.arguments.parsing import option
 from samerun.output import written
+from samerun.parsing import option
 from samerun.reports import figures, final_report
 from samerun.reports.page import summary
 from samerun.task import ReportContent, Section

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from classify import Arguments
 
-from samerun.arguments.parsing import validate
 from samerun.errors import InputError
 from samerun.metrics.multilabel import decision_scores, sigmoid
 from samerun.metrics.thresholds import Objective, decide
+from samerun.parsing import validate
 from samerun.text.decisions import Decider, fixed_thresholds, make_decider
 
 LABELS = ["a", "b=c", "标签"]

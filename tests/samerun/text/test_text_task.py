@@ -5,9 +5,9 @@ import pytest
 import torch
 from classify import Arguments, MultiLabelClassification
 
-from samerun.arguments.parsing import SpaceSeparated
 from samerun.batching.batches import collate_share
 from samerun.errors import InputError
+from samerun.parsing import SpaceSeparated
 from samerun.plan import Modes
 from samerun.reading.columns import take
 from samerun.reading.stored_rows import Column

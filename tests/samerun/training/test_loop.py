@@ -12,7 +12,7 @@ from linear_task import LinearTask, collator, eval_rows, linear_layer, make_plan
 
 from samerun import signals
 from samerun.checkpoint import TrainState, list_checkpoints, load_average, restore_optimizer
-from samerun.errors import StopRequested, TrainingError
+from samerun.errors import InputError, StopRequested, TrainingError
 from samerun.output import progress, status
 from samerun.output.writer_thread import finish_all
 from samerun.reports.tracker import SPEED, Tracker, read_history
@@ -256,6 +256,14 @@ def test_the_best_model_and_early_stopping(begin, scores, greater, patience, bes
     assert session.state.best_metric == (scores[best[-1] - 1] if best else None)
     evaluated = [event for event in read_history(session.training.output_dir) if "eval_score" in event]
     assert [event["step"] for event in evaluated] == list(range(1, last + 1))
+
+
+def test_a_metric_that_no_evaluation_has_is_refused(begin):
+    """Such as a typing error in the name of one of --metrics."""
+    session = begin(None, Scripted([1, 2]), True, make_plan(22, eval_steps=1), best_metric="scroe")
+    with pytest.raises(InputError, match=r"metric_for_best_model scroe: .* this evaluation has score"):
+        session.fit()
+    assert (session.state.step, session.best) == (1, [])
 
 
 def test_the_rate_of_training_counts_no_evaluation(begin, monkeypatch):
@@ -523,7 +531,7 @@ def test_an_average_of_the_weights_is_evaluated_and_exported_and_does_not_move_t
     path = tmp_path / "checkpoints" / "step_6"
     other = begin(plan=plan)
     average = WeightAverage(other.run, other.training.model, 0.5)
-    average.restore(load_average(path, 0), False)
+    average.restore(load_average(path))
     assert torch.equal(average.parts[0], training.average.parts[0])
     torch.testing.assert_close(average.parts[0].double(), expected[6], rtol=1e-6, atol=1e-7)
     restore_optimizer(

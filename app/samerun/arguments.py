@@ -1,7 +1,8 @@
 """The groups of arguments that tasks share, with Hugging Face's names where they exist.
 
-A task's dataclass inherits the groups it needs and adds its own fields. A group's method `problems` returns
-messages about contradictory values.
+A task's dataclass inherits the groups it needs and adds its own fields. The first line of a group's docstring
+is its heading in --help. `needs` and `excludes` of an argument, and a group's method `problems`, say which
+values contradict each other.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from samerun import optimizers, schedules
-from samerun.arguments.parsing import SpaceSeparated, option
+from samerun.parsing import SpaceSeparated, option
 from samerun.plan import Modes
 
 # The trackers of Accelerate.
@@ -31,7 +32,9 @@ class ModelArguments:
         False, help="random weights from the configuration instead of pretrained ones"
     )
     trust_remote_code: bool = option(False, help="run the code of a hub model")
-    model_revision: str | None = option(help="branch, tag or commit of a hub model (default: main)")
+    model_revision: str | None = option(
+        needs="model_name_or_path", help="branch, tag or commit of a hub model (default: main)"
+    )
     cache_dir: str | None = option(
         path=True, per_machine=True, help="folder for downloads from the hub (default: in HF_HOME)"
     )
@@ -50,38 +53,50 @@ class ModelArguments:
             "cache_dir": self.cache_dir,
         }
 
-    def problems(self) -> list[str]:
-        if self.model_revision and self.model_name_or_path is None:
-            return ["--model_revision is given but --model_name_or_path is not"]
-        return []
-
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterArguments:
     """Adapters and frozen weights"""
 
+    listed_last = True
+
     lora_r: int | None = option(
         at_least=1, help="train only LoRA adapters of this rank and new weights, with peft"
     )
     lora_alpha: float | None = option(
-        above=0, help="LoRA alpha, the scale of the adapters (default: twice --lora_r)"
+        above=0, needs="lora_r", help="LoRA alpha, the scale of the adapters (default: twice --lora_r)"
     )
-    lora_dropout: float = option(0.0, at_least=0, below=1, help="dropout before the adapters")
+    lora_dropout: float = option(0.0, at_least=0, below=1, needs="lora_r", help="dropout before the adapters")
     lora_target_modules: tuple[str, ...] | None = option(
-        help="names of the modules with adapters (default: all-linear, all linear layers except new ones)"
+        needs="lora_r",
+        help="names of the modules with adapters (default: all-linear, all linear layers except new ones)",
     )
-    use_dora: bool = option(False, help="also train the norms of the adapted columns (DoRA)")
-    use_rslora: bool = option(False, help="scale adapters by alpha / sqrt(r) (rsLoRA)")
-    load_in_4bit: bool = option(False, help="store the frozen weights in 4 bits (QLoRA), with bitsandbytes")
-    load_in_8bit: bool = option(False, help="store the frozen weights in 8 bits, with bitsandbytes")
+    use_dora: bool = option(
+        False,
+        needs="lora_r",
+        excludes=("load_in_4bit", "load_in_8bit"),
+        help="also train the norms of the adapted columns (DoRA)",
+    )
+    use_rslora: bool = option(False, needs="lora_r", help="scale adapters by alpha / sqrt(r) (rsLoRA)")
+    load_in_4bit: bool = option(
+        False,
+        needs="lora_r",
+        excludes=("load_in_8bit",),
+        help="store the frozen weights in 4 bits (QLoRA), with bitsandbytes",
+    )
+    load_in_8bit: bool = option(
+        False, needs="lora_r", help="store the frozen weights in 8 bits, with bitsandbytes"
+    )
     export: str = option(
         "merged",
         choices=("merged", "adapter"),
+        needs="lora_r",
         help="content of best/ with --lora_r: a plain model with merged adapters, or the adapters for peft",
     )
     freeze: tuple[str, ...] | None = option(
+        excludes=("lora_r",),
         help="pretrained weights to freeze: embeddings, a number of first layers, or patterns of names "
-        "(*.bias)"
+        "(*.bias)",
     )
     layerwise_lr_decay: float | None = option(
         above=0,
@@ -90,28 +105,13 @@ class AdapterArguments:
     )
 
     def problems(self) -> list[str]:
-        messages = []
-        if self.lora_r is None:
-            names = ("lora_alpha", "lora_dropout", "lora_target_modules", "use_dora", "use_rslora")
-            names = (*names, "load_in_4bit", "load_in_8bit")
-            messages += [f"--{name} is given but --lora_r is not" for name in names if getattr(self, name)]
-            if self.export == "adapter":
-                messages.append("--export adapter is given but --lora_r is not")
-        elif self.freeze:
-            messages.append(
-                "--lora_r and --freeze are both given; --lora_r already freezes all pretrained weights"
-            )
-        if self.load_in_4bit and self.load_in_8bit:
-            messages.append("--load_in_4bit and --load_in_8bit are both given; keep one")
-        if self.use_dora and (self.load_in_4bit or self.load_in_8bit):
-            messages.append(
-                "--use_dora does not work with quantized weights; leave out --use_dora or --load_in_*"
-            )
-        if self.from_scratch or self.model_name_or_path is None:
-            names = [name for name in ("lora_r", "freeze") if getattr(self, name)]
-            do = "give --model_name_or_path without --from_scratch"
-            messages += [f"--{name} freezes pretrained weights: {do}" for name in names]
-        return messages
+        if not self.from_scratch and self.model_name_or_path is not None:
+            return []
+        return [
+            f"--{name} freezes pretrained weights: give --model_name_or_path without --from_scratch"
+            for name in ("lora_r", "freeze")
+            if getattr(self, name)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +121,7 @@ class FileArguments:
     train_file: SpaceSeparated[str] | None = option(
         reads=True,
         per_machine=True,
+        excludes=("dataset_name",),
         help="csv, tsv, json, jsonl (also as .gz) or parquet; one or several files or patterns "
         "('part-*.csv')",
     )
@@ -157,15 +158,20 @@ class DataArguments(FileArguments):
     """Data"""
 
     dataset_name: str | None = option(reads=True, help="hub id or folder of a dataset, instead of files")
-    dataset_config_name: str | None = option(reads=True, help="configuration of --dataset_name")
-    dataset_revision: str | None = option(help="branch, tag or commit of --dataset_name (default: main)")
+    dataset_config_name: str | None = option(
+        reads=True, needs="dataset_name", help="configuration of --dataset_name"
+    )
+    dataset_revision: str | None = option(
+        needs="dataset_name", help="branch, tag or commit of --dataset_name (default: main)"
+    )
     dataset_split: str | None = option(
-        help="split of --dataset_name to train on, or a part of one: train[:80%] (default: train)"
+        needs="dataset_name",
+        help="split of --dataset_name to train on, or a part of one: train[:80%] (default: train)",
     )
     dataset_validation_split: str | None = option(
-        help="split to evaluate, such as train[80%:] (default: validation)"
+        needs="dataset_name", help="split to evaluate, such as train[80%:] (default: validation)"
     )
-    dataset_test_split: str | None = option(help="split to predict (default: test)")
+    dataset_test_split: str | None = option(needs="dataset_name", help="split to predict (default: test)")
     validation_split: float = option(
         0.1,
         above=0,
@@ -179,19 +185,6 @@ class DataArguments(FileArguments):
     max_train_samples: int | None = option(at_least=1, help="use only the first N training rows")
     max_eval_samples: int | None = option(at_least=1, help="use only the first N validation rows")
     max_predict_samples: int | None = option(at_least=1, help="use only the first N test rows")
-
-    def problems(self) -> list[str]:
-        messages = []
-        if self.train_file and self.dataset_name:
-            messages.append("--train_file and --dataset_name are both given; keep one")
-        if self.dataset_name is None:
-            names = ("config_name", "revision", "split", "validation_split", "test_split")
-            messages += [
-                f"--dataset_{n} is given but --dataset_name is not"
-                for n in names
-                if getattr(self, f"dataset_{n}")
-            ]
-        return messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +247,9 @@ class OptimizationArguments:
         '0.75], "gamma": 0.1}'
     )
     warmup_steps: int | float | None = option(
-        at_least=0, help="optimizer steps of linear warm-up, or a share of all steps"
+        at_least=0,
+        excludes=("warmup_ratio",),
+        help="optimizer steps of linear warm-up, or a share of all steps",
     )
     warmup_ratio: float | None = option(at_least=0, below=1, help="warm-up as a share of all steps")
     num_train_epochs: float = option(3.0, above=0, help="passes over the training rows")
@@ -266,7 +261,11 @@ class OptimizationArguments:
     )
     base_global_batch_size: int = option(32, at_least=1, help="the batch size --learning_rate was chosen for")
     label_smoothing_factor: float = option(
-        0.0, at_least=0, below=1, help="label smoothing: weight of the uniform distribution in the targets"
+        0.0,
+        at_least=0,
+        below=1,
+        needs="loss=bce",
+        help="label smoothing: weight of the uniform distribution in the targets",
     )
     gradient_checkpointing: bool = option(
         False, help="recompute activations in the backward pass: less memory, slower"
@@ -285,8 +284,6 @@ class OptimizationArguments:
 
     def problems(self) -> list[str]:
         messages = optimizers.problems(self, {field.name: field.default for field in fields(self)})
-        if self.warmup_steps is not None and self.warmup_ratio is not None:
-            messages.append("--warmup_steps and --warmup_ratio are both given; keep one")
         if self.lr_scheduler_type == "constant" and (self.warmup_steps or self.warmup_ratio):
             messages.append("--lr_scheduler_type constant has no warm-up; use constant_with_warmup")
         if self.lr_scheduler_kwargs:
@@ -299,7 +296,9 @@ class RunArguments:
     """Run"""
 
     output_dir: str | None = option(path=True, per_machine=True, help="folder for the files of the run")
-    overwrite_output_dir: bool = option(False, help="replace the run in --output_dir")
+    overwrite_output_dir: bool = option(
+        False, excludes=("resume_from_checkpoint",), help="replace the run in --output_dir"
+    )
     shared_output_dir: bool = option(
         False, help="all machines share --output_dir: skip comparing and copying its files between machines"
     )
@@ -313,6 +312,7 @@ class RunArguments:
     )
     eval_steps: int | float | None = option(
         above=0,
+        needs="eval_strategy=steps",
         help="optimizer steps between evaluations with --eval_strategy steps, or a share of all steps",
     )
     save_strategy: str | None = option(
@@ -339,20 +339,14 @@ class RunArguments:
         "best/, unless it scores "
         "worse than the best model",
     )
-    checkpoint_format: str = option(
-        "full",
-        choices=("full", "sharded"),
-        help="full: rank 0 gathers weights and moments, to resume under any launch; sharded: each ZeRO "
-        "process writes its own "
-        "part, to resume under the same launch",
-    )
     metric_for_best_model: str | None = option(help="metric that selects the best model")
     metrics: tuple[str, ...] | None = option(
         help="more metrics of the evaluate library, separated by commas: "
         "NAME_OR_FOLDER[:CONFIG][:SETTING=VALUE ...]"
     )
     greater_is_better: bool | None = option(
-        help="whether higher values of that metric are better (default: true, except for a loss)"
+        help="whether higher values of that metric are better (default: true, except for a loss; required "
+        "for one of --metrics)"
     )
     early_stopping_patience: int | None = option(
         at_least=1, help="stop after N evaluations without a better model"
@@ -381,9 +375,13 @@ class RunArguments:
         "task's name)",
     )
     push_to_hub: bool = option(False, help="upload the best model to the hub at the end of the run")
-    hub_model_id: str | None = option(help="hub repository for --push_to_hub")
-    hub_private_repo: bool = option(False, help="create the hub repository as a private one")
-    hub_dry_run: bool = option(False, help="print what --push_to_hub would upload, without uploading")
+    hub_model_id: str | None = option(needs="push_to_hub", help="hub repository for --push_to_hub")
+    hub_private_repo: bool = option(
+        False, needs="push_to_hub", help="create the hub repository as a private one"
+    )
+    hub_dry_run: bool = option(
+        False, needs="push_to_hub", help="print what --push_to_hub would upload, without uploading"
+    )
     license: str | None = option(help="license for the model card, by the hub's names: apache-2.0, cc-by-4.0")
     language: tuple[str, ...] | None = option(help="languages for the model card: en,zh")
     predictions_file: str | None = option(
@@ -411,11 +409,6 @@ class RunArguments:
             messages.append("--output_dir is missing: give a folder for the run's files")
         if self.eval_strategy == "steps" and self.eval_steps is None:
             messages.append("--eval_strategy steps needs --eval_steps")
-        if self.eval_steps is not None and self.eval_strategy != "steps":
-            messages.append(
-                f"--eval_steps is given but --eval_strategy is {self.eval_strategy}; add "
-                "--eval_strategy steps"
-            )
         if self.save_strategy == "steps" and not self.save_steps:
             messages.append("--save_strategy steps needs --save_steps")
         if self.save_strategy in ("epoch", "no") and self.save_steps:
@@ -442,17 +435,14 @@ class RunArguments:
             messages += [
                 f"--{name} needs evaluations; --do_eval is false" for name in [*names, *several_best]
             ]
-        for name in ("hub_model_id", "hub_private_repo", "hub_dry_run"):
-            if getattr(self, name) and not self.push_to_hub:
-                messages.append(f"--{name} is given but --push_to_hub is not")
-        if self.overwrite_output_dir and self.resume_from_checkpoint:
-            messages.append("--overwrite_output_dir and --resume_from_checkpoint are both given; keep one")
         return messages
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchArguments:
     """Launch (beside the launcher's own files)"""
+
+    listed_last = True
 
     deepspeed: str | None = option(
         path=True, per_machine=True, help="DeepSpeed config file, for the deepspeed launcher or torchrun"

@@ -1,5 +1,4 @@
 import dataclasses
-from types import SimpleNamespace
 
 import classify
 import image_classify
@@ -8,11 +7,9 @@ import segment3d
 import titlegen
 from transformers import Seq2SeqTrainingArguments
 
-from samerun.arguments.parsing import parse
-from samerun.arguments.trainer_names import TRAINER_NAMES
 from samerun.errors import InputError
-from samerun.plan import batch_of, make_plan
-from samerun.task import Split
+from samerun.parsing import parse
+from samerun.trainer_names import TRAINER_NAMES, Alias
 
 TASKS = [module.Arguments for module in (classify, titlegen, image_classify, segment3d)]
 FIELDS = [{field.name for field in dataclasses.fields(task)} for task in TASKS]
@@ -33,17 +30,6 @@ OF_SCRIPTS = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-def launch():
-    return SimpleNamespace(world_size=1, micro_batches_by_tokens=False)
-
-
-@pytest.fixture
-def split():
-    """100 rows without tokens: 4 steps of 32."""
-    return Split("rows", None, 100)
-
-
 def refusals(*argv, task=titlegen.Arguments):
     with pytest.raises(InputError) as caught:
         parse(task, list(argv))
@@ -56,15 +42,16 @@ def test_every_name_of_the_installed_trainer_is_accepted_or_refused_with_advice(
     known = set.union(*FIELDS)
     assert [name for name in names + OF_SCRIPTS if name not in known and name not in TRAINER_NAMES] == []
     for name, spec in TRAINER_NAMES.items():
-        # What a task has under the same name keeps its own meaning, but for values that only transformers
-        # knows.
-        assert name not in known or spec.field == name, name
-        assert spec.field is None or spec.field in known, name
-        assert spec.advice or spec.field, name
-        if spec.advice and spec.field != name:
-            (message,) = refusals(f"--{name}=no such value")
-            assert message == f"--{name}: {spec.advice}"
-            assert "unknown" not in message
+        if isinstance(spec, Alias):
+            assert spec.argument in known, name
+            assert name not in known or spec.argument == name, name  # only values are translated
+            advice = spec.otherwise
+        else:
+            assert name not in known, name
+            advice = spec.advice
+            assert advice
+        if advice is not None:
+            assert refusals(f"--{name}=no such value") == [f"--{name}: {advice}"]
 
 
 @pytest.mark.parametrize(
@@ -136,37 +123,3 @@ def test_contradictions_and_names_of_other_tasks():
     assert message == "--max_seq_length means --max_length, which this command does not have"
     (message,) = refusals("--hub_token", "hf_secret")
     assert "hf_secret" not in message
-
-
-@pytest.mark.parametrize("value", ["2.5", "-1", "nan"])
-def test_steps_are_whole_or_a_share(value):
-    (message,) = refusals("--save_steps", value)
-    assert "a whole number, or a share of all steps below 1, at least 0" in message
-
-
-def test_shares_of_all_steps(arguments, launch, split):
-    given = {"warmup_steps": 0.1, "eval_steps": 0.25, "save_steps": 0.5, "logging_steps": 0.01}
-    plan = make_plan(arguments(max_steps=50, eval_strategy="steps", **given), split, launch)
-    assert (plan.warmup_steps, plan.eval_steps, plan.save_steps, plan.logging_steps) == (5, 13, 25, 1)
-
-
-@pytest.mark.parametrize(
-    ("given", "saved"),
-    [
-        ({}, 4),
-        ({"save_strategy": "epoch"}, 4),
-        ({"save_strategy": "no"}, None),
-        ({"save_strategy": "steps", "save_steps": 3}, 3),
-    ],
-)
-def test_save_strategy(arguments, launch, split, given, saved):
-    assert make_plan(arguments(**given), split, launch).save_steps == saved
-
-
-def test_a_batch_size_per_device_alone_means_what_it_means_in_transformers(arguments):
-    for given, size in [({}, 32), ({"gradient_accumulation_steps": 2}, 64), ({"global_batch_size": 12}, 12)]:
-        batch = batch_of(arguments(per_device_train_batch_size=8, **given), 4)
-        assert (batch.global_batch_size, batch.follows_processes) == (size, "global_batch_size" not in given)
-    pretrained = {"model_name_or_path": "a", "output_dir": "b"}
-    assert image_classify.Arguments(per_device_train_batch_size=8).global_batch_size is None
-    assert image_classify.Arguments(**pretrained).global_batch_size == 32
