@@ -128,7 +128,7 @@ def _pixel_hash(images: Any, row: int) -> str:
 
 
 def _of_volumes(volumes: Sequence[Any], classes: Sequence[str]) -> Rows:
-    """Volumes (`volumes.prepared.Prepared`) by the hashes of their files and of their voxels: compressed
+    """Volumes (`volumes.data.Prepared`) by the hashes of their files and of their voxels: compressed
     files of equal volumes differ."""
     labels, sizes, areas = [volume.files[1:] for volume in volumes], {}, None
     for name, unit in (("size", "voxels"), ("spacing", "mm")):

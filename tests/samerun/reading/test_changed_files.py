@@ -14,8 +14,7 @@ from samerun.reading import cache, fingerprint
 from samerun.reading.buffers import Buffers
 from samerun.reading.cache import content_hash
 from samerun.reading.splits import read_split
-from samerun.volumes.files import VolumeFile, Volumes
-from samerun.volumes.prepared import prepare
+from samerun.volumes.data import VolumeFile, Volumes, prepare
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,9 @@ import torch
 
 from samerun.images.segmentation import pack, unpack
 from samerun.reports.figures import LINE
-from samerun.volumes.files import VolumeFile, Volumes
+from samerun.volumes.data import VolumeFile, Volumes, prepare
 from samerun.volumes.nifti import IGNORED
-from samerun.volumes.predictions import WholeVolumes, overlays, volume_facts, write_masks
-from samerun.volumes.prepared import prepare
+from samerun.volumes.output import WholeVolumes, overlays, volume_facts, write_masks
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ from samerun.output import written
 from samerun.reading.fingerprint import fingerprint
 from samerun.reports.figures import with_legend
 from samerun.task import Batch
+from samerun.volumes.data import Prepared
 from samerun.volumes.nifti import IGNORED, write_like
 from samerun.volumes.patches import crop
-from samerun.volumes.prepared import Prepared
 
 NANOMETRES = 1e6  # per millimetre. Spacing as integers is not rounded when inputs are cast to half precision.
 # Okabe and Ito's colour-blind safe palette, for classes 1, 2, ...; repeats.
