@@ -29,7 +29,7 @@ def test_the_help_has_no_arguments_of_tokens(capsys):
     text = capsys.readouterr().out
     assert "--global_batch_size" in text
     assert [word for word in text.split() if "token" in word or "length" in word or "padding" in word] == []
-    assert text.count("--learning_rate X  ") == 1  # stands in its group, with the task's default
+    assert text.count("--learning_rate X") == 1  # stands in its group, with the task's default
 
 
 def test_defaults_suit_what_is_trained():
