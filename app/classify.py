@@ -70,9 +70,9 @@ import numpy as np
 import torch
 from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelForSequenceClassification
 
-from samerun.application import run
 from samerun.errors import InputError
 from samerun.losses.multilabel import MultiLabelLoss, from_config
+from samerun.main import run
 from samerun.metrics.multilabel import METRICS, multilabel_scores, sigmoid
 from samerun.metrics.thresholds import decide
 from samerun.models import pretrained
@@ -163,6 +163,7 @@ class MultiLabelClassification(TextTask):
             notes.append(
                 f"weights of positive targets: {weights.min():.2f} to {weights.max():.2f} (--pos_weight)"
             )
+            self.details["pos_weight"] = dict(zip(self.labels, weights.tolist(), strict=True))
         note_labels(
             {name: (tables[name].path, ids) for name, ids in encoded.items() if name != "test"},
             self.labels,
@@ -220,10 +221,6 @@ class MultiLabelClassification(TextTask):
             if rate and is_head
             else super().learning_rate_scale(model, parameter)
         )
-
-    def details(self) -> dict[str, Any]:
-        weight = self.loss.pos_weight
-        return {} if weight is None else {"pos_weight": dict(zip(self.labels, weight.tolist(), strict=True))}
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
         return batch.is_real.sum() * len(self.labels)
@@ -290,7 +287,7 @@ class MultiLabelClassification(TextTask):
         )
         return self.with_kernels(model)
 
-    def prediction_lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
+    def lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
         check_finite(predictions["logits"], "logits", split)
         for row, logits in enumerate(predictions["logits"]):
             probabilities = sigmoid(logits)
@@ -304,10 +301,10 @@ class MultiLabelClassification(TextTask):
                 line["reference"] = list(compress(self.labels, predictions["labels"][row]))
             yield line
 
-    def analyse(self, best: Predictions, split: TextSplit) -> ReportContent:
+    def figures(self, best: Predictions, split: TextSplit) -> ReportContent:
         return label_plots.show(self.decider.plot_data(best), self.labels, split.texts)
 
-    def model_card(self, folder: Path) -> ModelCard:
+    def card(self, folder: Path) -> ModelCard:
         title, usage, metrics = (
             "Multi-label text classification",
             classifier.usage(self.config),
@@ -319,6 +316,7 @@ class MultiLabelClassification(TextTask):
             usage,
             metrics,
             [classifier.CARD_NOTE, *classifier.label_table(folder)],
+            self.limits,
         )
 
 

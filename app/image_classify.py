@@ -56,7 +56,6 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForImageClassification
 
-from samerun.application import run
 from samerun.errors import InputError
 from samerun.images import single_label
 from samerun.images.data import Examples, Images, Inspection, read_examples
@@ -73,6 +72,7 @@ from samerun.images.image_task import (
 )
 from samerun.images.single_label import confusion_matrix
 from samerun.images.transforms import processing_of
+from samerun.main import run
 from samerun.models.adapters import check_quantization
 from samerun.models.export import check_agreement, plain_model, rows_to_check
 from samerun.models.pretrained import (
@@ -258,7 +258,7 @@ class ImageClassification(ImageTask):
     def confusion(self, best: Predictions) -> np.ndarray:
         return confusion_matrix(best["logits"].argmax(axis=1), best["labels"], len(self.labels))
 
-    def samples(self, best: Predictions) -> dict[str, str]:
+    def previews(self, best: Predictions) -> dict[str, str]:
         return {
             "confusion matrix": "\n".join(single_label.confusion_table(self.confusion(best), self.labels))
         }
@@ -269,7 +269,7 @@ class ImageClassification(ImageTask):
             return load_small_cnn(path, config)
         return self.load_trained(AutoModelForImageClassification, path)
 
-    def prediction_lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
+    def lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
         check_finite(predictions["logits"], "logits", split.path, "images", split.images.name)
         references = predictions["labels"] if split.labelled else None
         lines = single_label.prediction_lines(predictions["logits"], self.labels, references)
@@ -278,10 +278,10 @@ class ImageClassification(ImageTask):
         # The ids of several files are numbered through, so each line names its image.
         return ({"image": split.images.name(row), **line} for row, line in enumerate(lines))
 
-    def analyse(self, best: Predictions, split: ImageSplit) -> ReportContent:
+    def figures(self, best: Predictions, split: ImageSplit) -> ReportContent:
         return single_label.figures(self.confusion(best), self.labels)
 
-    def model_card(self, folder: Path) -> ModelCard:
+    def card(self, folder: Path) -> ModelCard:
         sections = single_label.card_sections(folder, self.labels)
         tag, usage = "image-classification", single_label.USAGE
         if isinstance(self.config, SmallCNNConfig):

@@ -46,7 +46,6 @@ import numpy as np
 import torch
 from transformers import MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, AutoModelForSemanticSegmentation
 
-from samerun.application import run
 from samerun.images import masks, semantic_segmentation
 from samerun.images.data import Examples, Images, Inspection
 from samerun.images.image_task import (
@@ -71,6 +70,7 @@ from samerun.images.segmentation import (
     segmentation_scores,
     unpack,
 )
+from samerun.main import run
 from samerun.models.adapters import adapted_name, check_quantization
 from samerun.models.export import check_agreement, plain_model, rows_to_check
 from samerun.models.pretrained import (
@@ -319,14 +319,14 @@ class Segmentation(ImageTask):
             self.examples.append((image, batch.labels[0].numpy(), predicted))
         check_agreement("losses", losses, best["loss"][rows], self.tolerance(TOLERANCE))
 
-    def overlays(self, best: Predictions) -> dict[str, np.ndarray]:
+    def previews(self, best: Predictions) -> dict[str, str | np.ndarray]:
         shown = semantic_segmentation.overlays(self.examples, self.classes.names)
         return {"image_truth_prediction": shown}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         return self.load_trained(AutoModelForSemanticSegmentation, path)
 
-    def prediction_lines(
+    def lines(
         self, predictions: Predictions, split: semantic_segmentation.MaskSplit
     ) -> Iterator[dict[str, Any]]:
         """Also writes the masks."""
@@ -341,10 +341,10 @@ class Segmentation(ImageTask):
                 line["iou"] = by_class(iou(predictions["counts"][row]), names)
             yield line
 
-    def analyse(self, best: Predictions, split: semantic_segmentation.MaskSplit) -> ReportContent:
+    def figures(self, best: Predictions, split: semantic_segmentation.MaskSplit) -> ReportContent:
         return report_content(best, self.classes.names, split.ids)
 
-    def model_card(self, folder: Path) -> ModelCard:
+    def card(self, folder: Path) -> ModelCard:
         tables, usage = class_tables(folder, self.classes.names, KINDS), semantic_segmentation.USAGE
         metrics = list(self.shown_metrics)
         return ModelCard("Semantic segmentation", "image-segmentation", usage, metrics, tables)

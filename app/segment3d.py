@@ -47,7 +47,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from samerun.application import run
 from samerun.images.segmentation import (
     SegmentationLoss,
     by_class,
@@ -57,6 +56,7 @@ from samerun.images.segmentation import (
     mean_of_defined,
     report_content,
 )
+from samerun.main import run
 from samerun.output import predictions as output
 from samerun.output import written
 from samerun.output.run_folder import replace_folder
@@ -269,7 +269,7 @@ class VolumeSegmentation(Task):
         replace_folder(path, partial(self.settings.write, weights))
         return {}
 
-    def overlays(self, best: Predictions) -> dict[str, np.ndarray]:
+    def previews(self, best: Predictions) -> dict[str, str | np.ndarray]:
         return {
             "image_truth_prediction": overlays(
                 self.whole["validation"], best["slice"], self.settings.classes[1:]
@@ -279,7 +279,7 @@ class VolumeSegmentation(Task):
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         return Settings.read(path).load_model(path)
 
-    def prediction_lines(self, predictions: Predictions, split: Split) -> Iterator[dict[str, Any]]:
+    def lines(self, predictions: Predictions, split: Split) -> Iterator[dict[str, Any]]:
         """Also writes the masks."""
         whole, names = self.whole["test"], self.settings.classes[1:]
         self.check_logits(predictions, split)
@@ -303,10 +303,10 @@ class VolumeSegmentation(Task):
                     line[kind] = by_class(values[1:], names)
             yield line
 
-    def analyse(self, best: Predictions, split: Split) -> ReportContent:
+    def figures(self, best: Predictions, split: Split) -> ReportContent:
         return report_content(best, self.settings.classes, split.ids, first=1)
 
-    def model_card(self, folder: Path) -> ModelCard:
+    def card(self, folder: Path) -> ModelCard:
         tables = class_tables(folder, self.settings.classes[1:], KINDS)
         return ModelCard("Segmentation of volumes", None, network.USAGE, list(self.shown_metrics), tables)
 

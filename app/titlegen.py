@@ -66,8 +66,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
-from samerun.application import run
 from samerun.kernels.common import widest_float
+from samerun.main import run
 from samerun.metrics.rouge import lead_scores, rouge_scores
 from samerun.models import encoder_decoder
 from samerun.models.adapters import limit_training
@@ -229,7 +229,7 @@ class TitleGeneration(TextTask):
         titles_by_row = self.splits["validation"].titles if generated else []
         return [{"reference": titles_by_row[row], "generated": title} for row, title in enumerate(generated)]
 
-    def samples(self, best: Predictions) -> dict[str, str]:
+    def previews(self, best: Predictions) -> dict[str, str | np.ndarray]:
         return {"titles": "\n".join(titles.example_table(self.examples(best)))}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
@@ -242,7 +242,7 @@ class TitleGeneration(TextTask):
         encoder_decoder.store_settings(model, self.start, self.source_prefix)
         return self.with_kernels(model)
 
-    def prediction_lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
+    def lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
         lines = titles.prediction_lines(self.tokenizer, predictions["ids"], predictions["scores"])
         if not split.labelled:
             return lines
@@ -251,7 +251,7 @@ class TitleGeneration(TextTask):
     def remarks(self, metrics: dict[str, Any]) -> list[str]:
         return titles.lead_remark(metrics)
 
-    def analyse(self, best: Predictions, split: TextSplit) -> ReportContent:
+    def figures(self, best: Predictions, split: TextSplit) -> ReportContent:
         generated, references = best["ids"][:, 0], (split.targets[row] for row in range(len(split)))
         lengths = (
             *(titles.title_lengths(self.tokenizer, ids) for ids in (generated, references)),
@@ -261,11 +261,10 @@ class TitleGeneration(TextTask):
             lengths, self.as_references(best, split), split.texts, self.rouge_tokenizer(split)
         )
 
-    def model_card(self, folder: Path) -> ModelCard:
+    def card(self, folder: Path) -> ModelCard:
         metrics, sections = titles.CARD_METRICS, titles.card_sections(folder)
-        return ModelCard(
-            "Titles for long documents", "summarization", titles.usage(self.source_prefix), metrics, sections
-        )
+        usage = titles.usage(self.source_prefix)
+        return ModelCard("Titles for long documents", "summarization", usage, metrics, sections, self.limits)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from guarding.commands import ALLOWED, COMMANDS, MAKE_DATA, OLD_COMMIT, Command
+from guarding.commands import ALLOWED, COMMANDS, MAKE_DATA, MAKE_MORE, OLD_COMMIT, Command
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 FORK_SERVER = Path(__file__).parent / "guarding" / "fork_server.py"
@@ -59,7 +59,8 @@ CHANGING = re.compile(
 )
 # Lines of libraries, and of our own that hold times and sizes only.
 NOISE = re.compile(
-    r"^\s*$|^\[?[IWE]?\d{4}[- ]|\[(INFO|WARNING|WARN|ERROR|rank\d)|^\*+$|^memory  |it/s|^[=-]{5,}|"
+    r"^\s*$|^training +\d+ of \d+ steps|^\[?[IWE]?\d{4}[- ]|\[(INFO|WARNING|WARN|ERROR|rank\d)|"
+    r"^\*+$|^memory  |it/s|^[=-]{5,}|"
     r"weights \d.*gradients|Warning: |warnings?\.warn|^  warn|Root Cause|Other Failures|"
     r"^\s+(time|host|rank|exitcode|error_file|traceback) *:|^\s+(File|raise|return|self\.|exec) |"
     r"torch[. ](distributed|elastic)|Setting ds_accelerator|ninja|deepspeed\.ops|DeepSpeed [A-Z]|"
@@ -201,6 +202,8 @@ def result(command: Command, half: Half) -> dict:
         (half.home / "logs" / f"{command.name}.{kind}").read_text(errors="replace") for kind in ("out", "err")
     ]
     found = json.loads(half.result_file(command).read_text()) | {"messages": messages(logs, half)}
+    if command.name.startswith("help_"):
+        found["messages"] = re.findall(r"^ +(--\w+)", logs[0], re.MULTILINE)
     found |= content(half.home / "runs" / command.name, command.stop is not None)
     printed = [json.loads(line) for line in logs[0].splitlines() if line.startswith("{")]
     found["numbers"] |= flat(printed, "standard output")
@@ -335,14 +338,17 @@ def prepare(cache: Path, tree: Path) -> list[Half]:
             ["git", "archive", OLD_COMMIT], cwd=REPOSITORY, stdout=subprocess.PIPE, check=True
         )
         subprocess.run(["tar", "x", "-C", str(old)], input=archive.stdout, check=True)
-    stamp = hashlib.sha256(MAKE_DATA.encode()).hexdigest()
-    if not (data / "made").exists() or (data / "made").read_text() != stamp:
-        for folder in (data, cache / "old", cache / "new"):
-            shutil.rmtree(folder, ignore_errors=True)
+    for number, script in enumerate((MAKE_DATA, MAKE_MORE)):
+        made, stamp = data / f"made_{number}", hashlib.sha256(script.encode()).hexdigest()
+        if made.exists() and made.read_text() == stamp:
+            continue
+        if number == 0:
+            for folder in (data, cache / "old", cache / "new"):
+                shutil.rmtree(folder, ignore_errors=True)
         subprocess.run(
-            [sys.executable, "-c", MAKE_DATA, str(data), str(old)], check=True, stdout=subprocess.DEVNULL
+            [sys.executable, "-c", script, str(data), str(old)], check=True, stdout=subprocess.DEVNULL
         )
-        (data / "made").write_text(stamp)
+        made.write_text(stamp)
     halves = [Half("old", old, cache / "old"), Half("new", tree, cache / "new")]
     shutil.rmtree(halves[1].home / "cache", ignore_errors=True)  # whatever the new version had stored
     for half in halves:

@@ -41,7 +41,7 @@ class LinearTask(Task):
     def load_exported(self, path):
         return linear_layer()
 
-    def prediction_lines(self, predictions, split):
+    def lines(self, predictions, split):
         return [{"error": error} for error in predictions["error"].tolist()]
 
 

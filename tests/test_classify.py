@@ -100,7 +100,7 @@ def test_a_model_that_diverged_is_not_scored_and_the_row_is_named(logit):
     with pytest.raises(TrainingError, match=told):
         task.score(found, split)
     with pytest.raises(TrainingError, match=told):
-        list(task.prediction_lines(found, split))
+        list(task.lines(found, split))
 
 
 def test_balanced_weights_are_negatives_over_positives_within_limits():

@@ -97,7 +97,7 @@ def test_the_lengths_of_both_sides_count_no_special_tokens(monkeypatch):
     )
     split.__len__.return_value = 2
     task = titles()
-    task.analyse({"ids": generated, "targets": np.array([4, 2])}, split)
+    task.figures({"ids": generated, "targets": np.array([4, 2])}, split)
     assert [each.tolist() for each in shown] == [[2, 0], [2, 1], [5, 6]]
     assert task.score({"ids": generated}, split)["gen_len"] == 1.0
 

@@ -48,8 +48,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from samerun.application import run
 from samerun.batching.stream import Stream
+from samerun.main import run
 from samerun.output.run_folder import replace_folder
 from samerun.task import Batch, Data, Split, Task
 
@@ -157,7 +157,7 @@ class Regression(Task):
         model.load_state_dict(load_file(Path(path) / "model.safetensors"))
         return model
 
-    def prediction_lines(self, predictions, split):
+    def lines(self, predictions, split):
         return ({"outputs": outputs.tolist()} for outputs in predictions["outputs"])
 
 

@@ -1,4 +1,4 @@
-"""The engine runs any task from its arguments to its output files, under any launch. `application.py` is its
+"""The engine runs any task from its arguments to its output files, under any launch. `main.py` is its
 table of contents. The packages beside the engine's hold kinds of data, models and metrics.
 
 A task of your own imports from here: `from samerun import Batch, Data, Split, Task, run`.
@@ -12,7 +12,7 @@ __version__ = "0.9.0"
 _MODULES = {
     "option": "samerun.parsing",
     "read_arguments": "samerun.cli",
-    "run": "samerun.application",
+    "run": "samerun.main",
     "InputError": "samerun.errors",
     "TrainingError": "samerun.errors",
     **dict.fromkeys(

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from samerun import optimizers, schedules
+from samerun import optim_arguments
 from samerun.parsing import SpaceSeparated, option
-from samerun.plan import Modes
+from samerun.plan import SCHEDULES, Modes, check_schedule
 
 # The trackers of Accelerate.
 TRACKERS = ("tensorboard", "wandb", "mlflow", "comet_ml", "aim", "clearml", "dvclive", "swanlab", "trackio")
@@ -224,8 +224,8 @@ class OptimizationArguments:
 
     learning_rate: float = option(5e-5, above=0, help="peak learning rate")
     optim: str = option(
-        optimizers.DEFAULT,
-        choices=tuple(optimizers.OPTIMIZERS),
+        optim_arguments.DEFAULT,
+        choices=tuple(optim_arguments.OPTIMIZERS),
         help="optimizer; muon: for the matrices of hidden layers, AdamW for the rest; 8bit and lion need "
         "bitsandbytes",
     )
@@ -239,7 +239,7 @@ class OptimizationArguments:
     )
     lr_scheduler_type: str = option(
         "linear",
-        choices=tuple(schedules.SCHEDULES),
+        choices=tuple(SCHEDULES),
         help="schedule of the learning rate after warm-up",
     )
     lr_scheduler_kwargs: dict[str, Any] | None = option(
@@ -283,11 +283,11 @@ class OptimizationArguments:
     )
 
     def problems(self) -> list[str]:
-        messages = optimizers.problems(self, {field.name: field.default for field in fields(self)})
+        messages = optim_arguments.problems(self, {field.name: field.default for field in fields(self)})
         if self.lr_scheduler_type == "constant" and (self.warmup_steps or self.warmup_ratio):
             messages.append("--lr_scheduler_type constant has no warm-up; use constant_with_warmup")
         if self.lr_scheduler_kwargs:
-            messages += schedules.problems(self.lr_scheduler_type, self.lr_scheduler_kwargs)
+            messages += check_schedule(self.lr_scheduler_type, self.lr_scheduler_kwargs)
         return messages
 
 
@@ -332,12 +332,6 @@ class RunArguments:
         1,
         at_least=1,
         help="number of best models to keep: the best one in best/; if several, all in best_models/step_N",
-    )
-    average_checkpoints: int | None = option(
-        at_least=2,
-        help="after training, average the weights of the N best evaluations and export the average to "
-        "best/, unless it scores "
-        "worse than the best model",
     )
     metric_for_best_model: str | None = option(help="metric that selects the best model")
     metrics: tuple[str, ...] | None = option(
@@ -404,7 +398,6 @@ class RunArguments:
     def problems(self) -> list[str]:
         messages, modes = [], self.modes
         several_best = ["keep_best"] if self.keep_best > 1 else []
-        several_best += ["average_checkpoints"] if self.average_checkpoints is not None else []
         if self.output_dir is None:
             messages.append("--output_dir is missing: give a folder for the run's files")
         if self.eval_strategy == "steps" and self.eval_steps is None:

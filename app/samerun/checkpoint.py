@@ -84,11 +84,10 @@ class TrainState:
     evaluations_without_best: int = 0
     kept: list[dict[str, Any]] = field(
         default_factory=list
-    )  # {"step", "metric", "loss"} of the best models (see `BestModels`)
+    )  # {"step", "metric", "loss"} of the best models (see `best_models`)
     unevaluated: bool = False  # the run stopped before it finished the evaluation due at `step`
     loss_scale: dict[str, Any] | None = None
-    halvings: int = 0  # of micro-batches that did not fit into memory (see `training.splitting`)
-    stream: Any = None  # start of the current epoch's rows (see `batching.stream`)
+    stream: Any = None  # start of the current epoch's rows (see batching/stream.py)
 
     def count_tokens(self, tokens: int | None, padded_tokens: int | None) -> None:
         """Adds the tokens of a step (None for rows without tokens)."""

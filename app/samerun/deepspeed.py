@@ -202,7 +202,7 @@ def complete_config(
     zero.update({key: value for key, value in BUCKETS.items() if zero.get(key) == "auto"})
     # Else DeepSpeed replaces a torch optimizer under offloading by one that must be compiled.
     full.setdefault("zero_force_ds_cpu_optimizer", False)
-    full["zero_allow_untested_optimizer"] = True  # `samerun.optimizers` refuses those that fail
+    full["zero_allow_untested_optimizer"] = True  # `samerun.optim_arguments` refuses those that fail
     messages += [
         f'{source}: {path} is "auto", which the run cannot fill in; write a value' for path in _autos(full)
     ]

@@ -127,7 +127,10 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
         "--per_device_train_batch_size beside --global_batch_size"
     ),
     "auto_find_batch_size": Only(
-        "true", "a micro-batch that does not fit is split; --global_batch_size does not change"
+        "true", "micro-batches that do not fit are halved at the start; --global_batch_size does not change"
+    ),
+    "average_checkpoints": Refused(
+        "keep the best models with --keep_best, and average them afterwards: scripts/average.py"
     ),
     "data_seed": Refused("--seed also sets the order of rows"),
     "full_determinism": Only(

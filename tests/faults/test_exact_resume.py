@@ -24,7 +24,6 @@ STEPS = {
     "save_total_limit": 9,
     "early_stopping_patience": 5,
     "ema_decay": 0.5,
-    "average_checkpoints": 2,
     "keep_best": 2,
 }
 

@@ -26,7 +26,7 @@ from samerun.checkpoint import (
 from samerun.errors import InputError, TrainingError
 from samerun.output import run_folder
 from samerun.output.writer_thread import Background
-from samerun.training.step import train_step
+from samerun.train import train_step
 
 RUN_FINGERPRINT = {"task": "linear", "rows": 8, "labels": ["a", "b"]}
 

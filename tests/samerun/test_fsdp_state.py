@@ -13,8 +13,8 @@ from samerun import fsdp
 from samerun.checkpoint import _restore_moments
 from samerun.errors import InputError
 from samerun.fsdp import FsdpSettings, layers_to_shard, shard
-from samerun.optimizers import UNDER_FSDP
-from samerun.training.optimizer import build_optimizer
+from samerun.optim_arguments import UNDER_FSDP
+from samerun.optimizer import build_optimizer
 
 
 class Layer(nn.Module):

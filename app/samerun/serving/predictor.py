@@ -40,7 +40,7 @@ class Predictor:
     def __call__(self, items: Sequence[Any]) -> list[dict[str, Any]]:
         """One line per item. Raises `InputError` for a bad item."""
         split = self.task.rows_in_memory(items)
-        return list(self.task.prediction_lines(self._predict(split), split))
+        return list(self.task.lines(self._predict(split), split))
 
     def explain(self, item: Any, line: dict[str, Any]) -> dict[str, Any]:
         """`Task.explain` with the loaded model."""

@@ -302,7 +302,9 @@ class TextTask(Task):
         weights = weights if change is None else change(weights)
         export_model(path, exported, weights, check, self.tokenizer, self.max_length)
 
+    @property
     def limits(self) -> list[str]:
+        """Sentences for the model card."""
         return [f"Texts are cut to {self.long_documents.limit} tokens."]
 
     def with_kernels(self, model: torch.nn.Module) -> torch.nn.Module:

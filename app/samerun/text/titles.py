@@ -178,8 +178,8 @@ def plain_model(model: Any, search: Generation) -> Any:
     """`export.plain_model` with the generation configuration to export."""
     plain = export.plain_model(model)
     generation, trained = deepcopy(search.config), model.generation_config
-    ids = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id", "forced_bos_token_id")
-    for name in (*ids, *SETTINGS):
+    tokens = ("decoder_start", "eos", "pad", "bos", "forced_bos", "forced_eos")
+    for name in (*(f"{token}_token_id" for token in tokens), *SETTINGS):
         if getattr(generation, name) is None:
             setattr(generation, name, getattr(trained, name))
     if generation.num_beams == 1:  # transformers refuses to save these settings with greedy search

@@ -1,8 +1,9 @@
-"""Opens a run: compares the processes, locks the output folder, finds the checkpoint to resume from, writes
-run.json."""
+"""Before a run: its command is checked, the processes are compared, its folder is locked and run.json
+written."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -13,20 +14,150 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import get_token
 
-from samerun import checkpoint, machines, optimizers, signals
-from samerun.errors import InputError
-from samerun.output import run_folder, status, written
-from samerun.output.files import as_json, write_json
+from samerun import checkpoint, deepspeed, machines, optim_arguments, signals
+from samerun.errors import InputError, collecting
+from samerun.output import predictions, run_folder, status, written
+from samerun.output.files import as_json, file_record, write_json
 from samerun.output.run_folder import BEST, RUN_FILE, STATUS
-from samerun.output.versions import library_versions
-from samerun.parsing import as_dict, names_of
+from samerun.output.versions import code_version, library_versions
+from samerun.parsing import SpaceSeparated, as_dict, names_of
 from samerun.plan import Plan, describe
-from samerun.runtime import Run, launch_summary
+from samerun.reading.text_files import matching
+from samerun.reports import results
+from samerun.runtime import Launch, Machine, Run, describe_launch, launch_summary
 
 # Arguments of a single start, not of the training.
 OF_A_START = ("resume_from_checkpoint", "overwrite_output_dir", "max_train_time")
 _lock: Any = None  # of the output folder; held until the process ends
+
+
+# The command
+
+
+def check(arguments: Any, machine: Machine | None = None) -> Launch:
+    """Describes the launch. Raises `InputError` with everything that is wrong before any data is read.
+
+    `machine`: the machine of a launch that is only planned; None for this one.
+    """
+    problems: list[str] = []
+    launch, train = None, arguments.modes.train
+    with collecting(problems):
+        launch = describe_launch(arguments, machine)
+    # Only rank 0 writes, and --output_dir need not exist on other machines.
+    if arguments.output_dir is not None and (launch is None or launch.rank == 0):
+        folder = Path(arguments.output_dir)
+        resume = arguments.resume_from_checkpoint is not None or run_folder.was_restarted(folder)
+        with collecting(problems):
+            run_folder.check_output_dir(folder, train, arguments.overwrite_output_dir, resume)
+        problems += _path_conflicts(arguments, folder, train)
+    if launch is not None and train:
+        problems += optim_arguments.refusals(
+            arguments.optim, launch.deepspeed_config, launch.deepspeed_file, launch.fsdp is not None
+        )
+        if arguments.ema_decay is not None and deepspeed.uses_nvme(launch.deepspeed_config or {}):
+            problems.append(
+                f"--ema_decay does not work with offloading to nvme ({launch.deepspeed_file}); offload to "
+                "cpu, or leave --ema_decay out"
+            )
+    problems += [
+        f"--report_to {name}: not installed (pip install {name})"
+        for name in arguments.report_to
+        if name not in ("none", "html") and importlib.util.find_spec(name) is None
+    ]
+    if arguments.push_to_hub and not arguments.hub_dry_run and get_token() is None:
+        problems.append("--push_to_hub: no token; log in first (hf auth login)")
+    if problems:
+        raise InputError(*problems)
+    if machine is None and launch.rank == 0:
+        results.check_upload(arguments)
+    if launch.world_size > launch.local_world_size:
+        machines.wait_for_all_ranks(_facts_to_compare(arguments, launch), arguments.start_timeout)
+    return launch
+
+
+def _path_conflicts(arguments: Any, folder: Path, train: bool) -> list[str]:
+    """Input files that this run would remove or replace, and result files that it could not write. `folder`:
+    --output_dir."""
+    # Not Path.resolve, which raises for circular links.
+    inputs = {
+        f"--{name} {path}": Path(os.path.realpath(path))
+        for name, path in _paths(arguments, names_of(arguments, reads=True))
+    }
+    problems = []
+    if train and arguments.overwrite_output_dir:
+        removed = [Path(os.path.realpath(folder / name)) for name in run_folder.OURS]
+        problems += [
+            f"--overwrite_output_dir would remove {name}, which is read; name another --output_dir"
+            for name, path in inputs.items()
+            if any(path.is_relative_to(other) for other in removed)
+        ]
+    metrics = predictions.metrics_name(arguments)
+    with collecting(problems):
+        if not train:  # for training `check_output_dir` does it
+            written.check_foreign(folder, [metrics])
+        if not (train and arguments.overwrite_output_dir):
+            run_folder.read_metrics(folder / metrics)
+    if arguments.do_predict:
+        path = predictions.path_of(arguments)
+        what = f"--predictions_file {path}" if arguments.predictions_file is not None else str(path)
+        problem = predictions.problem(path, folder, train and arguments.overwrite_output_dir)
+        same = next((name for name, other in inputs.items() if other == Path(os.path.realpath(path))), None)
+        if same:
+            problems.append(f"{what}: would replace {same}; name another")
+        elif problem is not None:
+            problems.append(f"{what}: {problem}")
+    return problems
+
+
+def _facts_to_compare(arguments: Any, launch: Launch) -> dict[str, Any]:
+    """{section: {name: value}} of everything that must be equal on all machines and is known before files are
+    parsed.
+
+    Only local rank 0 adds the sections that take time: files, code and libraries.
+    """
+    values = {f"--{name}": getattr(arguments, name) for name in names_of(arguments, per_machine=False)}
+    values |= {"--mixed_precision": launch.precision, "the number of processes": launch.world_size}
+    fsdp = {
+        f"fsdp_{name}": str(value) for name, value in (asdict(launch.fsdp) if launch.fsdp else {}).items()
+    }
+    facts = {"arguments": values, "DeepSpeed file": launch.deepspeed_config or {}, "fsdp_config": fsdp}
+    if launch.local_rank == 0:
+        names = names_of(arguments, reads=True, per_machine=True)
+        if arguments.streaming:  # the first buffer is compared instead
+            names.remove("train_file")
+        files: dict[str, str] = {}
+        for name, path in _paths(arguments, names):
+            key = f"--{name} ({Path(path).name})"
+            # Files of two folders may have the same name.
+            files[key] = "; ".join(filter(None, [files.get(key), _file_summary(path)]))
+        facts |= {"files": files, "code": code_version(), "libraries": library_versions()}
+    return facts
+
+
+def _paths(arguments: Any, names: list[str]) -> list[tuple[str, str]]:
+    """(argument, path) of every file and folder that the named arguments give, with patterns expanded."""
+    values = [(name, getattr(arguments, name)) for name in names if getattr(arguments, name) is not None]
+    patterns = [
+        (name, pattern)
+        for name, value in values
+        for pattern in (value if isinstance(value, SpaceSeparated) else (value,))
+    ]
+    return [(name, path) for name, pattern in patterns for path in matching(pattern)]
+
+
+def _file_summary(path: str) -> str:
+    """Size and hash of a file. A missing file is no error here: its reader reports it later in more
+    detail."""
+    try:
+        record = file_record(Path(path))
+        return f"{record['bytes']} bytes, sha256 {record['sha256'][:12]}"
+    except OSError as error:
+        return f"unreadable ({error.strerror})"
+
+
+# The output folder
 
 
 @dataclass(frozen=True)
@@ -50,7 +181,7 @@ def make_fingerprint(arguments: Any, plan: Plan | None, task_fingerprint: dict[s
         return task_fingerprint
     order = {"global_batch_size": plan.batch.global_batch_size, "length_grouping": arguments.length_grouping}
     # These decide which tensors a checkpoint has.
-    state = {"optim": optimizers.in_words(arguments), "ema_decay": arguments.ema_decay}
+    state = {"optim": optim_arguments.in_words(arguments), "ema_decay": arguments.ema_decay}
     return {**task_fingerprint, **order, "seed": arguments.seed, **state}
 
 
@@ -105,7 +236,7 @@ def _take_folder(
     restarted = run_folder.was_restarted(folder)
     resume = "auto" if restarted else arguments.resume_from_checkpoint
     holds_a_run = run_folder.holds_a_run(folder)
-    # Another run may have used the folder since the preflight check.
+    # Another run may have used the folder since `check`.
     run_folder.check_output_dir(folder, True, arguments.overwrite_output_dir, resume is not None)
     if arguments.overwrite_output_dir and not restarted and holds_a_run:
         return None, True, False, []
@@ -114,7 +245,7 @@ def _take_folder(
     if not holds_a_run:
         run_folder.clear(folder)
     run_folder.recover_folder(folder / BEST)
-    for name in (checkpoint.FOLDER, run_folder.BEST_MODELS, run_folder.KEPT_WEIGHTS):
+    for name in (checkpoint.FOLDER, run_folder.BEST_MODELS):
         checkpoint.tidy(folder / name)
     path = None if resume is None else checkpoint.find(folder / checkpoint.FOLDER, resume)
     if path is None and restarted and arguments.resume_from_checkpoint is not None:
@@ -216,7 +347,11 @@ def _begin(folder: Path, description: dict[str, Any], step: int) -> None:
 
 
 def _description(run: Run, arguments: Any, plan: Plan, fingerprint: dict[str, Any]) -> dict[str, Any]:
-    launch = run.launch
+    launch, hardware = run.launch, run.device.type
+    if hardware == "cuda":
+        hardware = torch.cuda.get_device_name(run.device)
+    elif hardware == "cpu":
+        hardware = f"{os.cpu_count()} CPU cores"
     return {
         "arguments": as_dict(arguments),
         "launcher": launch.launcher,
@@ -224,7 +359,7 @@ def _description(run: Run, arguments: Any, plan: Plan, fingerprint: dict[str, An
         "slurm_job": os.environ.get("SLURM_JOB_ID"),
         "world_size": launch.world_size,
         "device": run.device.type,
-        "hardware": _hardware(run.device),
+        "hardware": hardware,
         "backend": launch.backend,
         "mixed_precision": launch.precision,
         "zero_stage": launch.zero_stage,
@@ -235,12 +370,6 @@ def _description(run: Run, arguments: Any, plan: Plan, fingerprint: dict[str, An
         "fingerprint": fingerprint,
         "versions": library_versions(),
     }
-
-
-def _hardware(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{os.cpu_count()} CPU cores" if device.type == "cpu" else device.type
 
 
 def _as_json_values(config: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from linear_task import LinearTask, eval_rows, linear_layer, points
 
+from samerun import evaluate as evaluation
 from samerun import signals
-from samerun.training import partial_predictions
-from samerun.training.evaluation import predict
-from samerun.training.partial_predictions import PARTS, PartialPredictions
+from samerun.evaluate import PARTS, SavedParts, predict
 
 ROWS, BATCH = 203, 2
 
@@ -34,14 +33,14 @@ class Counts(LinearTask):
 def attempt(start_run, tmp_path, monkeypatch):
     """A function that predicts with a task that is killed after some rows, going on from what is kept: (the
     task, its predictions, what is kept)."""
-    monkeypatch.setattr(partial_predictions, "SECONDS", -1.0)
+    monkeypatch.setattr(evaluation, "SECONDS_BETWEEN_PARTS", -1.0)
     run, folder = start_run(), tmp_path / "predictions.jsonl.unfinished"
 
     def begin(most=ROWS, model=1):
         task, rows = Counts(most), eval_rows(*points(ROWS), BATCH)
-        kept = PartialPredictions(run, folder, lambda: {"the model": model, "the rows": [ROWS]}, rows)
+        kept = SavedParts(run, folder, f"hash {model}", rows)
         try:
-            predictions, _ = predict(run, linear_layer(), task, rows, saved_parts=kept)
+            predictions, _ = predict(run, linear_layer(), task, rows, saved=kept)
         except KilledError:
             predictions = None
         return task, predictions, kept
@@ -68,11 +67,11 @@ def test_a_killed_prediction_loses_a_twentieth_and_ends_with_the_same_arrays(att
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_prediction_begins_anew_and_says_why(attempt, capsys):
+def test_another_prediction_begins_anew(attempt, capsys):
     attempt(most=120)
     task, predictions, _ = attempt(model=2)
     assert task.done == ROWS
-    assert "is of another prediction (changed: the model); starting again" in capsys.readouterr().out
+    assert "is of another prediction; starting again" in capsys.readouterr().out
     assert len(predictions["error"]) == ROWS
 
 
@@ -88,19 +87,19 @@ def test_a_damaged_part_is_predicted_again(attempt, tmp_path):
 
 def test_small_files_and_a_full_disk_keep_nothing(attempt, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "predictions.jsonl.unfinished"
-    monkeypatch.setattr(partial_predictions, "MOST_BYTES", 100)
+    monkeypatch.setattr(evaluation, "MAX_SAVED_BYTES", 100)
     _, predictions, _ = attempt()
     assert len(predictions["error"]) == ROWS
     assert (
         "are too large to save in parts; an interrupted prediction cannot be resumed"
         in capsys.readouterr().out
     )
-    monkeypatch.setattr(partial_predictions, "MOST_BYTES", 10**9)
+    monkeypatch.setattr(evaluation, "MAX_SAVED_BYTES", 10**9)
     folder.write_text("a file where the folder should be")
     _, predictions, _ = attempt()
     assert len(predictions["error"]) == ROWS
     assert "cannot be written (File exists)" in capsys.readouterr().out
     folder.unlink()
-    monkeypatch.setattr(partial_predictions, "SECONDS", 1000.0)
+    monkeypatch.setattr(evaluation, "SECONDS_BETWEEN_PARTS", 1000.0)
     attempt()
     assert list(tmp_path.iterdir()) == []

@@ -2,17 +2,18 @@ import json
 
 import pytest
 import torch
+from torch.profiler import record_function
 
-from samerun.reports.profiling import part, profiled
+from samerun.profiling import profiled
 
 
 @pytest.fixture
 def work(start_run):
     def work(items, steps, folder, said):
         for number in profiled(items, start_run().accelerator, steps, folder, said.append):
-            with part("forward"):
+            with record_function("forward"):
                 x = torch.ones(64, 64) @ torch.ones(64, 64) * number
-            with part("backward"):
+            with record_function("backward"):
                 x.sort()
             yield number
 

@@ -3,8 +3,8 @@ import torch
 from linear_task import LinearTask, eval_rows, linear_layer, points
 
 from samerun.errors import TrainingError
+from samerun.evaluate import evaluate, predict
 from samerun.runtime import Run
-from samerun.training.evaluation import evaluate, predict
 
 
 def test_evaluation_gives_each_rows_arrays_in_file_order(start_run):

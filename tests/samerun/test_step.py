@@ -7,7 +7,7 @@ from linear_task import LinearTask, collator, linear_layer, points
 
 from samerun.batching.batches import collate_share
 from samerun.plan import BatchShape
-from samerun.training.step import _clip, seed_step, train_step
+from samerun.train import _clip, seed_step, train_step
 
 NOTHING = np.array([], dtype=int)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from samerun import fsdp, optimizers
+from samerun import fsdp, optim_arguments
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -75,7 +75,7 @@ def build_optimizer(
 def _make(
     arguments: Any, groups: list[dict[str, Any]], learning_rate: float, device_type: str
 ) -> torch.optim.Optimizer:
-    optim, settings, rate = arguments.optim, optimizers.settings_of(arguments), {"lr": learning_rate}
+    optim, settings, rate = arguments.optim, optim_arguments.settings_of(arguments), {"lr": learning_rate}
     adam = {"betas": (arguments.adam_beta1, arguments.adam_beta2), "eps": arguments.adam_epsilon}
     # `fused` steps a small encoder on a CPU ten times faster than torch's default. On a GPU the default is
     # fast, and the momentum of fused SGD is undefined if fp16 skips the first step. For sharded parameters
@@ -98,7 +98,7 @@ def _make(
         if optim == "lion_32bit":
             return bitsandbytes.optim.Lion(groups, **rate, betas=adam["betas"], optim_bits=32)
         return bitsandbytes.optim.AdamW(
-            groups, **rate, **adam, optim_bits=8, min_8bit_size=optimizers.SMALL_8BIT
+            groups, **rate, **adam, optim_bits=8, min_8bit_size=optim_arguments.SMALL_8BIT
         )
     return torch.optim.AdamW(groups, **rate, **adam, fused=True)
 
@@ -130,12 +130,12 @@ def state_bytes(arguments: Any, model: nn.Module) -> float:
             total += 4 * (size // parameter.shape[-1] + size // parameter.shape[-2])
         elif optim == "adafactor" or name in hidden:
             total += 4 * size
-        elif optim == "adamw_bnb_8bit" and size >= optimizers.SMALL_8BIT:
+        elif optim == "adamw_bnb_8bit" and size >= optim_arguments.SMALL_8BIT:
             total += 2 * size + 2 * 4 * -(
                 -size // 256
             )  # two 8-bit moments, and an fp32 scale per block of 256
         else:
-            total += 4 * size * optimizers.moments(optim, optimizers.settings_of(arguments))
+            total += 4 * size * optim_arguments.moments(optim, optim_arguments.settings_of(arguments))
     return total / max(1, elements) + (4 if arguments.ema_decay else 0)
 
 

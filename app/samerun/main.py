@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from samerun import preflight, runtime, signals
+from samerun import checkpoint, runtime, signals, start
 from samerun.batching.stream import read_ahead
-from samerun.opened_run import make_fingerprint, open_run
+from samerun.evaluate import eval_rows, evaluate, open_saved_parts, predict, score
 from samerun.output.predictions import metrics_name
 from samerun.output.progress import Phase
-from samerun.output.run_folder import METRICS, merge_metrics, read_metrics
+from samerun.output.run_folder import BEST, METRICS, merge_metrics, read_metrics
 from samerun.plan import Modes, make_plan
 from samerun.reports import results
 from samerun.reports.final_report import write_reports
 from samerun.runtime import Run
+from samerun.start import make_fingerprint, open_run
 from samerun.task import Data, Task
-from samerun.training import loop
-from samerun.training.evaluation import evaluate, predict
-from samerun.training.partial_predictions import open_partial_predictions
-from samerun.training_setup import eval_rows, finish_training, load_best, prepare_training, release
+from samerun.train import Training
 
 
 def run(task_class: type[Task], arguments: Any) -> None:
@@ -35,7 +34,7 @@ def run_task(task: Task, arguments: Any) -> None:
     """Executes a whole run. Raises `InputError` before it changes existing files, `TrainingError` and
     `StopRequested` later."""
     modes = arguments.modes
-    launch = preflight.check(arguments)
+    launch = start.check(arguments)
     data = task.load(launch, modes)
     plan = make_plan(arguments, data.splits["train"], launch) if modes.train else None
     if modes.train:
@@ -44,17 +43,17 @@ def run_task(task: Task, arguments: Any) -> None:
     fingerprint = make_fingerprint(arguments, plan, data.fingerprint)
     # Before the output folder is opened: an error in the model must not harm existing files.
     model = build_model(task, arguments.seed) if modes.train else None
-    opened = open_run(started, arguments, plan, fingerprint, data.notes, task.details())
+    opened = open_run(started, arguments, plan, fingerprint, data.notes, task.details)
 
     metrics: dict[str, Any] = {}
     if opened.complete:
         metrics |= started.on_main(lambda: read_metrics(Path(arguments.output_dir) / METRICS))
     elif modes.train:
-        training, state = prepare_training(started, arguments, task, data, plan, model, opened=opened)
+        training = Training(started, arguments, task, data, plan, model, opened=opened)
         del model
-        metrics |= loop.fit(started, training, state)
-        metrics |= finish_training(started, training, state)
-        release(started, training)
+        metrics |= training.fit()
+        metrics |= training.finish()
+        training.release()
     if modes.predict or not modes.train:
         model = load_exported(started, arguments, task, modes.train)
     if modes.evaluate and not modes.train:
@@ -84,9 +83,21 @@ def build_model(task: Task, seed: int) -> torch.nn.Module:
 def load_exported(started: Run, arguments: Any, task: Task, trained: bool) -> Any:
     """Loads this run's best model, or --model_name_or_path without training, and prepares it on every
     process."""
-    named = arguments.model_name_or_path
-    model = load_best(started, arguments, task.load_exported) if trained else task.load_exported(named)
+    if trained:
+        model = load_best(started, arguments, task.load_exported)
+    else:
+        model = task.load_exported(arguments.model_name_or_path)
     return started.accelerator.prepare_model(model.to(started.device), evaluation_mode=True)
+
+
+def load_best(started: Run, arguments: Any, load: Callable[[Path], Any]) -> Any:
+    """Calls `load` on best/ on every process. Machines without a shared disk receive a temporary copy."""
+    folder = Path(arguments.output_dir) / BEST
+    place = checkpoint.fetch(started, folder, arguments.shared_output_dir)
+    try:
+        return load(place)
+    finally:
+        checkpoint.discard(started, place, folder)
 
 
 def baseline(started: Run, task: Task, split: Any, name: str) -> dict[str, Any]:
@@ -99,15 +110,15 @@ def predict_test(started: Run, arguments: Any, task: Task, model: Any, data: Dat
     with scores if the rows are labelled."""
     split = data.splits["test"]
     rows = eval_rows(started, arguments, task, split)
-    saved_parts = open_partial_predictions(started, arguments, data.fingerprint, rows)
-    predictions, rate = predict(started, model, task, rows, saved_parts=saved_parts)
+    saved = open_saved_parts(started, arguments, data.fingerprint, rows)
+    predictions, rate = predict(started, model, task, rows, saved=saved)
     results.write_predictions(started, arguments, task, split, predictions)
-    if saved_parts is not None:
-        saved_parts.remove()
+    if saved is not None:
+        saved.remove()
     metrics = {"test_rows": len(split), "test_samples_per_second": rate}
     if split.labelled:
         with Phase("scoring", shown=started.is_main):
-            scores = started.on_main(lambda: task.all_scores(predictions, split))
+            scores = started.on_main(lambda: score(task, predictions, split))
         metrics |= {f"test_{name}": value for name, value in scores.items()}
         metrics |= baseline(started, task, split, "test")
     return metrics

@@ -2,27 +2,23 @@ import copy
 import json
 import math
 import shutil
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from linear_task import LinearTask, collator, eval_rows, linear_layer, make_plan, points, train_steps
+from linear_task import LinearTask, linear_layer, make_plan, points, split_of, train_steps
 
-from samerun import signals
+from samerun import signals, train
+from samerun.average import WeightAverage
 from samerun.checkpoint import TrainState, list_checkpoints, load_average, restore_optimizer
 from samerun.errors import InputError, StopRequested, TrainingError
 from samerun.output import progress, status
 from samerun.output.writer_thread import finish_all
-from samerun.reports.tracker import SPEED, Tracker, read_history
-from samerun.training import loop
-from samerun.training.average import WeightAverage
-from samerun.training.loop import SKIPPED_LIMIT, fit
-from samerun.training.splitting import Splitting
-from samerun.training.training import FitOptions, Training
-
-NOTHING = np.array([], dtype=int)
+from samerun.reports.tracker import SPEED, read_history
+from samerun.start import OpenedRun
+from samerun.task import Data
+from samerun.train import SKIPPED_LIMIT, Training
 
 
 class Scripted(LinearTask):
@@ -38,37 +34,31 @@ class Scripted(LinearTask):
 
 @pytest.fixture
 def begin(start_run, tmp_path, arguments):
-    """Prepares a run; returns what calls `fit`, with what came of it as attributes."""
+    """Prepares a training; returns what calls `fit`, with what came of it as attributes."""
 
-    def prepare(data=None, task=None, validation=False, plan=None, **options):
+    def prepare(data=None, task=None, validation=False, plan=None, **given):
         x, y = data or points(22)
         plan = plan or make_plan(len(x))
         run = start_run(plan.batch)
         layer = linear_layer()
-        optimizer = engine_optimizer(arguments, layer, plan)
-        model, optimizer = run.accelerator.prepare(layer, optimizer)
-        tracker = Tracker(run.accelerator, tmp_path, plan.total_steps, 0, False)
-        best = []
-        rows = eval_rows(x, y) if validation else None
         task = task or LinearTask()
-        chosen = replace(FitOptions(0, 1.0, task.best_metric, False, None, 2, 0), **options)
-        training = Training(
-            model, optimizer, task, plan, chosen, train_steps(x, y, plan), rows, tracker, tmp_path, {"a": 1},
-            lambda predictions: best.append(state.step),
-        )  # fmt: skip
-        state = TrainState()
+        splits = {"train": split_of(x, y, np.arange(len(x)) % 7 + 1)}
+        if validation:
+            splits["validation"] = split_of(x, y, np.arange(len(x)) % 5 + 1)
+        asked = {
+            "seed": 1, "weight_decay": 0.0, "greater_is_better": False, "save_total_limit": 2,
+            "per_device_eval_batch_size": 4, "output_dir": str(tmp_path), **given
+        }  # fmt: skip
+        opened = OpenedRun({"a": 1}, resume=None, replace=None)
+        training = Training(run, arguments(**asked), task, Data(splits, {}), plan, layer, opened=opened)
+        best = []
+        training._export = lambda predictions: best.append(training.state.step)
         return SimpleNamespace(
-            run=run, plan=plan, layer=layer, training=training, state=state, best=best,
-            fit=lambda: fit(run, training, state),
+            run=run, plan=plan, layer=layer, training=training, state=training.state, best=best,
+            fit=training.fit,
         )  # fmt: skip
 
     return prepare
-
-
-def engine_optimizer(arguments, layer, plan):
-    from samerun.training.optimizer import build_optimizer
-
-    return build_optimizer(arguments(weight_decay=0.0), layer, plan.learning_rate, lambda *_: 1.0)
 
 
 def test_training_is_that_of_plain_torch(begin):
@@ -91,10 +81,10 @@ def test_training_is_that_of_plain_torch(begin):
         optimizer.step()
         losses.append(loss.item())
     torch.testing.assert_close(session.layer.state_dict(), layer.state_dict(), rtol=1e-6, atol=1e-7)
-    history = read_history(session.training.output_dir)
+    history = read_history(session.training.folder)
     assert [event["loss"] for event in history] == pytest.approx(losses, rel=1e-6)
     assert [event["step"] for event in history] == [1, 2, 3, 4, 5, 6]
-    speed = read_history(session.training.output_dir, SPEED)
+    speed = read_history(session.training.folder, SPEED)
     assert [event["step"] for event in speed] == [1, 2, 3, 4, 5, 6]
     assert all(event["samples_per_second"] > 0 and event["memory_mb"] > 10 for event in speed)
     assert history[-1]["learning_rate"] == pytest.approx(rate, rel=1e-9)
@@ -106,10 +96,10 @@ def test_training_is_that_of_plain_torch(begin):
 def test_a_logged_loss_is_the_mean_since_the_last(begin):
     one = begin(plan=make_plan(22))
     one.fit()
-    losses = [event["loss"] for event in read_history(one.training.output_dir)]
+    losses = [event["loss"] for event in read_history(one.training.folder)]
     four = begin(plan=make_plan(22, logging_steps=4))
     four.fit()
-    found = [(event["step"], event["loss"]) for event in read_history(four.training.output_dir)]
+    found = [(event["step"], event["loss"]) for event in read_history(four.training.folder)]
     assert found == [(4, pytest.approx(sum(losses[:4]) / 4)), (6, pytest.approx(sum(losses[4:]) / 2))]
 
 
@@ -117,19 +107,19 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_of_it_is_saved(b
     x, y = points(22)
     x[5] = math.nan
     session = begin(data=(x, y), plan=make_plan(22, save_steps=1), save_total_limit=9)
-    bad = next(step for step in range(3) if 5 in session.training.steps.rows(step))
+    bad = next(step for step in range(3) if 5 in session.training.batches.rows(step))
     assert bad > 0  # or nothing is shown about what was saved before
     with pytest.raises(TrainingError) as caught:
         session.fit()
-    rows = sorted(session.training.steps.rows(bad).tolist())
+    rows = sorted(session.training.batches.rows(bad).tolist())
     assert str(caught.value).startswith(
         f"step {bad + 1}: the loss is nan; training rows of that batch (0-based): {rows[0]}, "
     )
     assert ", ".join(map(str, rows)) + ". The step was not saved." in str(caught.value)
-    folder = session.training.output_dir / "checkpoints"
+    folder = session.training.folder / "checkpoints"
     finish_all()  # as the end of the process does
     assert [path.name for path in list_checkpoints(folder)] == [f"step_{step + 1}" for step in range(bad)]
-    assert [event["step"] for event in read_history(session.training.output_dir)] == [*range(1, bad + 1)]
+    assert [event["step"] for event in read_history(session.training.folder)] == [*range(1, bad + 1)]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +127,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_of_it_is_saved(b
     [(1.0, math.inf, "the gradient norm is inf"), (-math.inf, 1.0, "the loss is -inf")],
 )
 def test_loss_and_gradient_are_looked_at(begin, monkeypatch, loss, norm, told):
-    monkeypatch.setattr(loop, "train_step", lambda *_, **__: (torch.tensor(loss), torch.tensor(norm)))
+    monkeypatch.setattr(train, "train_step", lambda *_, **__: (torch.tensor(loss), torch.tensor(norm)))
     with pytest.raises(TrainingError, match=f"step 1: {told}"):
         begin().fit()
 
@@ -165,13 +155,13 @@ def test_out_of_memory_says_what_to_make_smaller(begin, error, told):
     task.error = error
     with pytest.raises(
         TrainingError,
-        match=rf"step 1: out of memory on a batch of 4 rows x 3, even row by row\. Try --grad.*{told}\)$",
+        match=rf"step 1: out of memory on a batch of 1 rows x 3\. Try --grad.*{told}\)$",
     ):
         begin(task=task).fit()
 
 
 class Roomy(LinearTask):
-    """Has memory for two rows, in the forward or in the backward pass, from the third step on."""
+    """Has memory for two rows, in the forward or in the backward pass."""
 
     def __init__(self, in_backward):
         super().__init__()
@@ -180,7 +170,7 @@ class Roomy(LinearTask):
     def loss_sum(self, model, batch):
         self.seen.append(len(batch.rows))
         loss = super().loss_sum(model, batch)
-        if len(batch.rows) > 2 and sum(self.seen) > 30:
+        if len(batch.rows) > 2:
             if not self.in_backward:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             loss.register_hook(out_of_memory)
@@ -192,7 +182,7 @@ def out_of_memory(_gradient):
 
 
 @pytest.mark.parametrize("in_backward", [False, True])
-def test_a_batch_that_does_not_fit_is_computed_in_parts(begin, tmp_path, capsys, in_backward):
+def test_micro_batches_that_do_not_fit_are_halved_before_the_first_step(begin, tmp_path, capsys, in_backward):
     expected = begin()
     expected.fit()
     losses = [event["loss"] for event in read_history(tmp_path)]
@@ -203,34 +193,22 @@ def test_a_batch_that_does_not_fit_is_computed_in_parts(begin, tmp_path, capsys,
     session.fit()
     assert [event["loss"] for event in read_history(tmp_path)] == pytest.approx(losses, rel=1e-6)
     torch.testing.assert_close(session.layer.state_dict(), expected.layer.state_dict(), rtol=1e-5, atol=1e-6)
-    assert (max(task.seen), max(task.seen[-6:])) == (4, 2)
-    assert session.state.halvings == 1
+    assert max(task.seen[2:]) == 2, "after the dry run and one trial"
     assert json.loads((tmp_path / "status.json").read_text())["micro_batch_parts"] == 2
     status.end("done")
     said = [line for line in capsys.readouterr().out.splitlines() if "out of memory" in line]
     assert said == [
-        "note           out of memory by step 5: micro-batches are split into 2 parts; the global "
-        "batch does not change"
+        "note           out of memory: micro-batches have at most 2 rows; the global batch does not change"
     ]
 
 
-def test_micro_batches_stay_cut_after_a_resume(begin):
-    task = Roomy(False)
-    session = begin(task=task)
-    session.state.halvings = 1
-    session.fit()
-    assert set(task.seen) == {1, 2}
-
-
-@pytest.mark.parametrize(
-    ("config", "numbers"), [(None, [1, 3, 4]), ({}, [4, 4, 4])], ids=["DDP", "DeepSpeed"]
-)
-def test_processes_that_exchange_in_every_pass_have_the_same_number_of_parts(config, numbers):
-    run, splitting = SimpleNamespace(deepspeed_config=config, fsdp=None), Splitting(halvings=2)
-    for num_rows, number in zip((1, 5, 8), numbers, strict=True):
-        parts = splitting.parts([collator(*points())(np.arange(num_rows))], run)
-        assert len(parts) == number
-        assert torch.cat([part.rows[part.is_real] for part in parts]).tolist() == list(range(num_rows))
+def test_statistics_forbid_smaller_micro_batches(begin):
+    session = begin(task=Roomy(False))
+    session.training.model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), session.layer)
+    with pytest.raises(
+        TrainingError, match=r"step 1: out of memory on a batch of 4 rows x 3\. Try a smaller"
+    ):
+        session.fit()
 
 
 @pytest.mark.parametrize(
@@ -254,13 +232,15 @@ def test_the_best_model_and_early_stopping(begin, scores, greater, patience, bes
     assert session.state.step == last
     assert session.state.best_step == (best[-1] if best else None)
     assert session.state.best_metric == (scores[best[-1] - 1] if best else None)
-    evaluated = [event for event in read_history(session.training.output_dir) if "eval_score" in event]
+    evaluated = [event for event in read_history(session.training.folder) if "eval_score" in event]
     assert [event["step"] for event in evaluated] == list(range(1, last + 1))
 
 
 def test_a_metric_that_no_evaluation_has_is_refused(begin):
     """Such as a typing error in the name of one of --metrics."""
-    session = begin(None, Scripted([1, 2]), True, make_plan(22, eval_steps=1), best_metric="scroe")
+    task = Scripted([1, 2])
+    task.arguments.metric_for_best_model = "scroe"
+    session = begin(None, task, True, make_plan(22, eval_steps=1))
     with pytest.raises(InputError, match=r"metric_for_best_model scroe: .* this evaluation has score"):
         session.fit()
     assert (session.state.step, session.best) == (1, [])
@@ -302,7 +282,7 @@ def test_a_run_that_stops_early_can_be_seen_to_have_stopped(begin, capsys):
     session = begin(None, Scripted([1, 2, 3]), True, plan, early_stopping_patience=2)
     session.fit()
     assert "stopping early: no better score in 2 evaluations" in capsys.readouterr().out
-    (path,) = list_checkpoints(session.training.output_dir / "checkpoints")
+    (path,) = list_checkpoints(session.training.folder / "checkpoints")
     stored = json.loads((path / "state.json").read_text())
     assert (path.name, stored["evaluations_without_best"], stored["best_step"]) == ("step_3", 2, 1)
     before = {name: tensor.clone() for name, tensor in session.layer.state_dict().items()}
@@ -325,7 +305,7 @@ def test_a_complete_run_has_nothing_left_to_do(begin, capsys):
 def test_checkpoints_come_when_they_are_due(begin):
     session = begin(plan=make_plan(22, save_steps=4), save_total_limit=5)
     session.fit()
-    assert [path.name for path in list_checkpoints(session.training.output_dir / "checkpoints")] == [
+    assert [path.name for path in list_checkpoints(session.training.folder / "checkpoints")] == [
         "step_4",
         "step_6",
     ]
@@ -335,7 +315,7 @@ def test_an_idle_step_changes_neither_weights_nor_statistics(begin):
     session = begin()
     model = session.training.model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), session.layer).eval()
     before = copy.deepcopy(model.state_dict())
-    loop._idle_step(session.run, session.training)
+    session.training._idle_step()
     assert session.training.optimizer.state[session.layer.weight]["step"] == 1
     assert model.training  # otherwise gradient checkpointing is off, and memory may not suffice
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
@@ -350,9 +330,8 @@ def test_skipped_fp16_updates_are_counted_and_too_many_end_the_run(config):
         run = SimpleNamespace(
             launch=SimpleNamespace(precision="fp16"), accelerator=accelerator, deepspeed_config=config
         )
-        loop._count_update(
-            run, SimpleNamespace(average=None), state, scale_fell=not skipped if config else skipped
-        )
+        training = SimpleNamespace(run=run, state=state, average=None)
+        Training._count_update(training, scale_fell=not skipped if config else skipped)
 
     state = TrainState()
     for _ in range(SKIPPED_LIMIT - 1):
@@ -375,7 +354,8 @@ class Asks(LinearTask):
     def __init__(self, monkeypatch, function, number):
         super().__init__()
         self.ask = lambda: monkeypatch.setattr(signals, "requested", lambda: "SIGTERM")
-        self.left = {function: number}
+        # A dry run and the trial of the largest micro-batch come before the first step.
+        self.left = {function: number + 2 * (function == "loss_sum")}
 
     def _count(self, function):
         self.left[function] = self.left.get(function, 0) - 1
@@ -400,7 +380,7 @@ def stopped(session, capsys):
     with pytest.raises(StopRequested):
         session.fit()
     said = capsys.readouterr().err
-    (path,) = list_checkpoints(session.training.output_dir / "checkpoints")
+    (path,) = list_checkpoints(session.training.folder / "checkpoints")
     assert said.startswith(
         f"stopped on request (SIGTERM; rank 0): step {session.state.step} of 6 is saved in {path}; the same"
     )
@@ -427,7 +407,7 @@ def test_an_evaluation_is_broken_off(begin, monkeypatch, capsys):
     stored = stopped(session, capsys)
     assert (stored["step"], stored["unevaluated"], stored["best_step"]) == (2, True, None)
     assert task.left["predict"] == 0
-    assert [event for event in read_history(session.training.output_dir) if "eval_loss" in event] == []
+    assert [event for event in read_history(session.training.folder) if "eval_loss" in event] == []
 
 
 def test_a_request_in_the_last_evaluation_is_not_forgotten(begin, monkeypatch, capsys):
@@ -475,7 +455,7 @@ def test_a_run_that_is_asked_before_its_first_step_has_nothing_to_save(begin, mo
     with pytest.raises(StopRequested):
         session.fit()
     assert "before step 1; there was nothing new to save" in capsys.readouterr().err
-    assert not (session.training.output_dir / "checkpoints").exists()
+    assert not (session.training.folder / "checkpoints").exists()
 
 
 def test_a_checkpoint_that_could_not_be_written_ends_the_run(begin, monkeypatch):
@@ -488,17 +468,17 @@ def test_a_checkpoint_that_could_not_be_written_ends_the_run(begin, monkeypatch)
 
 def test_a_gpu_is_waited_for_every_other_second(begin, monkeypatch):
     """On a GPU nothing is read between two log lines, unless a request to stop would wait for too long."""
-    seen, real = [], loop._read_losses
+    seen, real = [], Training._read_losses
     session = begin(plan=make_plan(22, epochs=10, logging_steps=1000))
 
     def read(*given):
         seen.append(session.state.step)
         return real(*given)
 
-    monkeypatch.setattr(loop, "_read_losses", read)
-    monkeypatch.setattr(loop, "_host_is_device", lambda run: False)
+    monkeypatch.setattr(Training, "_read_losses", read)
+    monkeypatch.setattr(train, "SYNCHRONOUS", ())
     monkeypatch.setattr(
-        loop.StepClock, "read", lambda clock: 0.5 * (seen[-1] - (seen[-2] if len(seen) > 1 else 0))
+        train.StepClock, "read", lambda clock: 0.5 * (seen[-1] - (seen[-2] if len(seen) > 1 else 0))
     )
     session.fit()
     assert seen == [1, 2, 7, 12, 17, 22, 27, 30]
@@ -517,7 +497,7 @@ def test_an_average_of_the_weights_is_evaluated_and_exported_and_does_not_move_t
     training.optimizer.optimizer.register_step_post_hook(
         lambda *_: after.append(layer.weight.detach().double())
     )
-    training.export = lambda predictions: exported.append(layer.weight.detach().clone())
+    training._export = lambda predictions: exported.append(layer.weight.detach().clone())
     expected = [layer.weight.detach().double()]
     session.fit()
     for step, weight in enumerate(after, start=1):

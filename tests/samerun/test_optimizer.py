@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from samerun.training.optimizer import build_optimizer, hidden_matrices, set_learning_rate, state_bytes
+from samerun.optimizer import build_optimizer, hidden_matrices, set_learning_rate, state_bytes
 
 
 class RMSNorm(nn.Module):
