@@ -22,6 +22,8 @@ from dataclasses import dataclass
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
 from samerun.cli import read_arguments
+from samerun.data.tables import Table
+from samerun.data.tokens import Ragged
 from samerun.parsing import option
 from samerun.text.arguments import DecisionArguments, LongDocumentArguments, LossArguments, TextArguments
 
@@ -78,8 +80,6 @@ from samerun.metrics.thresholds import decide
 from samerun.models import pretrained
 from samerun.models.adapters import limit_training
 from samerun.plots import labels as label_plots
-from samerun.reading.ragged import Ragged
-from samerun.reading.tables import Table
 from samerun.task import Batch, ModelCard, Predictions, ReportContent
 from samerun.text import classifier
 from samerun.text.decisions import Decider, make_decider

@@ -56,6 +56,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForImageClassification
 
+from samerun.data.cache import fingerprint
 from samerun.errors import InputError
 from samerun.images import single_label
 from samerun.images.data import Examples, Images, Inspection, read_examples
@@ -88,7 +89,6 @@ from samerun.models.processors import load_processor
 from samerun.models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
 from samerun.output.run_folder import replace_folder
 from samerun.plan import Modes
-from samerun.reading.fingerprint import fingerprint
 from samerun.runtime import Launch
 from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent, check_finite
 

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
 from samerun.cli import read_arguments
+from samerun.data.cache import fingerprint
 from samerun.volumes.arguments import VolumeArguments
 
 
@@ -61,7 +62,6 @@ from samerun.output import predictions as output
 from samerun.output import written
 from samerun.output.run_folder import replace_folder
 from samerun.plan import Modes
-from samerun.reading.fingerprint import fingerprint
 from samerun.reports.card import class_tables
 from samerun.runtime import Launch
 from samerun.task import (

@@ -39,10 +39,10 @@ sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 
 from trials.command import Command, claim, print_table, run_all, run_script  # noqa: E402
 
+from samerun.data.splits import read_splits  # noqa: E402
 from samerun.errors import InputError, TrainingError  # noqa: E402
 from samerun.output.files import read_lines, write_json, write_text  # noqa: E402
 from samerun.output.run_folder import PREDICTIONS  # noqa: E402
-from samerun.reading.splits import read_splits  # noqa: E402
 
 # Arguments that the folds' own files replace.
 REPLACED = (

@@ -37,7 +37,7 @@ sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 
 from moving.task_script import load_task_script, plain_launch  # noqa: E402
 
-from samerun import deepspeed, fsdp, optim_arguments, start  # noqa: E402  # noqa: E402
+from samerun import deepspeed, fsdp, optim_arguments, start  # noqa: E402
 from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 from samerun.parsing import parse, validate  # noqa: E402
 from samerun.plan import Plan, batch_of, describe, make_plan  # noqa: E402
@@ -183,12 +183,12 @@ def read_launch_file(name: str) -> LaunchFile:
 def launch_variables(content: dict[str, Any]) -> dict[str, str]:
     """The environment variables that `accelerate launch` sets for DeepSpeed, FSDP and torch.compile."""
     settings, inline = deepspeed.INLINE_SETTINGS, content.get("deepspeed_config") or {}
-    fsdp, dynamo = content.get("fsdp_config") or {}, content.get("dynamo_config") or {}
+    of_fsdp, dynamo = content.get("fsdp_config") or {}, content.get("dynamo_config") or {}
     return {
         **{variable: str(inline[name]).lower() for name, variable in settings.items() if name in inline},
         **{f"ACCELERATE_{name.upper()}": str(value) for name, value in dynamo.items()},
         **({fsdp.SWITCH: "true"} if content.get("distributed_type") == "FSDP" else {}),
-        **{fsdp_variable(name): str(value) for name, value in fsdp.items() if value is not None},
+        **{fsdp_variable(name): str(value) for name, value in of_fsdp.items() if value is not None},
     }
 
 

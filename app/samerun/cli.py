@@ -11,7 +11,7 @@ import sys
 from typing import Any, TypeVar
 
 from samerun import host_settings, signals
-from samerun.errors import InputError
+from samerun.errors import EXIT_TRAINING_FAILED, InputError, in_short, is_out_of_memory
 from samerun.output.console import be_quiet, survive_a_lost_console
 from samerun.output.temporary import temporary_folder
 from samerun.parsing import SpaceSeparated, names_of, parse, validate
@@ -29,6 +29,21 @@ def prepare_process() -> None:
     """Settings of the process that must precede the import of torch."""
     survive_a_lost_console()
     host_settings.prepare()
+    sys.excepthook = _explain_failed_import
+
+
+def _explain_failed_import(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """Replaces the stack trace of an import without memory, which happens before the run handles errors."""
+    if not is_out_of_memory(error):
+        sys.__excepthook__(kind, error, trace)
+        return
+    print(
+        f"error: out of memory while libraries are loaded ({in_short(error)}). Free memory, or raise the "
+        "limit (ulimit -v)",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(EXIT_TRAINING_FAILED)  # libraries that are half loaded may crash at exit
 
 
 def read_arguments(cls: type[T], description: str) -> T:

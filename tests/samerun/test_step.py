@@ -5,7 +5,7 @@ import pytest
 import torch
 from linear_task import LinearTask, collator, linear_layer, points
 
-from samerun.batching.batches import collate_share
+from samerun.data.batches import collate_share
 from samerun.plan import BatchShape
 from samerun.train import _clip, seed_step, train_step
 

@@ -21,14 +21,8 @@ import pyarrow
 from PIL import Image
 from pyarrow import parquet
 
-from samerun.errors import InputError, in_short
-from samerun.images.transforms import Encoded, Header, decode, decode_mask, read_header
-from samerun.output.progress import Phase
-from samerun.reading.cache import cache_folder, content_hash, get_or_create
-from samerun.reading.columns import check_ids, ids_of
-from samerun.reading.fingerprint import file_state, fingerprint
-from samerun.reading.problems import described, listed, raise_problems
-from samerun.reading.splits import (
+from samerun.data.cache import cache_folder, content_hash, file_state, fingerprint, get_or_create
+from samerun.data.splits import (
     LIMIT_ARGUMENTS,
     check_columns,
     check_consistent_labels,
@@ -36,9 +30,11 @@ from samerun.reading.splits import (
     expand_patterns,
     read_sources,
     read_split,
-    table_of,
 )
-from samerun.reading.tables import Table, read_table
+from samerun.data.tables import Table, check_ids, dataset_table, ids_of, read_table
+from samerun.errors import InputError, described, in_short, listed, raise_problems
+from samerun.images.transforms import Encoded, Header, decode, decode_mask, read_header
+from samerun.output.progress import Phase
 from samerun.task import Mixture
 
 if TYPE_CHECKING:
@@ -411,7 +407,7 @@ def from_table(arguments: Any, split: str, path: Path, masks: bool) -> Examples:
     if path.suffix.lower() == ".parquet" and _holds_images(path, arguments.image_column):
         rows = _parquet_rows(path, arguments.image_column)
         check_columns(rows, str(path), required)
-        table = table_of(rows, str(path), required, optional)
+        table = dataset_table(rows, str(path), required, optional)
     else:
         table = read_table(path, arguments.encoding, required, optional)
     return _of_table(arguments, split, table, path.parent, masks)

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from samerun.errors import InputError, collecting
+from samerun.data.cache import fingerprint
+from samerun.data.tables import split_off
+from samerun.errors import SHOWN, InputError, collecting, more, raise_problems
 from samerun.images.data import Examples, Images, Inspection
 from samerun.images.transforms import ALPHA, DEEP, Augmentation, Processing, row_generator, too_deep
 from samerun.models import adapters
@@ -21,9 +23,6 @@ from samerun.models.pretrained import load_config, load_model_and_new_names
 from samerun.models.sync_batch_norm import allow_single_values, has_batch_norm, synchronise_batch_norm
 from samerun.models.weight_files import model_content
 from samerun.plan import Modes
-from samerun.reading.columns import split_off
-from samerun.reading.fingerprint import fingerprint
-from samerun.reading.problems import SHOWN, more, raise_problems
 from samerun.task import Batch, Split, Task, mixing_fingerprint
 
 MAX_REQUEST_PIXELS = 50_000_000  # of an image in a request to a server

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from samerun.errors import InputError, collecting
+from samerun.data.cache import fingerprint, get_or_create
+from samerun.data.splits import LIMIT_ARGUMENTS, expand_patterns
+from samerun.errors import SHOWN, InputError, collecting, listed, raise_problems
 from samerun.images.data import (
     Examples,
     Images,
@@ -25,10 +27,6 @@ from samerun.images.data import (
     read_each,
     read_examples,
 )
-from samerun.reading.cache import get_or_create
-from samerun.reading.fingerprint import fingerprint
-from samerun.reading.problems import SHOWN, listed, raise_problems
-from samerun.reading.splits import LIMIT_ARGUMENTS, expand_patterns
 
 # Folder names of each split.
 SPLIT_FOLDERS = {

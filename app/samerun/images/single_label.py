@@ -12,12 +12,11 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from samerun.errors import InputError
+from samerun.errors import InputError, described, listed, nearest, raise_problems
 from samerun.images.data import Examples, Inspection
 from samerun.images.transforms import Processing
 from samerun.models.pretrained import labels_of, set_labels
 from samerun.models.small_cnn import LEAST_SIZE, SmallCNNConfig
-from samerun.reading.problems import described, listed, nearest, raise_problems
 from samerun.reports.card import markdown_table
 from samerun.reports.figures import matrix
 from samerun.task import ReportContent

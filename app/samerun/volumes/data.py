@@ -19,21 +19,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from samerun.errors import InputError, collecting
-from samerun.output.progress import Phase
-from samerun.plan import Modes
-from samerun.reading.cache import content_hash, get_or_create
-from samerun.reading.columns import split_off
-from samerun.reading.fingerprint import fingerprint
-from samerun.reading.problems import described, listed, raise_problems
-from samerun.reading.splits import (
+from samerun.data.cache import content_hash, fingerprint, get_or_create
+from samerun.data.splits import (
     LIMIT_ARGUMENTS,
     check_consistent_labels,
     common_parent,
     expand_patterns,
     read_sources,
 )
-from samerun.reading.tables import Table, read_table
+from samerun.data.tables import Table, read_table, split_off
+from samerun.errors import InputError, collecting, described, listed, raise_problems
+from samerun.output.progress import Phase
+from samerun.plan import Modes
 from samerun.task import Mixture
 from samerun.volumes.nifti import (
     IGNORED,
