@@ -1,17 +1,18 @@
 """Multi-label text classification: one encoder, one logit per label, binary cross-entropy.
 
-    python app/classify.py --model_name_or_path MODEL --train_file train.csv --validation_file valid.csv
-    --output_dir runs/a accelerate launch --config_file accelerate_configs/ddp.yaml app/classify.py ...the
-    same... deepspeed --num_gpus 8 app/classify.py --deepspeed ds_configs/zero2.json ...the same... torchrun
-    --nproc_per_node 8 app/classify.py ...the same...
+    python app/classify.py --model_name_or_path MODEL --train_file train.csv --validation_file valid.csv \\
+        --output_dir runs/a
+    accelerate launch --config_file accelerate_configs/ddp.yaml app/classify.py ...the same...
+    deepspeed --num_gpus 8 app/classify.py --deepspeed ds_configs/zero2.json ...the same...
+    torchrun --nproc_per_node 8 app/classify.py ...the same...
 
 Every launch trains on the same batches and gives the same model up to round-off. `best/` in the output folder
 is a plain transformers model: pipeline("text-classification", model="runs/a/best", top_k=None).
 
 Prediction needs no labels:
 
-    python app/classify.py --do_predict --model_name_or_path runs/a/best --test_file new.csv --output_dir
-    runs/a
+    python app/classify.py --do_predict --model_name_or_path runs/a/best --test_file new.csv \\
+        --output_dir runs/a
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from dataclasses import dataclass
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
 from samerun.cli import read_arguments
+from samerun.data.tables import Table
+from samerun.data.tokens import Ragged
 from samerun.parsing import option
 from samerun.text.arguments import DecisionArguments, LongDocumentArguments, LossArguments, TextArguments
 
@@ -78,8 +81,6 @@ from samerun.metrics.thresholds import decide
 from samerun.models import pretrained
 from samerun.models.adapters import limit_training
 from samerun.plots import labels as label_plots
-from samerun.reading.ragged import Ragged
-from samerun.reading.tables import Table
 from samerun.task import Batch, ModelCard, Predictions, ReportContent
 from samerun.text import classifier
 from samerun.text.decisions import Decider, make_decider

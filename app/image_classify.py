@@ -2,10 +2,11 @@
 
     python app/image_classify.py --train_file IMAGES/train --validation_file IMAGES/val --output_dir runs/a
     python app/image_classify.py --train_file mnist --validation_file mnist --output_dir runs/mnist
-    (MNIST's four files) python app/image_classify.py --model_name_or_path google/vit-base-patch16-224
-    --train_file train.csv --output_dir runs/b accelerate launch --config_file accelerate_configs/ddp.yaml
-    app/image_classify.py ...the same... deepspeed --num_gpus 8 app/image_classify.py --deepspeed
-    ds_configs/zero2.json ...the same... torchrun --nproc_per_node 8 app/image_classify.py ...the same...
+    python app/image_classify.py --model_name_or_path google/vit-base-patch16-224 --train_file train.csv \\
+        --output_dir runs/b
+    accelerate launch --config_file accelerate_configs/ddp.yaml app/image_classify.py ...the same...
+    deepspeed --num_gpus 8 app/image_classify.py --deepspeed ds_configs/zero2.json ...the same...
+    torchrun --nproc_per_node 8 app/image_classify.py ...the same...
 
 Images come from a folder per class, from csv, tsv, json, jsonl or parquet with a column of paths or images,
 from MNIST's idx files, or from a dataset of `datasets`. `best/` of a transformers model loads with
@@ -13,8 +14,8 @@ pipeline("image-classification"); README.md in the output folder shows how to lo
 
 Predict, with or without labels:
 
-    python app/image_classify.py --do_predict --model_name_or_path runs/a/best --test_file FOLDER --output_dir
-    runs/a
+    python app/image_classify.py --do_predict --model_name_or_path runs/a/best --test_file FOLDER \\
+        --output_dir runs/a
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Semantic segmentation of images with models of transformers, such as DeepLabV3+ and SegFormer.
 
-    python app/segment.py --model_name_or_path nvidia/mit-b0 --train_file CAMVID/train --validation_file
-    CAMVID/validation \\
-        --output_dir runs/a
+    python app/segment.py --model_name_or_path nvidia/mit-b0 --train_file CAMVID/train \\
+        --validation_file CAMVID/validation --output_dir runs/a
     accelerate launch --config_file accelerate_configs/ddp.yaml app/segment.py ...the same...
     deepspeed --num_gpus 8 app/segment.py --deepspeed ds_configs/zero2.json ...the same...
     torchrun --nproc_per_node 8 app/segment.py ...the same...
@@ -49,7 +48,7 @@ import numpy as np
 import torch
 from transformers import MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, AutoModelForSemanticSegmentation
 
-from samerun.batching.mask_bits import pack, packed_bytes, unpack
+from samerun.data.mask_bits import pack, packed_bytes, unpack
 from samerun.images import masks, segmenter
 from samerun.images.augmentation import Augmentation
 from samerun.images.classifier import rows_to_check

@@ -1,9 +1,10 @@
 """Segmentation of volumes (NIfTI): MONAI's 3-D U-Net on random patches, sliding windows over whole volumes.
 
-    python app/segment3d.py --config app/recipes/segment3d_classic.yaml --train_file FOLDER --output_dir
-    runs/a accelerate launch --config_file accelerate_configs/ddp_bf16.yaml app/segment3d.py ...the same...
-    deepspeed --num_gpus 8 app/segment3d.py --deepspeed ds_configs/zero2.json ...the same... torchrun
-    --nproc_per_node 8 app/segment3d.py ...the same...
+    python app/segment3d.py --config app/recipes/segment3d_classic.yaml --train_file FOLDER \\
+        --output_dir runs/a
+    accelerate launch --config_file accelerate_configs/ddp_bf16.yaml app/segment3d.py ...the same...
+    deepspeed --num_gpus 8 app/segment3d.py --deepspeed ds_configs/zero2.json ...the same...
+    torchrun --nproc_per_node 8 app/segment3d.py ...the same...
 
 FOLDER has images/ and labels/ with files of equal names and, if it holds several splits, split.csv with
 columns file and split (train, validation, test). Volumes are resampled to one orientation and voxel size and
@@ -12,8 +13,8 @@ model.safetensors and config.json; the run's README.md shows how to load them wi
 
 Predict, with or without labels; masks go to predictions/ in the output folder:
 
-    python app/segment3d.py --do_predict --model_name_or_path runs/a/best --test_file FOLDER --output_dir
-    runs/a
+    python app/segment3d.py --do_predict --model_name_or_path runs/a/best --test_file FOLDER \\
+        --output_dir runs/a
 
 Needs: pip install -r requirements-vision.txt
 """
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
 from samerun.cli import read_arguments
+from samerun.data.cache import fingerprint
 from samerun.volumes.arguments import VolumeArguments
 
 
@@ -54,7 +56,6 @@ from samerun.output import written
 from samerun.output.run_folder import replace_folder
 from samerun.plan import Modes
 from samerun.plots import masks as plots
-from samerun.reading.fingerprint import fingerprint
 from samerun.reports.card import class_tables
 from samerun.runtime import Launch
 from samerun.task import (

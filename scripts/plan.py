@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Shows what a training command will do and how much memory it needs, without GPUs and process groups.
 
-    python scripts/plan.py [--launch accelerate_configs/NAME.yaml] [--num_processes N] [--gpu_memory GIB]
-    app/classify.py ARGS python scripts/plan.py --num_processes 8 app/titlegen.py --deepspeed
-    ds_configs/zero2.json ARGS
+    python scripts/plan.py [--launch accelerate_configs/NAME.yaml] [--num_processes N] [--gpu_memory GIB] \\
+        app/classify.py ARGS
+    python scripts/plan.py --num_processes 8 app/titlegen.py --deepspeed ds_configs/zero2.json ARGS
 
 ARGS are the training command's own. A laptop can plan for eight GPUs: the script reads and tokenizes the data
 like a run, builds the model without weights, and makes a dry run: one forward and backward pass on meta
@@ -12,8 +12,9 @@ file, and the cheapest launch that fits --gpu_memory. If launch file, DeepSpeed 
 each other, it prints all contradictions instead.
 
     --launch FILE       the file for `accelerate launch --config_file` (default: python, or torchrun with
-    several processes) --num_processes N   processes on all machines (default: from FILE, else 1) --gpu_memory
-    GIB    memory of one GPU; needed for the recommendation
+                        several processes)
+    --num_processes N   processes on all machines (default: from FILE, else 1)
+    --gpu_memory GIB    memory of one GPU; needed for the recommendation
 
 Exit codes: 0 done, and the planned launch fits; 1 it does not fit --gpu_memory; 2 contradictions or bad
 input.
@@ -37,7 +38,7 @@ sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 
 from moving.task_script import load_task_script, plain_launch  # noqa: E402
 
-from samerun import deepspeed, fsdp, optim_arguments, start  # noqa: E402  # noqa: E402
+from samerun import deepspeed, fsdp, optim_arguments, start  # noqa: E402
 from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 from samerun.parsing import parse, validate  # noqa: E402
 from samerun.plan import Plan, batch_of, describe, make_plan  # noqa: E402
@@ -183,12 +184,12 @@ def read_launch_file(name: str) -> LaunchFile:
 def launch_variables(content: dict[str, Any]) -> dict[str, str]:
     """The environment variables that `accelerate launch` sets for DeepSpeed, FSDP and torch.compile."""
     settings, inline = deepspeed.INLINE_SETTINGS, content.get("deepspeed_config") or {}
-    fsdp, dynamo = content.get("fsdp_config") or {}, content.get("dynamo_config") or {}
+    of_fsdp, dynamo = content.get("fsdp_config") or {}, content.get("dynamo_config") or {}
     return {
         **{variable: str(inline[name]).lower() for name, variable in settings.items() if name in inline},
         **{f"ACCELERATE_{name.upper()}": str(value) for name, value in dynamo.items()},
         **({fsdp.SWITCH: "true"} if content.get("distributed_type") == "FSDP" else {}),
-        **{fsdp_variable(name): str(value) for name, value in fsdp.items() if value is not None},
+        **{fsdp_variable(name): str(value) for name, value in of_fsdp.items() if value is not None},
     }
 
 

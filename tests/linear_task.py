@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from samerun.batching.batches import EvalRows, TrainSteps
+from samerun.data.batches import EvalRows, TrainSteps
 from samerun.plan import BatchShape, Plan
 from samerun.task import Batch, Data, Split, Task
 

@@ -103,7 +103,7 @@ for name, file in MODULES.items():
 
 def test_the_walk_sees_imports_at_the_top_and_inside_functions():
     assert "deepspeed.utils.groups" in imports(MODULES["samerun.deepspeed"])
-    assert {"samerun.runtime", "samerun.reading", "samerun.metrics"} <= set(GRAPH)
+    assert {"samerun.runtime", "samerun.data", "samerun.metrics"} <= set(GRAPH)
     assert {"classify", "titlegen", "segment", "segment3d"} <= TASKS
 
 

@@ -8,9 +8,9 @@ import torch
 from classify import Arguments
 from text_tasks import classification
 
+from samerun.data.tokens import Ragged
 from samerun.errors import InputError, TrainingError
 from samerun.parsing import validate
-from samerun.reading.ragged import Ragged
 from samerun.task import Batch
 from samerun.text.classifier import (
     check_best_metric,

@@ -24,7 +24,7 @@ from transformers import (
     pipeline,
 )
 
-from samerun.batching.mask_bits import unpack
+from samerun.data.mask_bits import unpack
 from samerun.errors import InputError, TrainingError
 from samerun.parsing import parse, validate
 from samerun.plan import Modes, evaluation_batch

@@ -14,8 +14,8 @@ from text_tasks import SEARCH, searching, titles
 from torch.nn.functional import log_softmax
 from transformers import BertConfig, EncoderDecoderConfig, EncoderDecoderModel
 
+from samerun.data.tokens import Ragged
 from samerun.errors import TrainingError
-from samerun.reading.ragged import Ragged
 from samerun.task import Batch
 from samerun.text.titles import IGNORED, teacher_forcing
 from samerun.text.tokenizer import TitleEncoder

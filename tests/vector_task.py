@@ -48,7 +48,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from samerun.batching.stream import Stream
+from samerun.data.stream import Stream
 from samerun.main import run
 from samerun.output.run_folder import replace_folder
 from samerun.task import Batch, Data, Split, Task

@@ -211,9 +211,8 @@ def load_state(path: Path, run_fingerprint: dict[str, Any]) -> TrainState:
     ]
     if differences:
         differences[-1] += (
-            ". Resume with the original files and arguments, or start a new run: name another "
-            "--output_dir, or replace this "
-            "run with --overwrite_output_dir"
+            ". Resume with the original files and arguments, or start a new run: name another --output_dir, "
+            "or replace this run with --overwrite_output_dir"
         )
         raise InputError(*differences)
     state = json.loads((path / STATE).read_text(encoding="utf-8"))
@@ -526,9 +525,8 @@ def check_shared(run: Run, folder: Path) -> None:
     run.on_main(lambda: token.unlink(missing_ok=True))
     if without:
         raise InputError(
-            f"--shared_output_dir: {folder} on {', '.join(without)} is not rank 0's folder; mount "
-            "it there, or leave "
-            "--shared_output_dir out"
+            f"--shared_output_dir: {folder} on {', '.join(without)} is not rank 0's folder; mount it there, "
+            "or leave --shared_output_dir out"
         )
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from samerun.data.files import read_object
 from samerun.errors import InputError
-from samerun.reading.json_files import read_object
 
 # Bucket sizes only shape communication. Accelerate derives "auto" from `config.hidden_size`, which composite
 # models lack.

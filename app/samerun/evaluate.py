@@ -17,7 +17,8 @@ import torch
 
 from samerun import signals
 from samerun.arguments import OptimizationArguments, RunArguments
-from samerun.batching.batches import EvalRows
+from samerun.data.batches import EvalRows
+from samerun.data.cache import sample_of
 from samerun.errors import StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.kernels.common import row_lengths
 from samerun.metrics.additional import compute_additional
@@ -27,7 +28,6 @@ from samerun.output.run_folder import BEST
 from samerun.output.versions import code_version, library_versions
 from samerun.parsing import as_dict, names_of
 from samerun.plan import evaluation_batch
-from samerun.reading.fingerprint import sample_of
 from samerun.runtime import Run
 from samerun.signals import stop_requested
 from samerun.task import Batch, Predictions, Split, Task

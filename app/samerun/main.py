@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from samerun import checkpoint, runtime, signals, start
-from samerun.batching.stream import read_ahead
+from samerun.data.stream import read_ahead
 from samerun.evaluate import eval_rows, evaluate, open_saved_parts, predict, score
 from samerun.output.predictions import metrics_name
 from samerun.output.progress import Phase

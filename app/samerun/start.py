@@ -17,6 +17,7 @@ import torch
 from huggingface_hub import get_token
 
 from samerun import checkpoint, deepspeed, machines, optim_arguments, signals
+from samerun.data.files import matching
 from samerun.errors import InputError, collecting
 from samerun.output import predictions, run_folder, status, written
 from samerun.output.files import as_json, file_record, write_json
@@ -24,9 +25,8 @@ from samerun.output.run_folder import BEST, RUN_FILE, STATUS
 from samerun.output.versions import code_version, library_versions
 from samerun.parsing import SpaceSeparated, as_dict, names_of
 from samerun.plan import Plan, describe
-from samerun.reading.text_files import matching
 from samerun.reports import results
-from samerun.runtime import Launch, Machine, Run, describe_launch, launch_summary
+from samerun.runtime import Launch, Machine, Run, connect, describe_launch
 
 # Arguments of a single start, not of the training.
 OF_A_START = ("resume_from_checkpoint", "overwrite_output_dir", "max_train_time")
@@ -73,7 +73,7 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
     if machine is None and launch.rank == 0:
         results.check_upload(arguments)
     if launch.world_size > launch.local_world_size:
-        machines.wait_for_all_ranks(_facts_to_compare(arguments, launch), arguments.start_timeout)
+        connect(launch, _facts_to_compare(arguments, launch), arguments.start_timeout)
     return launch
 
 
@@ -210,7 +210,7 @@ def open_run(
     )
     if arguments.shared_output_dir:
         checkpoint.check_shared(run, folder)
-    lines = [*launch_summary(run), *(describe(plan) if plan else [])]
+    lines = [*run.summary(), *(describe(plan) if plan else [])]
     lines += [f"note           {note}" for note in [*notes, *changes]]
     if complete:
         lines.append(f"training       is complete in {folder}; nothing to do")

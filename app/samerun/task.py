@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from samerun.errors import InputError, TrainingError
+from samerun.errors import InputError, TrainingError, nearest
 from samerun.metrics.additional import load_metrics
 from samerun.plan import Modes
-from samerun.reading.problems import nearest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from samerun.batching.stream import Stream
+    from samerun.data.stream import Stream
     from samerun.runtime import Launch
 
 Predictions = dict[str, np.ndarray]  # (rows, ...) each, in the file's order

@@ -25,8 +25,8 @@ from torch.profiler import record_function
 
 from samerun import best_models, checkpoint, deepspeed, fsdp, machines, signals
 from samerun.average import WeightAverage, averaged
-from samerun.batching.batches import TrainSteps, train_loader
 from samerun.checkpoint import CheckpointTarget, TrainState
+from samerun.data.batches import TrainSteps, train_loader
 from samerun.errors import EXIT_STOPPED, InputError, StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.evaluate import eval_rows, evaluate, input_dtype
 from samerun.kernels.common import row_lengths, widest_float

@@ -7,7 +7,7 @@ import torch
 from linear_task import make_plan
 from step_models import CLASSIFY, KINDS, batches, build, collator, unasked_masks
 
-from samerun.batching.batches import train_loader
+from samerun.data.batches import train_loader
 from samerun.optimizer import build_optimizer
 from samerun.profiling import StepClock
 from samerun.train import seed_step, train_step

@@ -100,8 +100,7 @@ def test_another_runs_checkpoint_is_refused_field_by_field(trained):
         'labels had 2 entries, has 2; the first difference is number 1, which was "a", is now "b"',
         "seed was null, is now 1",
         'task was "linear", is now null. Resume with the original files and arguments, or start a '
-        "new run: name another "
-        "--output_dir, or replace this run with --overwrite_output_dir",
+        "new run: name another --output_dir, or replace this run with --overwrite_output_dir",
     ]
 
 
@@ -109,8 +108,7 @@ def test_another_runs_checkpoint_is_refused_field_by_field(trained):
     ("key", "then", "now", "told"),
     [
         ("label_list", ["a"], ["a", "b"],
-         'the label list had 1 entries, has 2; the first difference is number 2, which '
-         'was null, is now "b"'),
+         'the label list had 1 entries, has 2; the first difference is number 2, which was null, is now "b"'),
         ("optim", "adamw_torch_fused", "sgd momentum=0.9",
          'the optimizer (--optim, --optim_args) was "adamw_torch_fused", is now "sgd momentum=0.9"'),
         ("train_content", "0" * 16, "1" * 16, "the content of the training rows (--train_file) has changed"),

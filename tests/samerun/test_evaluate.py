@@ -125,7 +125,7 @@ def test_a_killed_prediction_loses_a_twentieth_and_ends_with_the_same_arrays(att
     expected, _ = predict(start_run(), linear_layer(), Counts(), eval_rows(*points(ROWS), BATCH))
     first, nothing, _ = attempt(most=126)
     assert nothing is None
-    assert signals._stop_message == f"the same command goes on after 120 of {ROWS} rows"
+    assert signals._requests.stop_message == f"the same command goes on after 120 of {ROWS} rows"
     second, _, _ = attempt(most=50)  # killed again
     last, predictions, kept = attempt()
     assert ROWS <= first.done + second.done + last.done <= ROWS + 2 * (ROWS / PARTS + BATCH)
@@ -135,7 +135,7 @@ def test_a_killed_prediction_loses_a_twentieth_and_ends_with_the_same_arrays(att
         np.testing.assert_array_equal(predictions[name], values)
     assert predictions["numbers"].tolist() == list(range(ROWS))
     kept.remove()
-    assert signals._stop_message == signals.NOTHING_TO_SAVE
+    assert signals._requests.stop_message == signals.NOTHING_TO_SAVE
     assert list(tmp_path.iterdir()) == []
 
 

@@ -18,7 +18,7 @@ def place(environment, monkeypatch):
     rendezvous."""
     brought = []
     monkeypatch.setattr(
-        machines, "wait_for_all_ranks", lambda compared, timeout: brought.append((compared, timeout))
+        start, "connect", lambda launch, compared, timeout: brought.append((compared, timeout))
     )
 
     def make(rank):
@@ -78,9 +78,7 @@ def test_only_rank_0_looks_at_the_folder(place, arguments, tmp_path, rank):
 
 def test_a_failure_is_sent_to_the_machines_that_wait(environment, monkeypatch, capsys):
     notices, ended = [], []
-    monkeypatch.setattr(
-        machines, "send_failure_notice", lambda problems, code: notices.append((problems, code))
-    )
+    monkeypatch.setattr(machines, "send_notice", lambda failed, code: notices.append((failed, code)))
     monkeypatch.setattr("os._exit", ended.append)
     monkeypatch.setattr("samerun.signals.exit_now", ended.append)
     with failures_end_the_job(debug=False):
@@ -108,19 +106,26 @@ def test_the_best_model_is_loaded_from_where_this_machine_has_it(arguments, monk
 
 
 @pytest.mark.parametrize("machines", [1, 2])
-def test_connection_errors_between_machines_are_explained(environment, machines):
+def test_connection_errors_between_machines_are_explained(environment, monkeypatch, machines):
     environment["GLOO_SOCKET_IFNAME"] = "eth0"
-    launch = SimpleNamespace(world_size=2, local_world_size=2 // machines, backend="gloo")
+    launch = SimpleNamespace(
+        rank=0, world_size=2, local_world_size=2 // machines, backend="gloo", fsdp=None, timeout_seconds=9
+    )
     error = RuntimeError("Gloo connectFullMesh failed with [pair.cc:156] timed out\nmore")
-    with (
-        pytest.raises(InputError if machines == 2 else RuntimeError) as caught,
-        runtime._explain_connection_errors(launch),
-    ):
-        raise error
+
+    def open_group():
+        monkeypatch.setattr(
+            "torch.distributed.init_process_group", lambda *_, **__: (_ for _ in ()).throw(error)
+        )
+        runtime._open_group(launch, SimpleNamespace(set_timeout=lambda timeout: None))
+
+    with pytest.raises(InputError if machines == 2 else RuntimeError) as caught:
+        open_group()
     if machines == 2:
         assert (
             "over network interface eth0 (Gloo connectFullMesh failed with [pair.cc:156] timed out)"
             in str(caught.value)
         )
-    with pytest.raises(RuntimeError, match="of another kind"), runtime._explain_connection_errors(launch):
-        raise RuntimeError("of another kind")
+    error = RuntimeError("of another kind")
+    with pytest.raises(RuntimeError, match="of another kind"):
+        open_group()

@@ -11,8 +11,8 @@ from linear_task import LinearTask, collator, linear_layer, make_plan, points, s
 
 from samerun import signals, train
 from samerun.average import WeightAverage
-from samerun.batching.batches import collate_share
 from samerun.checkpoint import TrainState, list_checkpoints, load_average, restore_optimizer
+from samerun.data.batches import collate_share
 from samerun.errors import InputError, StopRequested, TrainingError
 from samerun.output import progress, status
 from samerun.output.writer_thread import finish_all

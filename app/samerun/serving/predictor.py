@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from samerun.batching.batches import EvalRows
+from samerun.data.batches import EvalRows
 from samerun.errors import InputError, TrainingError
 from samerun.kernels.common import row_lengths
 from samerun.parsing import parse, validate
@@ -30,7 +30,7 @@ class Predictor:
             raise InputError(
                 f"{launch.world_size} processes were launched, but this needs one; start it with python"
             )
-        quiet_libraries(launch)
+        quiet_libraries(launch.rank)
         self.task = task
         task.load(launch, Modes(False, False, False))  # reads no rows, only configuration and tokenizer
         self.device, self.half = torch.device(launch.device_type), HALF.get(launch.precision)

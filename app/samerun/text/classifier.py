@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
+from samerun.data.files import read_object
+from samerun.data.tokens import Ragged
 from samerun.errors import InputError, TrainingError
 from samerun.losses.multilabel import MultiLabelLoss
 from samerun.metrics.multilabel import METRICS, multilabel_scores
@@ -18,8 +20,6 @@ from samerun.models import export
 from samerun.models.adapters import loadable
 from samerun.models.calibration import divide_outputs
 from samerun.models.pretrained import labels_of, set_labels
-from samerun.reading.json_files import read_object
-from samerun.reading.ragged import Ragged
 from samerun.reports.card import markdown_table
 from samerun.text import long_documents
 from samerun.text.decisions import Fitted
@@ -293,7 +293,7 @@ def class_balanced(targets: Ragged, num_labels: int) -> np.ndarray:
     arXiv:1512.05830, section 3.2). "No label" counts as a label of its own, so that rows without labels are
     drawn, too."""
     count = np.bincount(targets.values, minlength=num_labels)
-    lengths = np.diff(targets.offsets)
+    lengths = targets.lengths
     weights = np.zeros(len(targets))
     np.add.at(weights, np.repeat(np.arange(len(targets)), lengths), 1 / count[targets.values])
     weights[lengths == 0] = 1 / max(1, (lengths == 0).sum())

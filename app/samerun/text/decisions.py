@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from samerun.data.files import read_object
 from samerun.errors import InputError
 from samerun.metrics.multilabel import (
     binary_cross_entropy,
@@ -19,7 +20,6 @@ from samerun.metrics.multilabel import (
 )
 from samerun.metrics.thresholds import F1, FOLDS, Objective, decide, folds_of, tune_thresholds
 from samerun.models.calibration import fit_temperatures
-from samerun.reading.json_files import read_object
 from samerun.task import Predictions, Split
 
 

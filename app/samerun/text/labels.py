@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from samerun.errors import InputError
-from samerun.reading.problems import SHOWN, described, more, nearest, raise_problems
-from samerun.reading.ragged import Ragged
-from samerun.reading.tables import Table
-from samerun.reading.text_files import read_text
+from samerun.data.files import read_text
+from samerun.data.tables import Table
+from samerun.data.tokens import Ragged
+from samerun.errors import SHOWN, InputError, described, more, nearest, raise_problems
 
 LIST_AS_TEXT = re.compile(
     r"\[\s*(([\"']).*\2\s*)?\]", re.DOTALL
@@ -157,7 +156,7 @@ def label_source(arguments: Any, trains: bool) -> str:
 def one_hot(labels: Ragged, rows: np.ndarray, num_labels: int) -> torch.Tensor:
     """(b, labels) float32: 1 for the labels of a row, else 0."""
     dense = torch.zeros(len(rows), num_labels)
-    counts = labels.offsets[rows + 1] - labels.offsets[rows]
+    counts = labels.lengths[rows]
     if counts.sum():
         dense[np.repeat(np.arange(len(rows)), counts), np.concatenate([labels[row] for row in rows])] = 1
     return dense

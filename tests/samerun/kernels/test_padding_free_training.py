@@ -10,7 +10,7 @@ from linear_task import make_plan
 from test_encoders import LENGTHS, classifier
 from text_tasks import classification
 
-from samerun.batching.batches import TrainSteps
+from samerun.data.batches import TrainSteps
 from samerun.evaluate import predict
 from samerun.kernels.padding_free import use_padding_free
 from samerun.optimizer import build_optimizer

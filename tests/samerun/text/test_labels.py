@@ -3,25 +3,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tables
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samerun.errors import InputError
-from samerun.reading.problems import SHOWN
-from samerun.reading.ragged import Ragged
-from samerun.reading.stored_rows import Column
-from samerun.reading.tables import Table
+from samerun.data.tokens import Ragged
+from samerun.errors import SHOWN, InputError
 from samerun.text import classifier
 from samerun.text.labels import label_ids, note_labels, read_label_file, read_labels
 
 
 def table(cells, name="labels"):
-    return Table(
-        "train.jsonl",
-        "jsonl",
-        {name: Column.of(list(cells))},
-        Column.of([row + 1 for row in range(len(cells))]),
-    )
+    return tables.table({name: cells}, "train.jsonl", "jsonl", range(1, len(cells) + 1))
 
 
 def read(cells, notes=None, **given):
@@ -70,8 +63,7 @@ def test_repeated_labels_count_once_and_are_noted():
 
 
 def columns(*cells, names=("x", "y")):
-    cells_of = {name: Column.of(list(own)) for name, own in zip(names, zip(*cells, strict=True), strict=True)}
-    made = Table("a.csv", "csv", cells_of, Column.of([2, 3, 4][: len(cells)]))
+    made = tables.table(dict(zip(names, zip(*cells, strict=True), strict=True)), "a.csv")
     return written(
         read_labels(
             made, SimpleNamespace(label_columns=names, label_column="labels", label_separator="|"), []
@@ -110,7 +102,7 @@ def test_label_numbers_are_sorted_and_unknown_labels_are_named_once_each():
 
 
 def test_a_label_column_without_a_1_is_no_unknown_label():
-    made = Table("a.csv", "csv", {"x": Column.of(["1", "0"]), "y": Column.of(["0", "0"])}, Column.of([2, 3]))
+    made = tables.table({"x": ["1", "0"], "y": ["0", "0"]}, "a.csv")
     found = read_labels(made, SimpleNamespace(label_columns=("x", "y")), [])
     assert found.names == ["x", "y"]
     ids = label_ids(made, found, ["x"], False, [])
@@ -125,7 +117,7 @@ def test_taken_rows_have_the_labels_that_they_have_alone(rows, data):
 
 
 def test_taken_rows_of_label_columns_keep_every_name():
-    made = Table("a.csv", "csv", {"x": Column.of(["1", "0"]), "y": Column.of(["1", "1"])}, Column.of([2, 3]))
+    made = tables.table({"x": ["1", "0"], "y": ["1", "1"]}, "a.csv")
     found = read_labels(made, SimpleNamespace(label_columns=("x", "y")), []).take(np.array([1]))
     assert (found.names, written(found)) == (["x", "y"], [["y"]])
 

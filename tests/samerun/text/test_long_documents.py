@@ -13,7 +13,7 @@ import torch
 from classify import Arguments, MultiLabelClassification
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig
 
-from samerun.batching.batches import EvalRows, widths_of
+from samerun.data.batches import EvalRows, widths_of
 from samerun.errors import InputError, TrainingError
 from samerun.kernels.common import row_lengths
 from samerun.kernels.padding_free import use_padding_free

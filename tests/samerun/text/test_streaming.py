@@ -10,8 +10,8 @@ import pytest
 import torch
 from classify import Arguments, MultiLabelClassification
 
-from samerun.batching.batches import TrainSteps
-from samerun.batching.stream import Stream
+from samerun.data.batches import TrainSteps
+from samerun.data.stream import Stream
 from samerun.errors import InputError
 from samerun.parsing import parse, validate
 from samerun.plan import Modes, make_plan
