@@ -5,8 +5,8 @@ import datasets
 import numpy as np
 import pytest
 
-from samerun.data.buffers import SHARDS, START, Buffers
 from samerun.data.splits import read_split
+from samerun.data.stream import SHARDS, START, Buffers
 from samerun.errors import InputError
 
 NONE = ("train_file", "dataset_name", "dataset_config_name", "dataset_revision", "dataset_split", "cache_dir")
@@ -87,10 +87,18 @@ def test_a_buffer_is_kept_until_it_is_removed_and_read_anew_when_a_file_changed(
     assert there() == ["0", "1"]
 
 
-def test_more_rows_than_there_are(files, tmp_path):
-    with pytest.raises(
-        InputError, match=r"there are 10 training rows with a text, fewer than a buffer of 11; leave --str"
-    ):
+def test_fewer_rows_than_a_buffer(files, tmp_path):
+    read = buffers(tmp_path, size=11, train_file=files)
+    first, second, _ = read.read(0)
+    texts = [*first.columns["text"], *read.read(1, second)[0].columns["text"]]
+    assert (len(first), texts) == (10, expected(0, 2))
+    read.remove(lambda _: False)
+    again = buffers(tmp_path, size=11, train_file=files)  # resumed in the second buffer
+    again.read(0)
+    assert list(again.read(1, second)[0].columns["text"]) == texts[10:]
+    for name in "abc":
+        (tmp_path / f"{name}.csv").write_text("text,labels\n ,x\n")
+    with pytest.raises(InputError, match="--streaming: every text is empty; nothing to train on"):
         buffers(tmp_path, size=11, train_file=files).read(0)
 
 

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from samerun.data import cache
-from samerun.data.buffers import Buffers
 from samerun.data.cache import content_hash
 from samerun.data.splits import read_split
+from samerun.data.stream import Buffers
 from samerun.images.examples import Examples, from_table
 from samerun.images.folders import class_folders
 from samerun.images.sources import EncodedImages
