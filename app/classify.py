@@ -1,17 +1,18 @@
 """Multi-label text classification: one encoder, one logit per label, binary cross-entropy.
 
-    python app/classify.py --model_name_or_path MODEL --train_file train.csv --validation_file valid.csv
-    --output_dir runs/a accelerate launch --config_file accelerate_configs/ddp.yaml app/classify.py ...the
-    same... deepspeed --num_gpus 8 app/classify.py --deepspeed ds_configs/zero2.json ...the same... torchrun
-    --nproc_per_node 8 app/classify.py ...the same...
+    python app/classify.py --model_name_or_path MODEL --train_file train.csv --validation_file valid.csv \\
+        --output_dir runs/a
+    accelerate launch --config_file accelerate_configs/ddp.yaml app/classify.py ...the same...
+    deepspeed --num_gpus 8 app/classify.py --deepspeed ds_configs/zero2.json ...the same...
+    torchrun --nproc_per_node 8 app/classify.py ...the same...
 
 Every launch trains on the same batches and gives the same model up to round-off. `best/` in the output folder
 is a plain transformers model: pipeline("text-classification", model="runs/a/best", top_k=None).
 
 Prediction needs no labels:
 
-    python app/classify.py --do_predict --model_name_or_path runs/a/best --test_file new.csv --output_dir
-    runs/a
+    python app/classify.py --do_predict --model_name_or_path runs/a/best --test_file new.csv \\
+        --output_dir runs/a
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python app/predict.py runs/mine/best --text "The team won the cup"
     python app/predict.py runs/mine/best new.csv --output predictions.csv
     cat new.jsonl | python app/predict.py runs/mine/best - > predictions.jsonl
-    accelerate launch --config_file accelerate_configs/ddp.yaml app/predict.py runs/mine/best large.csv
-    --output_dir predicted
+    accelerate launch --config_file accelerate_configs/ddp.yaml app/predict.py runs/mine/best large.csv \\
+        --output_dir predicted
 
 Predictions go to standard output as JSON lines, or to the file of --output (.csv or JSON lines). An existing
 file is replaced only with --overwrite. With --output_dir the same command continues an interrupted

@@ -11,8 +11,8 @@ An encoder (BigBird, BERT, ...) gets a BERT decoder; a model that has a decoder 
 is used as it is. `best/` in the output folder is plain transformers:
 AutoModelForSeq2SeqLM.from_pretrained("runs/titles/best").generate(...).
 
-    python app/titlegen.py --do_predict --model_name_or_path runs/titles/best --test_file new.jsonl
-    --output_dir runs/titles
+    python app/titlegen.py --do_predict --model_name_or_path runs/titles/best --test_file new.jsonl \\
+        --output_dir runs/titles
 """
 
 from __future__ import annotations

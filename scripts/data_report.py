@@ -2,8 +2,8 @@
 """Checks data before training: duplicate rows, test rows that are in the training data, equal rows with
 different labels, rare labels, lengths. Every finding comes with advice.
 
-    python scripts/data_report.py [--output report.html] app/classify.py --train_file train.csv --test_file
-    test.csv
+    python scripts/data_report.py [--output report.html] app/classify.py --train_file train.csv \\
+        --test_file test.csv
 
 ARGS are the training command's arguments for files, columns and model. --output_dir is optional and stays
 untouched. Without --model_name_or_path, text lengths are in words instead of tokens. Files that a training

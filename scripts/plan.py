@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Shows what a training command will do and how much memory it needs, without GPUs and process groups.
 
-    python scripts/plan.py [--launch accelerate_configs/NAME.yaml] [--num_processes N] [--gpu_memory GIB]
-    app/classify.py ARGS python scripts/plan.py --num_processes 8 app/titlegen.py --deepspeed
-    ds_configs/zero2.json ARGS
+    python scripts/plan.py [--launch accelerate_configs/NAME.yaml] [--num_processes N] [--gpu_memory GIB] \\
+        app/classify.py ARGS
+    python scripts/plan.py --num_processes 8 app/titlegen.py --deepspeed ds_configs/zero2.json ARGS
 
 ARGS are the training command's own. A laptop can plan for eight GPUs: the script reads and tokenizes the data
 like a run, builds the model without weights, and makes a dry run: one forward and backward pass on meta
@@ -12,8 +12,9 @@ file, and the cheapest launch that fits --gpu_memory. If launch file, DeepSpeed 
 each other, it prints all contradictions instead.
 
     --launch FILE       the file for `accelerate launch --config_file` (default: python, or torchrun with
-    several processes) --num_processes N   processes on all machines (default: from FILE, else 1) --gpu_memory
-    GIB    memory of one GPU; needed for the recommendation
+                        several processes)
+    --num_processes N   processes on all machines (default: from FILE, else 1)
+    --gpu_memory GIB    memory of one GPU; needed for the recommendation
 
 Exit codes: 0 done, and the planned launch fits; 1 it does not fit --gpu_memory; 2 contradictions or bad
 input.

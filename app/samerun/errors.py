@@ -76,8 +76,14 @@ def is_out_of_memory(error: BaseException) -> bool:
         cls.__name__ == "OutOfMemoryError" for cls in type(error).__mro__
     ):
         return True
-    # torch's CPU allocator raises RuntimeError; a failed fork raises OSError.
-    words = ("DefaultCPUAllocator", os.strerror(errno.ENOMEM))
+    # torch's CPU allocator raises RuntimeError, a failed fork OSError, an import ImportError or,
+    # without memory for that, SystemError.
+    words = (
+        "DefaultCPUAllocator",
+        os.strerror(errno.ENOMEM),
+        "failed to map segment",
+        "error return without exception set",
+    )
     return getattr(error, "errno", None) == errno.ENOMEM or any(word in str(error) for word in words)
 
 

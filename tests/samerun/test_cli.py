@@ -1,6 +1,7 @@
 """The process that a task's script runs in, and standard input as a data file."""
 
 import io
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -64,3 +65,20 @@ def test_help_and_wrong_arguments_answer_before_torch_is_imported():
         )
         ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
         assert (ended.returncode, "AssertionError" in ended.stderr) == (0 if "--help" in argv else 2, False)
+
+
+def test_an_import_without_memory_is_explained(tmp_path):
+    # A file instead of a limit of memory, which libraries meet at another place in every version.
+    (tmp_path / "torch.py").write_text(
+        'raise ImportError("libtorch.so: failed to map segment from shared object")'
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, str(CLASSIFY), "--train_file", "a.csv", "--output_dir", "a"]
+    done = subprocess.run(
+        [*command, "--model_name_or_path", "b"], env=environment, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith(
+        "error: out of memory while libraries are loaded (libtorch.so: failed to map"
+    )
+    assert "ulimit -v" in done.stderr

@@ -7,8 +7,8 @@ import pytest
 APP = os.path.join(os.path.dirname(__file__), "..", "..", "app")
 SHOW = """
 import os, resource, sys
-from samerun import host_settings
-host_settings.prepare()
+from samerun.cli import set_up_host
+set_up_host()
 blocks = bytearray(200_000_000)
 del blocks
 with open("/proc/self/statm") as pages:
