@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
+from samerun import export
 from samerun.data.files import read_object
 from samerun.data.tokens import Ragged
 from samerun.errors import InputError, TrainingError
 from samerun.losses.multilabel import MultiLabelLoss
 from samerun.metrics.multilabel import METRICS, multilabel_scores
-from samerun.models import export
 from samerun.models.adapters import loadable
 from samerun.models.calibration import divide_outputs
 from samerun.models.pretrained import labels_of, set_labels

@@ -24,11 +24,11 @@ from samerun.data.tables import (
     texts_of,
 )
 from samerun.data.tokens import Ragged, encode_cached
+from samerun.export import export_model
 from samerun.kernels.bigbird import choose_attention, padding_of
 from samerun.kernels.enable import check_padding_free, enable_kernels
 from samerun.models import adapters
 from samerun.models.contributions import words_of_likeliest
-from samerun.models.export import export_model
 from samerun.models.pretrained import check_vocabulary, load_config, load_model_and_new_names
 from samerun.models.weight_files import model_content
 from samerun.plan import Modes

@@ -16,11 +16,11 @@ from torch.nn.functional import cross_entropy, pad
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 from transformers.modeling_outputs import BaseModelOutput
 
+from samerun import export
 from samerun.data.tables import Cells, Table, is_blank, texts_of
 from samerun.errors import TrainingError, raise_problems
 from samerun.metrics.rouge import ROUGE_METRICS
 from samerun.metrics.rouge_tokenizers import choose_tokenizer
-from samerun.models import export
 from samerun.models.adapters import loadable
 from samerun.reports.card import markdown_table
 from samerun.task import Batch

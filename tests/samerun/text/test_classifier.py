@@ -15,9 +15,9 @@ from transformers import (
 )
 
 from samerun.errors import InputError, TrainingError
+from samerun.export import export_model
 from samerun.losses.multilabel import MultiLabelLoss, from_config
 from samerun.metrics.multilabel import sigmoid
-from samerun.models.export import export_model
 from samerun.models.pretrained import labels_of, own_labels
 from samerun.text.classifier import (
     _output_layer,

@@ -1,86 +1,101 @@
-"""The results of a run: predictions, tables of metrics, final values for trackers, upload to the hub."""
+"""Writes the exported model, a plain Hugging Face folder, and uploads it to the hub.
+
+The folder is checked by loading it and replaced as a whole."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from huggingface_hub import CommitOperationAdd, HfApi
+from transformers.utils import logging
 
-from samerun import predictions as output
-from samerun.errors import InputError, in_short
-from samerun.files import LIST
+from samerun.errors import InputError, TrainingError, in_short
+from samerun.files import LIST, replace_folder
 from samerun.run_folder import BEST, CARD, PLOTS
 from samerun.runtime import Run
-from samerun.task import Predictions, Split, Task
 
-FINAL_PREFIXES = ("test_", "best_")  # of the metrics that trackers get at the end
+CHECKED_ROWS = 4
 
 
-def write_predictions(
-    run: Run, arguments: Any, task: Task, split: Split, predictions: Predictions | None
+def export_model(
+    path: Path,
+    model: Any,
+    weights: dict[str, torch.Tensor],
+    check: Callable[[Path], None],
+    processor: Any = None,
+    max_length: int | None = None,
 ) -> None:
-    """Writes the predictions, one line per row, in the input's order. `predictions`: needed on rank 0
-    only."""
-    run.print(f"predictions    {run.on_main(partial(_write, arguments, task, split, predictions))}")
+    """Writes configuration, weights (fp32) and processor to the folder `path`; rank 0 only.
+
+    `model` gives class and configuration, `weights` the full weights (`checkpoint.full_weights`). `check` is
+    called with a temporary folder and raises if its model is not the trained one; then nothing is replaced.
+    `processor`: a tokenizer, an image processor or None. A tokenizer is saved with `max_length` in tokens, so
+    that `truncation=True` cuts as in training.
+    """
+    logging.disable_progress_bar()
+    if max_length is not None:
+        processor = _tokenizer_to_save(processor, max_length)
+
+    def fill(folder: Path) -> None:
+        model.save_pretrained(folder, state_dict={**_unused_poolers(model, weights), **weights})
+        if processor is not None:
+            processor.save_pretrained(folder)
+        check(folder)
+
+    replace_folder(path, fill)
 
 
-def _write(arguments: Any, task: Task, split: Split, predictions: Predictions) -> Path:
-    path, folder = output.path_of(arguments), Path(arguments.output_dir)
-    return output.write(path, folder, _lines(task, split, predictions), task.list_separator)
+def rows_to_check(num_rows: int) -> np.ndarray:
+    """A few evenly spaced rows of a file, for `check_agreement`."""
+    return np.linspace(0, num_rows - 1, min(CHECKED_ROWS, num_rows)).astype(int)
 
 
-def _lines(task: Task, split: Split, predictions: Predictions) -> Iterator[dict[str, Any]]:
-    ids = range(len(split)) if split.ids is None else split.ids
-    for name, line in zip(ids, task.lines(predictions, split), strict=True):
-        yield {"id": name, **line}
+def check_agreement(what: str, exported: Any, run: Any, tolerance: float) -> None:
+    """Raises `TrainingError` if outputs of the exported model, which computes in fp32, and of the run differ
+    by more than the rounding of the run's precision. `what`: their name."""
+    difference = float(np.abs(np.asarray(exported) - np.asarray(run)).max())
+    if not difference <= tolerance:
+        raise TrainingError(
+            f"the exported model does not give the run's {what} (difference {difference:.1e}); "
+            "nothing was replaced. Please report this with run.json"
+        )
 
 
-def by_split(metrics: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The metrics eval_* and test_* of a run, by split and without their prefixes."""
+def plain_model(model: Any) -> Any:
+    """An fp32 model on the meta device, to export weights with: the trained model may be partitioned or in
+    half precision."""
+    config = type(model.config).from_dict(model.config.to_dict())
+    config.dtype = torch.float32
+    with torch.device("meta"):
+        return type(model)(config)
+
+
+def _tokenizer_to_save(tokenizer: Any, max_length: int) -> Any:
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.model_max_length = max_length
+    if tokenizer.is_fast:  # it would save the settings of its last call, which vary with the cache
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
+    return tokenizer
+
+
+def _unused_poolers(model: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Zeros for the weights of poolers that `pretrained.drop_pooler` removed. They are never used, but
+    without them transformers reports missing weights."""
     return {
-        split: {
-            name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)
-        }
-        for split, prefix in (("validation", "eval_"), ("test", "test_"))
+        name: torch.zeros(parameter.shape)
+        for name, parameter in model.named_parameters()
+        if name not in weights and "pooler" in name.split(".")
     }
 
 
-def table(scores: dict[str, dict[str, Any]], names: tuple[str, ...]) -> list[str]:
-    """Lines of a table with a row per metric and a column per split, which fits a terminal of 60 columns.
-    Leaves out empty rows and columns."""
-    shown = {
-        split: known for split, known in scores.items() if any(known.get(name) is not None for name in names)
-    }
-    rows = [name for name in names if any(known.get(name) is not None for known in shown.values())]
-    columns = [["", *rows]]
-    for split, known in shown.items():
-        cells = [split, *("-" if known.get(name) is None else f"{known[name]:.4f}" for name in rows)]
-        columns.append([cell.rjust(max(map(len, cells))) for cell in cells])
-    header, *body = map(list, zip(*columns, strict=True))
-    lines = plain_table(header, body)
-    return [f"{'' if number else 'results':<15}{line}" for number, line in enumerate(lines)] if shown else []
-
-
-def plain_table(header: list[str], rows: list[list[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in [header, *rows]
-    ]
-
-
-def track(run: Run, metrics: dict[str, Any]) -> None:
-    """Sends the final metrics, of the test rows and the best model, to trackers."""
-    final = {
-        name: value
-        for name, value in metrics.items()
-        if isinstance(value, int | float) and name.startswith(FINAL_PREFIXES)
-    }
-    if run.accelerator.trackers and final:
-        run.accelerator.log(final, step=metrics.get("train_steps"))
+# The hub
 
 
 def check_upload(arguments: Any) -> None:
