@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from samerun import checkpoint, runtime, signals, start
-from samerun.data.stream import read_ahead
 from samerun.evaluate import eval_rows, evaluate, open_saved_parts, predict, score
 from samerun.output.predictions import metrics_name
 from samerun.output.progress import Phase
@@ -38,7 +37,9 @@ def run_task(task: Task, arguments: Any) -> None:
     data = task.load(launch, modes)
     plan = make_plan(arguments, data.splits["train"], launch) if modes.train else None
     if modes.train:
-        read_ahead(data.splits["train"], launch.local_rank)
+        stream = data.splits["train"].stream
+        if stream is not None and launch.local_rank == 0:
+            stream.start_reading_ahead()
     run = runtime.start(launch, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
     fingerprint = make_fingerprint(arguments, plan, data.fingerprint)
     # Before the output folder is opened: an error in the model must not harm existing files.
