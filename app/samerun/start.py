@@ -205,7 +205,7 @@ def open_run(
     folder = Path(arguments.output_dir)
     description = {**_description(run, arguments, plan, fingerprint), **details} if plan is not None else {}
     signals.set_time_limit(arguments.max_train_time)
-    resume, replaces, complete, changes = run.on_main(
+    resume, replaces, complete, changes = run.from_rank0(
         partial(_take_folder, run, arguments, plan, fingerprint, description)
     )
     if arguments.shared_output_dir:

@@ -23,7 +23,7 @@ def write_predictions(
 ) -> None:
     """Writes the predictions, one line per row, in the input's order. `predictions`: needed on rank 0
     only."""
-    run.print(f"predictions    {run.on_main(partial(_write, arguments, task, split, predictions))}")
+    run.print(f"predictions    {run.from_rank0(partial(_write, arguments, task, split, predictions))}")
 
 
 def _write(arguments: Any, task: Task, split: Split, predictions: Predictions) -> Path:
@@ -99,7 +99,7 @@ def check_upload(arguments: Any) -> None:
 def push_to_hub(run: Run, arguments: Any) -> None:
     """With --push_to_hub, uploads best/, the model card and plots/. An error is a note: the run is done."""
     if arguments.push_to_hub:
-        run.print(*run.on_main(partial(_describe_upload if arguments.hub_dry_run else _upload, arguments)))
+        run.print(*run.from_rank0(partial(_describe_upload if arguments.hub_dry_run else _upload, arguments)))
 
 
 def _upload(arguments: Any) -> list[str]:
