@@ -29,13 +29,21 @@ from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file
 
 from samerun import deepspeed, fsdp
+from samerun.console import say
 from samerun.errors import InputError, TrainingError, process_name
-from samerun.output import status, written
-from samerun.output.console import say
-from samerun.output.files import as_json, file_record, write_json, write_text
-from samerun.output.run_folder import CHECKPOINTS, check_present, recover_folder, replace_folder
-from samerun.output.writer_thread import Background
+from samerun.files import (
+    as_json,
+    check_present,
+    file_record,
+    recover_folder,
+    remove_folder,
+    replace_folder,
+    write_json,
+    write_text,
+)
+from samerun.run_folder import CHECKPOINTS, status
 from samerun.runtime import Run
+from samerun.writer_thread import Background
 
 FOLDER = CHECKPOINTS  # in the run's folder
 MANIFEST = "manifest.json"
@@ -413,7 +421,7 @@ def _write(
         old = [kept for kept in list_checkpoints(folder)[: -target.limit] if step_of(kept) != best_step]
         passed = [aside for aside in list_checkpoints(folder, LEFT_BEHIND) if step_of(aside) <= step]
         for each in [*old, *passed]:
-            written.remove_folder(each)
+            remove_folder(each)
         status.saved(step)
     except TrainingError:
         raise
@@ -448,8 +456,8 @@ def _set_aside_later(folder: Path, step: int) -> None:
     for path in later:
         aside = path.with_name(path.name + LEFT_BEHIND)
         if aside.exists():
-            written.remove_folder(aside)
-        written.rename(path, aside)
+            remove_folder(aside)
+        os.rename(path, aside)
     if later:
         names = ", ".join(path.name for path in later)
         say(

@@ -15,19 +15,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from samerun import predictions as output
 from samerun import signals
 from samerun.arguments import OptimizationArguments, RunArguments
+from samerun.console import Phase
 from samerun.data.batches import EvalRows
 from samerun.data.cache import sample_of
 from samerun.errors import StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.kernels.common import row_lengths
 from samerun.metrics.additional import compute_additional
-from samerun.output import predictions as output
-from samerun.output.progress import Phase
-from samerun.output.run_folder import BEST
-from samerun.output.versions import code_version, library_versions
 from samerun.parsing import as_dict, names_of
 from samerun.plan import evaluation_batch
+from samerun.run_folder import BEST, code_version, library_versions
 from samerun.runtime import Run
 from samerun.signals import stop_requested
 from samerun.task import Batch, Predictions, Split, Task

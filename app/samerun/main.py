@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from samerun import checkpoint, runtime, signals, start
+from samerun.console import Phase
 from samerun.evaluate import eval_rows, evaluate, open_saved_parts, predict, score
-from samerun.output.predictions import metrics_name
-from samerun.output.progress import Phase
-from samerun.output.run_folder import BEST, METRICS, merge_metrics, read_metrics
 from samerun.plan import Modes, make_plan
+from samerun.predictions import metrics_name
 from samerun.reports import results
 from samerun.reports.final_report import write_reports
+from samerun.run_folder import BEST, METRICS, merge_metrics, read_metrics
 from samerun.runtime import Run
 from samerun.start import make_fingerprint, open_run
 from samerun.task import Data, Task

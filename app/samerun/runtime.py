@@ -34,9 +34,9 @@ from torch.distributed import Backend
 from torch.nn.parallel import DistributedDataParallel
 
 from samerun import deepspeed, fsdp, machines, signals
+from samerun.console import say
 from samerun.errors import InputError, in_short, process_name
 from samerun.fsdp import FsdpSettings, is_on
-from samerun.output.console import say
 from samerun.plan import BatchShape
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -26,6 +26,7 @@ from torch.profiler import record_function
 from samerun import best_models, checkpoint, deepspeed, fsdp, machines, signals
 from samerun.average import WeightAverage, averaged
 from samerun.checkpoint import CheckpointTarget, TrainState
+from samerun.console import Phase
 from samerun.data.batches import TrainSteps, train_loader
 from samerun.errors import EXIT_STOPPED, InputError, StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.evaluate import eval_rows, evaluate, input_dtype
@@ -34,18 +35,16 @@ from samerun.kernels.embeddings import reuse_gradient_memory
 from samerun.layers import checkpoint_activations, compile_layers, has_statistics
 from samerun.memory import dry_run, layout_of, memory_lines
 from samerun.optimizer import build_optimizer, set_learning_rate, state_bytes
-from samerun.output import status
-from samerun.output.progress import Phase
-from samerun.output.run_folder import BEST, BEST_MODELS, begin_best, merge_metrics
-from samerun.output.writer_thread import Background
 from samerun.parsing import as_dict
 from samerun.plan import Plan
 from samerun.profiling import StepClock, memory_mb, peak_memory_mb, profiled
 from samerun.reports import final_report
 from samerun.reports.tracker import Tracker, project_of, read_history
+from samerun.run_folder import BEST, BEST_MODELS, begin_best, merge_metrics, status
 from samerun.runtime import Run
 from samerun.signals import stop_requested, stop_run
 from samerun.task import Batch, Data, Predictions, Task, higher_is_better
+from samerun.writer_thread import Background
 
 if TYPE_CHECKING:
     from samerun.start import OpenedRun

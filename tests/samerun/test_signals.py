@@ -14,7 +14,7 @@ import pytest
 from samerun import machines, signals
 from samerun.errors import InputError, StopRequested, TrainingError
 from samerun.machines import PeerStatus
-from samerun.output import status
+from samerun.run_folder import status
 from samerun.signals import failures_end_the_job
 
 APP = Path(__file__).parents[2] / "app"

@@ -9,9 +9,10 @@ from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi
 
+from samerun import predictions as output
 from samerun.errors import InputError, in_short
-from samerun.output import predictions as output
-from samerun.output.run_folder import BEST, CARD, PLOTS
+from samerun.files import LIST
+from samerun.run_folder import BEST, CARD, PLOTS
 from samerun.runtime import Run
 from samerun.task import Predictions, Split, Task
 
@@ -138,7 +139,7 @@ def _files(arguments: Any) -> dict[str, Path]:
     best = {path.relative_to(folder / BEST).as_posix(): path for path in sorted((folder / BEST).rglob("*"))}
     others = [*sorted((folder / PLOTS).glob("*")), folder / CARD]
     files = best | {path.relative_to(folder).as_posix(): path for path in others}
-    return {name: path for name, path in files.items() if path.is_file()}
+    return {name: path for name, path in files.items() if path.is_file() and path.name != LIST}
 
 
 def _repository(arguments: Any) -> str:
