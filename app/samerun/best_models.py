@@ -50,7 +50,7 @@ def recover(
     """Adapts a checkpoint's state to the models that `folder` holds and, unless the run is `complete`, to a
     changed --metric_for_best_model or loss. Rank 0 looks: machines may not share the folder and must
     agree."""
-    state, notes = run.on_main(partial(_recover, folder, state, task, keep_best, complete))
+    state, notes = run.from_rank0(partial(_recover, folder, state, task, keep_best, complete))
     run.print(*(f"note           {note}" for note in notes))
     return state
 

@@ -115,7 +115,7 @@ def check_upload(arguments: Any) -> None:
 def push_to_hub(run: Run, arguments: Any) -> None:
     """With --push_to_hub, uploads best/, the model card and plots/. An error is a note: the run is done."""
     if arguments.push_to_hub:
-        run.print(*run.on_main(partial(_describe_upload if arguments.hub_dry_run else _upload, arguments)))
+        run.print(*run.from_rank0(partial(_describe_upload if arguments.hub_dry_run else _upload, arguments)))
 
 
 def _upload(arguments: Any) -> list[str]:

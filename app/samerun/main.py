@@ -48,7 +48,7 @@ def run_task(task: Task, arguments: Any) -> None:
 
     metrics: dict[str, Any] = {}
     if opened.complete:
-        metrics |= run.on_main(lambda: read_metrics(Path(arguments.output_dir) / METRICS))
+        metrics |= run.from_rank0(lambda: read_metrics(Path(arguments.output_dir) / METRICS))
     elif modes.train:
         training = Training(run, arguments, task, data, plan, model, opened=opened)
         del model
@@ -64,9 +64,9 @@ def run_task(task: Task, arguments: Any) -> None:
         metrics |= baseline(run, task, data.splits["validation"], "eval")
     if modes.predict:
         metrics |= predict_test(run, arguments, task, model, data)
-    run.on_main(lambda: merge_metrics(Path(arguments.output_dir), metrics, metrics_name(arguments)))
+    run.from_rank0(lambda: merge_metrics(Path(arguments.output_dir), metrics, metrics_name(arguments)))
     if modes.train:
-        run.on_main(lambda: write_reports(run, arguments, task, data.splits))
+        run.from_rank0(lambda: write_reports(run, arguments, task, data.splits))
     final = {
         name: value
         for name, value in metrics.items()
@@ -107,7 +107,7 @@ def load_best(run: Run, arguments: Any, load: Callable[[Path], Any]) -> Any:
 
 def baseline(run: Run, task: Task, split: Any, name: str) -> dict[str, Any]:
     """The baseline's metrics, prefixed with `name`."""
-    return run.on_main(lambda: {f"{name}_{key}": value for key, value in task.baseline(split).items()})
+    return run.from_rank0(lambda: {f"{name}_{key}": value for key, value in task.baseline(split).items()})
 
 
 def predict_test(run: Run, arguments: Any, task: Task, model: Any, data: Data) -> dict[str, Any]:
@@ -117,14 +117,14 @@ def predict_test(run: Run, arguments: Any, task: Task, model: Any, data: Data) -
     rows = eval_rows(run, arguments, task, split)
     saved = open_saved_parts(run, arguments, data.fingerprint, rows)
     predictions, rate = predict(run, model, task, rows, saved=saved)
-    path = run.on_main(lambda: write_split(arguments, task, split, predictions))
+    path = run.from_rank0(lambda: write_split(arguments, task, split, predictions))
     run.print(f"predictions    {path}")
     if saved is not None:
         saved.remove()
     metrics = {"test_rows": len(split), "test_samples_per_second": rate}
     if split.labelled:
         with Phase("scoring", shown=run.is_main):
-            scores = run.on_main(lambda: score(task, predictions, split))
+            scores = run.from_rank0(lambda: score(task, predictions, split))
         metrics |= {f"test_{name}": value for name, value in scores.items()}
         metrics |= baseline(run, task, split, "test")
     return metrics

@@ -119,7 +119,7 @@ def write(path: Path, folder: Path, lines: Iterable[dict[str, Any]], list_separa
 def write_split(arguments: Any, task: Task, split: Split, predictions: Predictions) -> Path:
     """Writes the predictions of a split, one line per row, in the input's order. Returns the path."""
     ids = range(len(split)) if split.ids is None else split.ids
-    lines = task.prediction_lines(predictions, split)
+    lines = task.lines(predictions, split)
     numbered = ({"id": name, **line} for name, line in zip(ids, lines, strict=True))
     return write(path_of(arguments), Path(arguments.output_dir), numbered, task.list_separator)
 

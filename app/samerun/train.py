@@ -87,7 +87,7 @@ class Training:
             )
         if self.state.loss_settings is None:
             self.state.loss_settings = task.loss_settings
-        run.on_main(partial(best_models.check_space, self.folder, arguments, model))
+        run.from_rank0(partial(best_models.check_space, self.folder, arguments, model))
         self.batches = train_batches(arguments, data, plan, run.launch.rank)
         self.batches.begin(self.state.step, self.state.stream)
         validation = data.splits.get("validation")
@@ -101,7 +101,7 @@ class Training:
         )
         self.average = WeightAverage(run, self.model, arguments.ema_decay) if arguments.ema_decay else None
         if opened.replace is not None:
-            run.on_main(opened.replace)
+            run.from_rank0(opened.replace)
         self.tracker = Tracker(
             run.accelerator, self.folder, plan.total_steps, self.state.step, place is not None
         )
@@ -372,7 +372,7 @@ class Training:
         the validation rows, on rank 0."""
         with Phase("exporting", shown=self.run.is_main):
             weights = checkpoint.full_weights(self.run, self.model)
-            self.run.on_main(partial(self._write_best, weights, predictions))
+            self.run.from_rank0(partial(self._write_best, weights, predictions))
 
     def _write_best(self, weights: dict[str, torch.Tensor], predictions: Predictions | None) -> None:
         task, plain = self.task, self.run.unwrapped(self.model)
@@ -400,8 +400,8 @@ class Training:
             with Phase("exporting", shown=run.is_main):
                 weights = checkpoint.full_weights(run, self.model)
                 plain = run.unwrapped(self.model)
-                run.on_main(lambda: self.task.export(path, plain, weights, predictions))
-        run.on_main(lambda: best_models.remove_others(self.folder, state.kept))
+                run.from_rank0(lambda: self.task.export(path, plain, weights, predictions))
+        run.from_rank0(lambda: best_models.remove_others(self.folder, state.kept))
 
     # Checkpoints
 
@@ -446,7 +446,7 @@ class Training:
                 self._export(None)
         self.tracker.close()
         self.run.wait()
-        return self.run.on_main(self._best_metrics)
+        return self.run.from_rank0(self._best_metrics)
 
     def _best_metrics(self) -> dict[str, Any]:
         state = self.state
