@@ -41,14 +41,7 @@ def export_model(
     logging.disable_progress_bar()
     if max_length is not None:
         processor = _tokenizer_to_save(processor, max_length)
-
-    def fill(folder: Path) -> None:
-        model.save_pretrained(folder, state_dict={**_unused_poolers(model, weights), **weights})
-        if processor is not None:
-            processor.save_pretrained(folder)
-        check(folder)
-
-    replace_folder(path, fill)
+    replace_folder(path, partial(_fill, model, weights, processor, check))
 
 
 def rows_to_check(num_rows: int) -> np.ndarray:
@@ -74,6 +67,15 @@ def plain_model(model: Any) -> Any:
     config.dtype = torch.float32
     with torch.device("meta"):
         return type(model)(config)
+
+
+def _fill(
+    model: Any, weights: dict[str, torch.Tensor], processor: Any, check: Callable[[Path], None], folder: Path
+) -> None:
+    model.save_pretrained(folder, state_dict={**_unused_poolers(model, weights), **weights})
+    if processor is not None:
+        processor.save_pretrained(folder)
+    check(folder)
 
 
 def _tokenizer_to_save(tokenizer: Any, max_length: int) -> Any:
