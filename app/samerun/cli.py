@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import dataclasses
 import os
+import platform
 import shutil
 import sys
 from typing import Any, TypeVar
 
-from samerun import host_settings, signals
+from samerun import signals
+from samerun.console import be_quiet, survive_a_lost_console
 from samerun.errors import EXIT_TRAINING_FAILED, InputError, in_short, is_out_of_memory
-from samerun.output.console import be_quiet, survive_a_lost_console
-from samerun.output.temporary import temporary_folder
+from samerun.files import temporary_folder
 from samerun.parsing import SpaceSeparated, names_of, parse, validate
 from samerun.signals import failures_end_the_job
 
 T = TypeVar("T")
 STANDARD_INPUT = ("-", "/dev/stdin")
 HEAD = 2**16  # bytes of standard input that decide the kind of file
+# Iterations for which a thread of OpenMP spins before it sleeps. The default of some milliseconds takes time
+# from other processes.
+SPINS = "2000"
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+# The process keeps freed memory up to this size for the next step: the kernel need not clear new pages.
+KEPT_BYTES = 2**30
 _exit_stack = contextlib.ExitStack()
 # Before the interpreter is torn down: Python 3.13 then waits for ever for a thread that listens to signals.
 atexit.register(_exit_stack.close)
@@ -28,8 +36,29 @@ atexit.register(_exit_stack.close)
 def prepare_process() -> None:
     """Settings of the process that must precede the import of torch."""
     survive_a_lost_console()
-    host_settings.prepare()
+    set_up_host()
     sys.excepthook = _explain_failed_import
+
+
+def set_up_host() -> None:
+    """Settings of OpenMP and malloc, made only where the user made none; children inherit the spin count.
+
+    Step times relative to a quiet machine without these settings (two cores, 2026-11-23, Reuters and LCTT):
+
+        machine                   classify   titlegen
+        quiet, with               0.99       0.73
+        one busy process, with    1.5        1.2
+        one busy process, without 2.2        1.7
+
+    Peak memory grows by 3 to 4 %.
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = SPINS
+    set_by_user = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
+    if not set_by_user and platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+            libc.mallopt(option, KEPT_BYTES)
 
 
 def _explain_failed_import(kind: type[BaseException], error: BaseException, trace: Any) -> None:

@@ -234,10 +234,7 @@ class _Heartbeat:
     """What this process publishes, and what it knows of the others."""
 
     store: Any = None
-    rank: int = 0
-    world_size: int = 1
-    several_machines: bool = False
-    limit: float = 0.0  # seconds without a heartbeat after which a process is lost
+    launch: Launch | None = None
     collectives: int = 0  # entered by this process
     entered: float = 0.0  # time of entering the last collective
     notice: dict[str, Any] = field(default_factory=dict)  # why this process ends
@@ -258,16 +255,7 @@ def start(store: Any, launch: Launch) -> None:
     because a pending answer blocks it."""
     global _heartbeat
     now = time.monotonic()
-    _heartbeat = _Heartbeat(
-        store,
-        launch.rank,
-        launch.world_size,
-        launch.world_size > launch.local_world_size,
-        launch.timeout_seconds - HEAD_START_SECONDS,
-        entered=now,
-        changed=[now] * launch.world_size,
-        answered=now,
-    )
+    _heartbeat = _Heartbeat(store, launch, entered=now, changed=[now] * launch.world_size, answered=now)
     threading.Thread(target=_beat, args=(_heartbeat,), name="heartbeat", daemon=True).start()
 
 
@@ -298,12 +286,14 @@ def send_notice(**notice: Any) -> None:
     """Tells the other processes why this one ends: stopped=reason, or failed=problems, code=exit code. The
     processes of one machine fail alike, and their launcher knows, so a failure is for several machines."""
     own = _heartbeat
-    if own.store is None or ("failed" in notice and not own.several_machines):
+    if own.store is None:
+        return
+    if "failed" in notice and own.launch.world_size == own.launch.local_world_size:
         return
     own.notice = {**notice, "process": process_name()}
     own.wake.set()
     own.sent.wait(2 * INTERVAL_SECONDS)
-    if own.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+    if own.launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         # It holds the store, which the others read at their next heartbeat.
         time.sleep(2 * INTERVAL_SECONDS)
 
@@ -334,7 +324,8 @@ def peer_status() -> PeerStatus:
 
 def _beat(own: _Heartbeat) -> None:
     """Publishes this process's record, reads the others', and reports who is lost."""
-    keys, beat = [f"heartbeat/{rank}" for rank in range(own.world_size)], 0
+    keys, beat = [f"heartbeat/{rank}" for rank in range(own.launch.world_size)], 0
+    limit = own.launch.timeout_seconds - HEAD_START_SECONDS  # seconds without a heartbeat
     with contextlib.suppress(Exception):  # the store is gone, so the job ends
         while not own.finished:
             beat += 1
@@ -344,7 +335,7 @@ def _beat(own: _Heartbeat) -> None:
                 "host": socket.gethostname(),
                 **own.notice,
             }
-            own.store.set(keys[own.rank], json.dumps(record))
+            own.store.set(keys[own.launch.rank], json.dumps(record))
             if own.notice:
                 own.sent.set()
             records, now = [json.loads(value) for value in own.store.multi_get(keys)], time.monotonic()
@@ -354,8 +345,8 @@ def _beat(own: _Heartbeat) -> None:
                     own.changed[rank] = now
             own.records, own.answered = records, now
             own.entered = now if suspended else own.entered
-            lost = _lost(own, now - own.limit)
-            if now - own.entered > own.limit:
+            lost = _lost(own, now - limit)
+            if now - own.entered > limit:
                 lost = lost or _hanging(own)
             if lost is not None and _on_lost_peer is not None:
                 _on_lost_peer(lost)
@@ -366,7 +357,7 @@ def _beat(own: _Heartbeat) -> None:
 
 def _lost(own: _Heartbeat, since: float) -> str | None:
     """Names the processes whose record has not changed since this time; None without any."""
-    silent = [_name(own, rank) for rank in range(own.world_size) if own.changed[rank] < since]
+    silent = [_name(own, rank) for rank, changed in enumerate(own.changed) if changed < since]
     if own.answered < since:
         is_launchers = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         process = "the launcher of rank 0" if is_launchers else "rank 0"

@@ -22,9 +22,9 @@ class MeasurementDone(Exception):  # noqa: N818 - no error
 
 def initialize() -> None:
     """The first calls of every script of app/."""
-    from samerun import host_settings
+    from samerun.cli import set_up_host
 
-    host_settings.prepare()
+    set_up_host()
 
 
 def run_options(settings: dict[str, Any]) -> Options:

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from samerun.console import counted
 from samerun.data.cache import content_hash, fingerprint, get_or_create
 from samerun.data.files import Row, kind_of, location, read_rows
 from samerun.errors import SHOWN, InputError, described, raise_problems
-from samerun.output.files import file_record
-from samerun.output.progress import counted
+from samerun.files import file_record
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -201,19 +201,6 @@ def dataset_table(rows: Dataset, path: str, required: Sequence[str], optional: S
     lines = np.arange(1, len(rows) + 1)
     # Messages name rows of a data set as they name those of parquet files: by row numbers.
     return Table(path, "parquet", rows.select_columns(names).add_column(LINE, lines), classes)
-
-
-def concatenate(path: str, tables: Sequence[Table], arguments: Sequence[int]) -> Table:
-    """One table of the files' tables, which must have the same columns. `arguments`: `Source.argument` of
-    each."""
-    import datasets
-
-    names = tables[0].rows.column_names
-    rows = datasets.concatenate_datasets([table.rows.select_columns(names) for table in tables])
-    number = np.repeat(np.arange(len(tables), dtype=np.int32), list(map(len, tables)))
-    files = zip(tables, arguments, strict=True)
-    sources = tuple(Source(table.path, table.kind, argument) for table, argument in files)
-    return Table(path, tables[0].kind, rows.add_column(FILE, number), sources=sources)
 
 
 def _is_empty(rows: Dataset, name: str) -> bool:

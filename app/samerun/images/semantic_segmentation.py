@@ -1,0 +1,275 @@
+"""Semantic segmentation of images with models of transformers: preprocessing, logits in an image's own size,
+mask files and overlays.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from PIL import Image
+from torch import nn
+from torch.nn.functional import interpolate, pad
+from transformers import AutoModelForSemanticSegmentation
+
+from samerun.errors import InputError, in_short
+from samerun.images.arguments import RESIZED_CROP
+from samerun.images.data import image_extensions
+from samerun.images.image_task import ImageSplit
+from samerun.images.masks import IGNORED
+from samerun.images.segmentation import file_names
+from samerun.images.transforms import Processing, processing_of
+from samerun.models.pretrained import set_labels
+from samerun.reports.figures import with_legend
+
+OVERLAP = 0.25  # of windows
+SHOWN_HEIGHT = 180  # pixels of an image in overlays
+USAGE = """from transformers import pipeline
+segment = pipeline("image-segmentation", model="best")
+segment("image.png")  # a label and a mask for each class in the image"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskSplit(ImageSplit):
+    """Images with masks. `sizes`: (height, width) of each; `mask_files`: names of the predicted masks."""
+
+    sizes: list[tuple[int, int]]
+    mask_files: list[str]
+
+
+# Input
+
+
+def processor_for(processor: Any, size: tuple[int, int], windows: bool) -> Any:
+    """A copy of a model's image processor that resizes to `size` (height, width) without cropping or padding,
+    so that `post_process_semantic_segmentation` returns a mask of the whole image. With `windows` it does not
+    resize."""
+    adapted = copy.deepcopy(processor)
+    adapted.size = {"height": size[0], "width": size[1]}
+    adapted.resample = Image.Resampling.BILINEAR
+    adapted.do_resize = not windows
+    for name in ("do_center_crop", "do_reduce_labels", "do_pad", "keep_aspect_ratio"):
+        if hasattr(adapted, name):
+            setattr(adapted, name, False)
+    for name in ("ensure_multiple_of", "size_divisor"):
+        if getattr(adapted, name, None) is not None:
+            setattr(adapted, name, 1)
+    return adapted
+
+
+def uses_windows(arguments: Any, processor: Any, exported: bool) -> bool:
+    """Whether to predict by sliding windows: as --inference says, else as the `exported` model's processor
+    does. Raises `InputError` if --random_crop is given too."""
+    default = "sliding_window" if exported and not processor.do_resize else "whole"
+    windows = (arguments.inference or default) == "sliding_window"
+    if windows and arguments.random_crop is not None:
+        raise InputError(RESIZED_CROP)
+    return windows
+
+
+def default_size(processor: Any) -> tuple[int, int]:
+    """(height, width) that an image processor resizes to; a square of the shortest edge if it keeps the
+    aspect ratio."""
+    size = processor.crop_size if getattr(processor, "do_center_crop", False) else processor.size
+    edge = size.get("shortest_edge")
+    return (size["height"], size["width"]) if edge is None else (edge, edge)
+
+
+def processing_for(processor: Any, size: tuple[int, int], channels: int, name: str) -> Processing:
+    """A `Processing` equal to a processor of `processor_for`; it can handle masks and crops too. Compares
+    both on a random image, and raises `InputError` if the processor does more, such as swapping channels.
+    `name`: the model's, for errors."""
+    resizing = copy.deepcopy(processor)
+    resizing.do_resize = True
+    template = processing_of(resizing, channels)
+    ours = Processing(size, template.mode, template.mean, template.std, template.scale)
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)).convert(
+        ours.mode
+    )
+    expected = torch.as_tensor(np.asarray(resizing(image.convert("RGB"))["pixel_values"][0]))
+    pixels = ours.normalize(np.stack([ours.fit(image)]))[0]
+    if len(expected) != channels:
+        raise InputError(
+            f"{name}: the model sees {channels} channel(s), but its {type(processor).__name__} gives "
+            f"{len(expected)}; set num_channels to {len(expected)} in its config.json, or name another model"
+        )
+    if expected.shape != pixels.shape or not torch.allclose(expected.float(), pixels, atol=1e-3):
+        raise InputError(
+            f"{name}: its {type(processor).__name__} does more than resize and normalise; name another model"
+        )
+    return ours
+
+
+def unused_parameters(config: Any, channels: int, size: tuple[int, int]) -> set[str]:
+    """The parameters that do not influence the logits, such as the last layer of a BEiT that takes its
+    features before it. DDP fails on trained parameters without a gradient. Raises `InputError` for a size
+    that the model cannot process. Runs a forward pass on the meta device."""
+    with torch.device("meta"):
+        model = AutoModelForSemanticSegmentation.from_config(config).eval()
+        try:
+            logits = model(pixel_values=torch.zeros(1, channels, *size)).logits
+        except (ValueError, RuntimeError) as error:
+            raise InputError(
+                f"--image_size {size[0]},{size[1]}: this {config.model_type} model cannot work on such "
+                f"images ({in_short(error)})"
+            ) from None
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(logits.sum(), parameters, allow_unused=True)
+    return {name for name, gradient in zip(names, gradients, strict=True) if gradient is None}
+
+
+def pad_and_stack(tensors: Sequence[torch.Tensor], size: Sequence[int], value: int) -> torch.Tensor:
+    """Stacks tensors of shape (..., height, width) to (b, ..., *size), padded with `value` on the right and
+    below."""
+    return torch.stack(
+        [
+            pad(tensor, (0, size[1] - tensor.shape[-1], 0, size[0] - tensor.shape[-2]), value=value)
+            for tensor in tensors
+        ]
+    )
+
+
+# Model
+
+
+def configure(config: Any, labels: list[str], overlap: float, loss_settings: dict[str, Any]) -> None:
+    """Sets the classes in a configuration and switches off an auxiliary head. It keeps the overlap of windows
+    and the settings of the loss, so that the exported model predicts and scores as in its run."""
+    config.overlap, config.loss_settings = overlap, loss_settings
+    set_labels(config, labels)
+    if hasattr(config, "use_auxiliary_head"):
+        config.use_auxiliary_head = False  # our loss does not use it
+
+
+# Logits
+
+
+def upsampled(logits: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """Resizes logits to (b, classes, *size) float32, as transformers' post_process_semantic_segmentation
+    does."""
+    return interpolate(logits.float(), size=tuple(size), mode="bilinear", align_corners=False)
+
+
+def whole_logits(model: nn.Module, pixels: torch.Tensor, sizes: list[list[int]]) -> Iterator[torch.Tensor]:
+    """Yields logits, (1, classes, height, width), of each image in its own size. `pixels`: resized to the
+    model's input."""
+    logits = model(pixel_values=pixels).logits
+    for row, size in enumerate(sizes):
+        yield upsampled(logits[row : row + 1], size)
+
+
+class Windows(NamedTuple):
+    """Sliding windows."""
+
+    size: tuple[int, int]  # (height, width)
+    overlap: float  # the least share of a window that overlaps with the next
+    batch_size: int  # windows per forward pass
+
+
+def window_logits(
+    model: nn.Module, pixels: torch.Tensor, sizes: list[list[int]], windows: Windows, equal_passes: bool
+) -> Iterator[torch.Tensor]:
+    """As `whole_logits`, as the mean over sliding windows. `pixels`: images in their own `sizes`, padded to
+    the largest. `equal_passes`: every process does the same number of forward passes, as ZeRO-3 and FSDP
+    need, which gather the weights in each."""
+    window, passes = windows.size, 0
+    for row, size in enumerate(sizes):
+        image = pixels[row : row + 1, :, : size[0], : size[1]]
+        margins = [max(0, length - own) for length, own in zip(window, size, strict=True)]
+        image = pad(image, (0, margins[1], 0, margins[0]))
+        corners, total, count = window_corners(size, window, windows.overlap), None, None
+        for first in range(0, len(corners), windows.batch_size):
+            parts = [
+                (..., slice(top, top + window[0]), slice(left, left + window[1]))
+                for top, left in corners[first : first + windows.batch_size]
+            ]
+            logits = upsampled(model(pixel_values=torch.cat([image[part] for part in parts])).logits, window)
+            passes += 1
+            if total is None:
+                total = logits.new_zeros(1, logits.shape[1], *image.shape[2:])
+                count = logits.new_zeros(1, 1, *image.shape[2:])
+            for part, part_logits in zip(parts, logits, strict=True):
+                total[part] += part_logits
+                count[part] += 1
+        yield (total / count)[..., : size[0], : size[1]]
+    if equal_passes and dist.is_initialized():
+        max_passes = torch.tensor(passes, device=pixels.device)
+        dist.all_reduce(max_passes, op=dist.ReduceOp.MAX)
+        for _ in range(int(max_passes) - passes):
+            model(pixel_values=pixels.new_zeros(1, pixels.shape[1], *window))
+
+
+def window_corners(size: Sequence[int], window: Sequence[int], overlap: float) -> list[tuple[int, int]]:
+    """(top, left) of the windows that cover an image: evenly spaced, the last at the border."""
+    starts = []
+    for length, window_length in zip(size, window, strict=True):
+        last, stride = max(0, length - window_length), max(1, int(window_length * (1 - overlap)))
+        starts.append(np.linspace(0, last, math.ceil(last / stride) + 1).round().astype(int).tolist())
+    return [(top, left) for top in starts[0] for left in starts[1]]
+
+
+# Mask files and overlays
+
+
+def palette(num_colours: int = 256) -> np.ndarray:
+    """(num_colours, 3) uint8: the colour map of PASCAL VOC."""
+    numbers = np.arange(num_colours)
+    colours = np.zeros((num_colours, 3), dtype=np.uint8)
+    for bit in range(8):
+        for channel in range(3):
+            colours[:, channel] |= (((numbers >> (3 * bit + channel)) & 1) << (7 - bit)).astype(np.uint8)
+    return colours
+
+
+def mask_names(ids: Sequence[Any]) -> list[str]:
+    """A unique PNG file name for each row: its id without an image's extension (`file_names`)."""
+    paths = [Path(str(name)) for name in ids]
+    is_image = [path.suffix.lower() in image_extensions() for path in paths]
+    stems = [
+        str(path.with_suffix("") if cut else name)
+        for path, name, cut in zip(paths, ids, is_image, strict=True)
+    ]
+    return file_names(stems, ".png")
+
+
+def write_mask(mask: np.ndarray, path: Path) -> None:
+    """Writes a mask, (height, width) uint8, as a PNG with a palette."""
+    image = Image.fromarray(mask)
+    image.putpalette(palette().tobytes())
+    image.save(path)
+
+
+def shares(mask: np.ndarray, labels: list[str]) -> dict[str, float]:
+    """Class -> share of the pixels, for the classes in a mask."""
+    by_class = np.bincount(mask.ravel(), minlength=len(labels)) / mask.size
+    return {label: round(float(share), 6) for label, share in zip(labels, by_class, strict=True) if share}
+
+
+def overlays(rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]], labels: list[str]) -> np.ndarray:
+    """(height, width, 3) uint8: one line per row with image, truth and prediction side by side, above a
+    legend. Ignored pixels are black. `rows`: (image (h, w[, 3]), truth (h, w), prediction (h, w)) uint8."""
+    lines = [
+        np.concatenate([_overlay(image, mask) for mask in (None, truth, predicted)], axis=1)
+        for image, truth, predicted in rows
+    ]
+    width = max(line.shape[1] for line in lines)
+    lines = [np.pad(line, ((0, 2), (0, width - line.shape[1]), (0, 0))) for line in lines]
+    colours = dict(zip(labels, palette(len(labels)).tolist(), strict=True))
+    return with_legend(np.concatenate(lines), "image, truth, prediction", colours)
+
+
+def _overlay(image: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+    size = (max(1, round(image.shape[1] * SHOWN_HEIGHT / image.shape[0])), SHOWN_HEIGHT)
+    resized = np.asarray(Image.fromarray(image).convert("RGB").resize(size, Image.Resampling.BILINEAR))
+    if mask is None:
+        return resized
+    mask = np.asarray(Image.fromarray(mask).resize(size, Image.Resampling.NEAREST))
+    mixed = resized // 3 + (palette()[mask].astype(np.uint16) * 2 // 3).astype(np.uint8)
+    return np.where((mask == IGNORED)[..., None], 0, mixed).astype(np.uint8)

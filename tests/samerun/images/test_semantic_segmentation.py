@@ -1,0 +1,163 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import (
+    AutoModelForSemanticSegmentation,
+    BeitConfig,
+    ConvNextConfig,
+    DPTConfig,
+    MobileNetV2Config,
+    MobileNetV2ImageProcessorPil,
+    SegformerConfig,
+    UperNetConfig,
+)
+
+from samerun.errors import InputError
+from samerun.images import semantic_segmentation as segmenter
+from samerun.images.transforms import Augmentation, row_generator
+from samerun.models.pretrained import renew_head
+
+
+def pixelwise(pixel_values):
+    """Logits that are the image's channels: what windows give must be what the whole image gives."""
+    return SimpleNamespace(logits=pixel_values)
+
+
+@pytest.mark.parametrize("size", [(20, 30), (8, 50), (16, 16), (5, 6)])
+def test_windows_cover_an_image_once_each_place_counted(size):
+    places = segmenter.window_corners(size, (16, 16), 0.25)
+    covered = np.zeros((max(16, size[0]), max(16, size[1])), dtype=int)
+    for top, left in places:
+        assert 0 <= top <= max(0, size[0] - 16)
+        covered[top : top + 16, left : left + 16] += 1
+    assert covered.min() == 1
+    pixels = torch.rand(1, 3, 60, 60)
+    windows = segmenter.Windows((16, 16), overlap=0.25, batch_size=4)
+    (logits,) = segmenter.window_logits(pixelwise, pixels, [list(size)], windows, equal_passes=False)
+    torch.testing.assert_close(logits, pixels[..., : size[0], : size[1]])
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (0.3, 0.5), (1.5, 3.0)])
+def test_crops_take_image_and_mask_alike(native, scales):
+    values = (np.indices((160, 240)).sum(axis=0) // 80).astype(np.uint8)  # stripes
+    image, mask = Image.fromarray(values * 40), Image.fromarray(values)
+    augmentation = Augmentation((128, 128), flip=True, fill=255, scales=scales, native=native, colour=7)
+    seen = set()
+    for epoch in range(4):
+        augmented, drawn = (
+            np.asarray(part) for part in augmentation(image, mask, row_generator(1, epoch, 5))
+        )
+        again = augmentation(image, mask, row_generator(1, epoch, 5))
+        assert np.array_equal(augmented, again[0])
+        assert augmented.shape == drawn.shape == (128, 128)
+        outside = drawn == 255
+        assert (augmented[outside] == 7).all()
+        inside = ~outside
+        assert (
+            np.abs(augmented[inside].astype(int) - drawn[inside].astype(int) * 40) <= 40
+        ).all()  # resizing blurs edges
+        assert (np.abs(augmented[inside].astype(int) - drawn[inside].astype(int) * 40) <= 4).mean() > 0.7
+        assert outside.any() == (scales[1] < 1)
+        seen.add(augmented.tobytes())
+    assert len(seen) > 1 or (scales == (1.0, 1.0) and not native)
+
+
+def test_the_processor_gives_what_training_sees_and_cuts_nothing_off():
+    own = MobileNetV2ImageProcessorPil()  # cuts the middle out
+    assert segmenter.default_size(own) == (224, 224)
+    processor = segmenter.processor_for(own, (32, 48), windows=False)
+    processing = segmenter.processing_for(processor, (32, 48), 3, "a model")
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (61, 40, 3), dtype=np.uint8))
+    theirs = torch.as_tensor(np.asarray(processor(image)["pixel_values"]))
+    torch.testing.assert_close(
+        processing.normalize(processing.fit(image)[None].copy()), theirs, atol=1e-4, rtol=0
+    )
+    assert own.do_center_crop  # a copy was changed
+    large = segmenter.processor_for(own, (32, 48), windows=True)
+    assert np.asarray(large(image)["pixel_values"]).shape == (1, 3, 61, 40)
+
+
+def test_a_processor_that_does_more_is_refused():
+    class Swapping(MobileNetV2ImageProcessorPil):
+        def preprocess(self, images, **given):
+            found = super().preprocess(images, **given)
+            return {"pixel_values": [np.asarray(each)[::-1].copy() for each in found["pixel_values"]]}
+
+    processor = segmenter.processor_for(Swapping(), (32, 48), windows=False)
+    with pytest.raises(InputError, match="its Swapping does more than resize and normalise"):
+        segmenter.processing_for(processor, (32, 48), 3, "a model")
+
+
+def test_names_of_masks():
+    assert segmenter.mask_names(["a/1.jpg", "b.v2", "1.png", "1.jpg"]) == [
+        "a_1.png",
+        "b.v2.png",
+        "1.png",
+        "1_3.png",
+    ]
+    assert segmenter.mask_names(["a_2", "a", "a", ""]) == ["a_2.png", "a.png", "a_2_2.png", "_.png"]
+    long = segmenter.mask_names(["ä" * 300, "ä" * 300, "a\0b"])
+    assert len(set(long)) == 3
+    assert all(len(name.encode()) < 255 and "\0" not in name for name in long)
+
+
+def test_palette_is_that_of_pascal_voc():
+    assert segmenter.palette()[[0, 1, 2, 15, 255]].tolist() == [
+        [0, 0, 0],
+        [128, 0, 0],
+        [0, 128, 0],
+        [192, 128, 128],
+        [224, 224, 192],
+    ]
+
+
+def test_a_new_head_changes_nothing_but_the_last_layer():
+    config = SegformerConfig(
+        depths=[1] * 4, hidden_sizes=[8] * 4, num_attention_heads=[1] * 4, decoder_hidden_size=8, num_labels=3
+    )
+    model = AutoModelForSemanticSegmentation.from_config(config)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    renew_head(model)
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"decode_head.classifier.weight"}
+
+
+SMALL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "image_size": 32,
+}
+STAGES = {
+    "hidden_sizes": [8, 8, 16, 16],
+    "depths": [1] * 4,
+    "out_features": [f"stage{number}" for number in range(1, 5)],
+}
+WITH_AUXILIARY_HEADS = {
+    "beit": lambda: BeitConfig(**SMALL, patch_size=8, out_indices=[1, 2, 3, 4], pool_scales=[1, 2]),
+    "dpt": lambda: DPTConfig(**SMALL, patch_size=8, backbone_out_indices=[0, 1, 2, 3],
+                             neck_hidden_sizes=[8, 8, 16, 16], fusion_hidden_size=8),
+    "upernet": lambda: UperNetConfig(backbone_config=ConvNextConfig(**STAGES), hidden_size=16,
+                                     pool_scales=[1, 2], auxiliary_in_channels=16),
+    "mobilenet_v2": lambda: MobileNetV2Config(depth_multiplier=0.1, min_depth=8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WITH_AUXILIARY_HEADS)
+def test_what_has_no_gradient_is_found_and_auxiliary_heads_are_off(kind):
+    """DDP ends with an error where a parameter that it waits for gets no gradient."""
+    config = WITH_AUXILIARY_HEADS[kind]()
+    unused = segmenter.unused_parameters(config, 3, (32, 32))
+    assert config.use_auxiliary_head if hasattr(config, "use_auxiliary_head") else kind == "mobilenet_v2"
+    segmenter.configure(config, ["a", "b"], overlap=0.25, loss_settings={})
+    model = AutoModelForSemanticSegmentation.from_config(config).train()
+    assert not any("auxiliary" in name for name, _ in model.named_parameters())
+    model(pixel_values=torch.rand(2, 3, 32, 32)).logits.sum().backward()
+    without = {name for name, parameter in model.named_parameters() if parameter.grad is None}
+    assert without == {name for name in unused if "auxiliary" not in name}
+    assert bool(without) == (kind != "upernet")

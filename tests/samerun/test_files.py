@@ -1,0 +1,283 @@
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import pickle
+import resource
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from samerun.errors import InputError, TrainingError, is_out_of_space
+from samerun.files import (
+    LIST,
+    add_to_list,
+    check_present,
+    foreign_files,
+    lock,
+    read_lines,
+    recover_folder,
+    remove_folder,
+    replace_folder,
+    write_json,
+    write_text,
+)
+
+
+@contextlib.contextmanager
+def small_files():
+    """No file may have more than 4096 bytes, as by `ulimit -f`. No fixture: pytest's own output may be a
+    longer file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path):
+    path = tmp_path / "predictions.jsonl"
+    path.write_text("old")
+    with small_files(), pytest.raises(OSError, match=r"predictions\.jsonl'$") as caught:
+        write_text(path, ("x" * 1000 for _ in range(100)))
+    assert is_out_of_space(pickle.loads(pickle.dumps(caught.value)))
+    with small_files(), pytest.raises(OSError, match=r"best'$"):
+        replace_folder(
+            tmp_path / "best", lambda place: save_file({"x": torch.zeros(9999)}, place / "model.safetensors")
+        )
+    assert [each.name for each in tmp_path.iterdir()] == ["predictions.jsonl"]
+    assert path.read_text() == "old"
+
+
+def test_one_run_per_folder(tmp_path):
+    held = lock(tmp_path)
+    with pytest.raises(InputError, match=rf"in use by another run \(process {os.getpid()} on "):
+        lock(tmp_path)
+    held.close()  # as the kernel does when a process dies
+    lock(tmp_path).close()
+
+
+def link_to_mine(folder):
+    (folder / ".lock").symlink_to(folder / "mine")
+
+
+def mine_itself(folder):
+    os.link(folder / "mine", folder / ".lock")
+
+
+@pytest.mark.parametrize("plant", [link_to_mine, mine_itself])
+def test_a_lock_that_is_not_a_runs_is_left_alone(tmp_path, plant):
+    (tmp_path / "mine").write_text("a text")
+    plant(tmp_path)
+    with pytest.raises(InputError, match=r"its file \.lock is (a link|not a run's)"):
+        lock(tmp_path)
+    assert (tmp_path / "mine").read_text() == "a text"
+
+
+def test_a_text_is_not_written_through_a_link(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / ".a.json.unfinished").symlink_to("mine")
+    write_text(tmp_path / "a.json", "ours")
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+@pytest.mark.parametrize("then", [lambda folder: None, lambda folder: folder.mkdir()])
+def test_a_folder_that_was_moved_away_is_noticed(tmp_path, then):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    held = lock(folder)
+    (folder / ".lock").unlink()  # does not matter
+    check_present(folder / "best")
+    folder.rename(tmp_path / "elsewhere")
+    then(folder)
+    check_present(tmp_path)
+    for write in (lambda: check_present(folder), lambda: replace_folder(folder / "best", fill("new"))):
+        with pytest.raises(TrainingError, match="was moved or removed while the run was writing to it"):
+            write()
+    assert not (folder / "best").exists()
+    held.close()
+
+
+def test_a_file_system_without_locks_does_not_end_a_run(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    lock(tmp_path).close()
+
+
+def test_lines_end_at_line_feeds_only(tmp_path):
+    values = ["a\u2028b", "c\x85d", "e\u2029"]
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values), encoding="utf-8"
+    )
+    assert list(read_lines(tmp_path / "a.jsonl")) == values
+
+
+def test_files_of_the_user_in_a_folder_stay_when_it_is_replaced_or_removed(tmp_path):
+    best = tmp_path / "best"
+    replace_folder(best, fill("old"))
+    for name in ("part/mine", "notes"):
+        (best / name).write_text("mine")
+    (best / "link").symlink_to("gone")
+    replace_folder(best, fill("new"))
+    found = {path.relative_to(best).as_posix() for path in best.rglob("*")}
+    assert found == {LIST, "weights", "part", "part/config", "part/mine", "notes", "link"}
+    foreign = [best / name for name in ("link", "notes", "part/mine")]
+    assert foreign_files(best) == foreign
+    assert (best / "weights").read_text() == "new"
+    remove_folder(best)
+    assert sorted(path.name for path in best.rglob("*")) == ["link", "mine", "notes", "part"]
+    assert foreign_files(best) == foreign
+
+
+def test_a_list_names_files_of_its_own_folder_only(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "plots").mkdir()
+    write_json(tmp_path / "plots" / LIST, ["../mine"])
+    add_to_list(tmp_path / "plots", ["loss.png"])
+    (tmp_path / "plots" / "loss.png").touch()
+    remove_folder(tmp_path / "plots")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_files_have_the_mode_of_the_umask(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        replace_folder(
+            tmp_path / "best", lambda place: os.close(os.open(place / "weights", os.O_CREAT, 0o600))
+        )
+    finally:
+        os.umask(before)
+    assert (tmp_path / "best" / "weights").stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_a_worker_that_outlives_its_run_does_not_hold_the_lock(tmp_path):
+    held = lock(tmp_path)
+    (go_on, may_end), (is_there, says_so) = os.pipe(), os.pipe()
+    worker = os.fork()
+    if worker == 0:
+        os.close(may_end)
+        os.write(says_so, b"1")
+        os.read(go_on, 1)  # until the other end is closed
+        os._exit(0)
+    os.read(is_there, 1)
+    held.close()
+    lock(tmp_path).close()
+    os.close(may_end)
+    assert os.waitpid(worker, 0)[1] == 0
+
+
+def test_json_is_written_whole_and_refuses_what_json_cannot_hold(tmp_path):
+    path = tmp_path / "a.json"
+    write_json(path, {"title": "标题", "loss": None})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"title": "标题", "loss": None}
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_json(path, {"loss": float("nan")})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"title": "标题", "loss": None}
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+DISK = ((os, "rename"), (os, "replace"), (os, "fsync"), (shutil, "rmtree"))
+
+
+def crashes(point, work, disk=DISK):
+    """Does `work`, in which the `point`-th call that touches the disk (from 0) and all after it do not come
+    through.
+
+    Returns (whether it crashed, the names of the calls).
+    """
+    calls = []
+
+    def guard(real, name):
+        def guarded(*args, **kwargs):
+            calls.append(name)
+            if len(calls) > point:
+                raise Crash
+            return real(*args, **kwargs)
+
+        return guarded
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in disk:
+            patch.setattr(module, name, guard(getattr(module, name), name))
+        try:
+            work()
+        except Crash:
+            return True, calls
+    return False, calls
+
+
+def fill(text):
+    def write(place):
+        (place / "weights").write_text(text)
+        (place / "part").mkdir()
+        (place / "part" / "config").write_text(text)
+
+    return write
+
+
+def content(path):
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    assert [file.name for file in files if file.name != LIST] == ["config", "weights"]
+    (text,) = {file.read_text() for file in files if file.name != LIST}
+    return text
+
+
+def test_a_crash_while_replacing_a_folder_leaves_the_old_or_the_new(tmp_path):
+    found, crashed = [], True
+    while crashed:
+        path = tmp_path / str(len(found)) / "best"
+        replace_folder(path, fill("old"))
+        crashed, calls = crashes(len(found), lambda path=path: replace_folder(path, fill("new")))
+        recover_folder(path)
+        found.append(content(path))
+        replace_folder(path, fill("again"))  # whatever lies about does not disturb the next
+        assert content(path) == "again"
+        assert [entry.name for entry in path.parent.iterdir()] == ["best"]
+    assert found == sorted(found, reverse=True)  # old up to one point, new from there on
+    assert set(found) == {"old", "new"}
+    assert calls.count("rename") == 2
+    assert calls.count("fsync") == 7  # three files, the list as it was written, their folders, the parent
+
+
+def test_a_failed_fill_leaves_the_old_and_no_rest(tmp_path):
+    path = tmp_path / "best"
+    replace_folder(path, fill("old"))
+
+    def fail(place):
+        (place / "weights").write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        replace_folder(path, fail)
+    assert content(path) == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["best"]
+
+
+def test_a_crash_while_writing_a_text_leaves_the_old(tmp_path):
+    path = tmp_path / "run.json"
+    write_text(path, "old")
+    for point in (0, 1):
+        assert crashes(point, lambda: write_text(path, "new")) == (True, ["fsync", "replace"][: point + 1])
+        assert path.read_text() == "old"
+    assert crashes(2, lambda: write_text(path, "new"))[0] is False
+    assert path.read_text() == "new"
+
+
+def test_recovering_does_not_undo_a_finished_replacement(tmp_path):
+    path = tmp_path / "best"
+    replace_folder(path, fill("new"))
+    shutil.copytree(path, tmp_path / ".best.old")
+    (tmp_path / ".best.old" / "weights").write_text("old")
+    recover_folder(path)
+    assert content(path) == "new"
+    recover_folder(tmp_path / "never_there")

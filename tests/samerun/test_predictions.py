@@ -1,0 +1,115 @@
+import csv
+import io
+import os
+import re
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from samerun import predictions
+from samerun.files import as_line
+from samerun.plan import Modes
+
+LINES = [
+    {"id": "a,b", "labels": ["x", "y"], "probabilities": {"x": 0.5, "y": 1.0}},
+    {"id": 2, "labels": [], "probabilities": {"x": 0.0, "y": 0.25}},
+]
+
+
+def write(path, folder):
+    return predictions.write(path, folder, LINES, "|")
+
+
+def test_csv_means_csv(tmp_path):
+    write(tmp_path / "p.CSV", tmp_path)
+    with (tmp_path / "p.CSV").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert rows[0] == {"id": "a,b", "labels": "x|y", "probabilities.x": "0.5", "probabilities.y": "1.0"}
+    assert (rows[1]["id"], rows[1]["labels"]) == ("2", "")
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([{"id": 0, "p": {"a": 0.5}}, {"id": 1, "p": {"b": 0.25}}], "id,p.a,p.b\n0,0.5,\n1,,0.25\n"),
+        ([{"id": 0, "c": [{"t": 1.0}], "d": None}], 'id,c,d\n0,"[{""t"": 1.0}]",\n'),
+        ([], ""),
+    ],
+)
+def test_columns_of_a_table(lines, expected):
+    file = io.StringIO()
+    predictions.write_table(file, lines, ",", "|")
+    assert file.getvalue() == expected
+
+
+def test_predictions_of_ours_are_replaced_and_nothing_else(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for path in (tmp_path / "p.jsonl", folder / "predictions.jsonl"):
+        write(path, folder)
+        before = path.read_bytes()
+        assert predictions.problem(path, folder, False) is None
+        path.write_text("mine")
+        assert "does not hold predictions of a run" in predictions.problem(path, folder, False)
+        assert write(path, folder) == path.with_name(f"{path.stem}_2.jsonl")  # it came in mid-run
+        assert path.read_text() == "mine"
+        path.write_bytes(before)
+    moved = folder.rename(tmp_path / "moved")
+    assert predictions.problem(moved / "predictions.jsonl", moved, False) is None
+    assert predictions.problem(tmp_path / "p.jsonl", tmp_path / "other", False) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("dangling", "is a link"),
+        ("p.parquet", "is no csv, tsv or jsonl file"),
+        ("run/../run/run.json", "is reserved for other files"),
+        ("run/.predictions", "is reserved for other files"),
+    ],
+)
+def test_places_that_are_refused(tmp_path, name, said):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "dangling").symlink_to("gone")
+    assert re.match(said, predictions.problem(tmp_path / name, tmp_path / "run", False))
+
+
+def test_standard_output_pipes_and_devices_are_written_to(tmp_path, capfd):
+    pipe, read = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    places = (pipe, Path("/dev/null"), Path("-"))
+    assert [predictions.problem(place, tmp_path, False) for place in places] == [None] * 3
+    for place in places:
+        assert write(place, tmp_path) == place
+    reader.join()
+    assert read[0] == capfd.readouterr().out == "".join(map(as_line, LINES))
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+@pytest.mark.parametrize(("train", "trained", "expected"), [
+    (True, True, "predictions.jsonl"), (False, False, "predictions.jsonl"),
+    (False, True, "predictions_new.v1.jsonl"),
+])  # fmt: skip
+def test_a_finished_runs_predictions_and_metrics_are_kept(tmp_path, train, trained, expected):
+    if trained:
+        (tmp_path / "best").mkdir()
+    asked = SimpleNamespace(
+        output_dir=str(tmp_path),
+        predictions_file=None,
+        test_file="data/new.v1.csv.gz",
+        modes=Modes(train, False, True),
+    )
+    assert predictions.path_of(asked).name == expected
+    assert predictions.folder_of(asked) == tmp_path / expected.removesuffix(".jsonl")
+    metrics = expected.replace("predictions", "metrics").replace("jsonl", "json")
+    assert predictions.metrics_name(asked) == metrics
+    several = [("a.csv", "b.csv"), ("data/part-*.csv.gz",), ("*.csv", "b.csv", "c.csv")]
+    for files, stem in zip(several, ["a_and_1_more", "part", "test_and_2_more"], strict=True):
+        asked.test_file = files
+        named = predictions.path_of(asked).stem.removeprefix("predictions")
+        assert named in ("", f"_{stem}")
+        assert bool(named) == ("new" in expected)

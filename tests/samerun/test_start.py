@@ -1,0 +1,140 @@
+"""What is refused before a run, and --resume_from_checkpoint in a folder that already holds one."""
+
+import json
+
+import pytest
+import torch
+from linear_task import make_plan
+
+from samerun import checkpoint, start
+from samerun.errors import InputError
+from samerun.files import add_to_list, write_json
+from samerun.runtime import Machine
+
+
+def test_everything_that_can_be_refused_is_refused_at_once(arguments, environment, tmp_path, monkeypatch):
+    (tmp_path / "metrics.json").write_text('{"eval_loss": 1.0}')
+    asked = arguments(
+        output_dir=str(tmp_path), mixed_precision="fp16", report_to=("wandb",), ddp_backend="nccl",
+    )  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError) as caught:
+        start.check(asked)
+    found = caught.value.problems
+    for word in ("fp16", "nccl", "already holds a run", "--report_to wandb: not installed"):
+        assert sum(word in problem for problem in found) == 1
+    assert len(found) == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
+
+
+def test_a_good_command_gives_its_launch(arguments, environment, tmp_path):
+    assert start.check(arguments(output_dir=str(tmp_path / "new"))).world_size == 1
+    assert (tmp_path / "new").is_dir()
+
+
+def test_no_average_of_weights_on_nvme(arguments, environment, tmp_path):
+    environment.update(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", RANK="0", LOCAL_RANK="0")
+    file = tmp_path / "nvme.json"
+    swapped = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path)}}
+    file.write_text(json.dumps({"zero_optimization": swapped}))
+    asked = arguments(output_dir=str(tmp_path / "run"), deepspeed=str(file), ema_decay=0.99)
+    with pytest.raises(InputError, match=r"--ema_decay does not work with offloading to nvme .*nvme\.json"):
+        start.check(asked, Machine(0, True))
+
+
+FINGERPRINT = {"task": "linear", "rows": 22}
+
+
+@pytest.fixture
+def opened(start_run, arguments, tmp_path):
+    """Opens a run in tmp_path / "run", as a new process would."""
+    run = start_run(make_plan(22).batch)
+
+    def open_run(fingerprint=FINGERPRINT, epochs=2, save_steps=None, **given):
+        plan = make_plan(22, epochs=epochs, save_steps=save_steps)
+        given = {"resume_from_checkpoint": "auto", **given}
+        try:
+            asked = arguments(output_dir=str(tmp_path / "run"), **given)
+            return start.open_run(run, asked, plan, fingerprint, [], {})
+        finally:
+            start._lock.close()
+
+    (tmp_path / "run").mkdir()
+    return open_run
+
+
+def leave_run(opened, folder, state="done", step=6, **given):
+    """A run without checkpoints."""
+    opened(**given)
+    for name in ("history.jsonl", "metrics.json", "best/model.safetensors"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text('{"eval_loss": 1.0}')
+    add_to_list(folder / "best", ["model.safetensors"])
+    write_json(folder / "status.json", {"state": state, "step": step})
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def test_a_finished_run_without_checkpoints_is_complete_and_stays(opened, tmp_path, capsys):
+    leave_run(opened, tmp_path / "run")
+    before = contents(tmp_path / "run")
+    assert opened(logging_steps=3).complete
+    assert "training       is complete" in capsys.readouterr().out
+    assert contents(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(
+    ("state", "step", "changed", "message"),
+    [
+        (
+            "done",
+            6,
+            {"fingerprint": {**FINGERPRINT, "rows": 23}},
+            "another run: rows was 22, is now 23; name",
+        ),
+        ("done", 6, {"fingerprint": {**FINGERPRINT, "task": "x"}}, 'another run: task was "linear"'),
+        ("running", 0, {"fingerprint": {**FINGERPRINT, "rows": 23}}, "another run: rows was 22"),
+        ("done", 6, {"epochs": 3}, "finished after 6 steps, without a checkpoint to go on from to step 9"),
+        ("stopped", 3, {}, "is not finished, without a checkpoint"),
+        ("running", 0, {}, "is not finished, without a checkpoint"),
+    ],
+)
+def test_without_a_checkpoint_a_run_is_not_replaced(opened, tmp_path, state, step, changed, message):
+    leave_run(opened, tmp_path / "run", state, step)
+    before = contents(tmp_path / "run")
+    with pytest.raises(InputError, match=message):
+        opened(**changed)
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(opened, tmp_path):
+    leave_run(opened, tmp_path / "run", "running", 0, save_steps=3)
+    found = opened(save_steps=3)
+    assert (found.resume, found.complete) == (None, False)
+
+
+def test_a_run_whose_facts_are_lost_is_not_replaced(opened, tmp_path):
+    leave_run(opened, tmp_path / "run")
+    (tmp_path / "run" / "status.json").write_text("{}")
+    before = contents(tmp_path / "run")
+    with pytest.raises(InputError, match=r"run\.json or status\.json cannot be read"):
+        opened()
+    (tmp_path / "run" / "run.json").unlink()
+    del before[tmp_path / "run" / "run.json"]
+    with pytest.raises(InputError, match=r"status\.json, history\.jsonl would be replaced"):
+        opened()
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_checkpoint_of_another_run_is_not_mixed_with_this_one(opened, tmp_path):
+    leave_run(opened, tmp_path / "run")
+    other = tmp_path / "other" / "checkpoints" / "step_3"
+    other.mkdir(parents=True)
+    (other / checkpoint.MANIFEST).touch()
+    before = contents(tmp_path / "run")
+    with pytest.raises(InputError, match="already holds another run; name another --output_dir"):
+        opened(resume_from_checkpoint=str(other))
+    assert contents(tmp_path / "run") == before
