@@ -256,7 +256,7 @@ def open_saved_parts(
     """Opens the saved parts of this command's test predictions. Returns None if the predictions go to no
     regular file, or the rows have no content hash. `fingerprint`: `Data.fingerprint`."""
     path = output.path_of(arguments)
-    if rows.split.content is None or not output.is_regular_file(path):
+    if rows.split.content is None or output.is_stream(path):
         return None
     key = run.from_rank0(lambda: _hash_of_causes(run, arguments, fingerprint, rows))
     return SavedParts(run, path.with_name(f"{path.name}.unfinished"), key, rows)
