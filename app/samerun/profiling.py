@@ -16,8 +16,6 @@ from accelerate import Accelerator
 from accelerate.utils import ProfileKwargs
 from torch.profiler import record_function
 
-from samerun.output import written
-
 TRACE = Path("profile") / "trace.json"
 PARTS = ("data", "forward", "backward", "optimizer")  # of a step, in this order
 SKIPPED = 3  # steps that fill caches and compile; the profiler warms up in the last one
@@ -123,7 +121,6 @@ def _report(profiler: Any, device: str, path: Path, say: Callable[[str], None]) 
     if recorded < 1:
         return
     path.parent.mkdir(exist_ok=True)
-    written.add(path.parent.parent, path)
     profiler.export_chrome_trace(str(path))
     for line in describe(profiler.key_averages(), device):
         say(line)

@@ -5,8 +5,8 @@ from collections.abc import Collection
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import BertTokenizer
 
+from samerun.console import counted
 from samerun.errors import InputError
-from samerun.output.progress import counted
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # ids 0 to 4
 MAX_WORD_CHARACTERS = 100  # WordPiece turns longer words into [UNK], so training skips them

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from samerun.data import cache
-from samerun.data.buffers import Buffers
 from samerun.data.cache import content_hash
 from samerun.data.splits import read_split
+from samerun.data.stream import Buffers
 from samerun.images.data import Images, class_folders, from_table
 from samerun.volumes.data import VolumeFile, Volumes, prepare
 
