@@ -57,6 +57,7 @@ from torch.nn.functional import cross_entropy
 from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForImageClassification
 
 from samerun.data.cache import fingerprint
+from samerun.data.splits import read_needed
 from samerun.errors import InputError
 from samerun.files import replace_folder
 from samerun.images import single_label
@@ -69,7 +70,6 @@ from samerun.images.image_task import (
     image_batch,
     inspect_all,
     make_augmentation,
-    read_all,
     split_fields,
 )
 from samerun.images.single_label import confusion_matrix
@@ -110,7 +110,9 @@ class ImageClassification(ImageTask):
         arguments, notes = self.arguments, []
         self.launch, self.notes = launch, notes
         check_quantization(arguments, launch)
-        examples = read_all(arguments, modes, read_examples, notes)
+        examples = read_needed(
+            arguments, modes, read_examples, notes, unit="images", elsewhere=" or --dataset_name"
+        )
         self.inspected = inspect_all(examples, notes)
         # Test files may have no classes.
         names = {

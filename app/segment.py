@@ -49,6 +49,7 @@ import torch
 from transformers import MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, AutoModelForSemanticSegmentation
 
 from samerun import predictions as output
+from samerun.data.splits import read_needed
 from samerun.images import masks, semantic_segmentation
 from samerun.images.data import Examples, Images, Inspection
 from samerun.images.image_task import (
@@ -58,7 +59,6 @@ from samerun.images.image_task import (
     image_batch,
     inspect_all,
     make_augmentation,
-    read_all,
     split_fields,
 )
 from samerun.images.segmentation import (
@@ -110,7 +110,9 @@ class Segmentation(ImageTask):
         check_quantization(a, launch)
         if modes.predict:
             check_foreign(Path(a.output_dir), [output.folder_of(a).name])
-        examples = read_all(a, modes, masks.read_pairs, notes)
+        examples = read_needed(
+            a, modes, masks.read_pairs, notes, unit="images", elsewhere=" or --dataset_name"
+        )
         self.inspected = inspect_all(examples, notes)
         self.choose_model()
         check_colours(a, self.processing, examples, self.inspected)

@@ -128,10 +128,6 @@ class VolumeSegmentation(Task):
             if modes.evaluate:
                 of_classes = (f"{kind}_{name}" for kind in KINDS for name in classes[1:])
                 check_metric(self.best_metric, [*self.shown_metrics, *of_classes], arguments)
-        if arguments.test_file is not None and not modes.predict:
-            notes.append(
-                f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given"
-            )
         self.prepared = prepared
         return Data(splits, self.run_fingerprint(prepared) | mixing_fingerprint(splits), notes)
 

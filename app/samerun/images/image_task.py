@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from samerun.data.cache import fingerprint
-from samerun.data.tables import split_off
 from samerun.errors import SHOWN, InputError, collecting, more, raise_problems
 from samerun.images.data import Examples, Images, Inspection
 from samerun.images.transforms import ALPHA, DEEP, Augmentation, Processing, row_generator, too_deep
@@ -22,7 +21,6 @@ from samerun.models.export import export_model
 from samerun.models.pretrained import load_config, load_model_and_new_names
 from samerun.models.sync_batch_norm import allow_single_values, has_batch_norm, synchronise_batch_norm
 from samerun.models.weight_files import model_content
-from samerun.plan import Modes
 from samerun.task import Batch, Split, Task, mixing_fingerprint
 
 MAX_REQUEST_PIXELS = 50_000_000  # of an image in a request to a server
@@ -155,33 +153,6 @@ class ImageTask(Task):
 
 
 # Reading
-
-
-def read_all(
-    arguments: Any, modes: Modes, read: Callable[[Any, str, list[str]], Examples | None], notes: list[str]
-) -> dict[str, Examples]:
-    """The images of the splits that the run needs. `read`: (arguments, split, notes) -> its images, None if
-    the arguments name no source. Raises `InputError` with all problems."""
-    examples, problems = {}, []
-    for split, needed in zip(("train", "validation", "test"), modes, strict=True):
-        with collecting(problems):
-            rows = read(arguments, split, notes) if needed else None
-            if rows is not None:
-                examples[split] = rows
-            elif needed and (split != "validation" or not modes.train):
-                problems.append(f"no {split} images: give --{split}_file or --dataset_name")
-    if problems:
-        raise InputError(*problems)
-    if modes.train and modes.evaluate and "validation" not in examples:
-        train = examples["train"]
-        parts = split_off(train, arguments.validation_split, arguments.seed)
-        examples |= {
-            name: train.take(rows) for name, rows in zip(("train", "validation"), parts, strict=True)
-        }
-        notes.append(f"{len(parts[1])} training images are kept for validation (--validation_split)")
-    if arguments.test_file is not None and not modes.predict:
-        notes.append(f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given")
-    return examples
 
 
 def inspect_all(examples: dict[str, Examples], notes: list[str]) -> dict[str, Inspection]:
