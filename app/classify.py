@@ -250,7 +250,7 @@ class MultiLabelClassification(TextTask):
             scores["loss"] = self.loss.mean(predictions["logits"], predictions["labels"])
         return scores
 
-    def as_references(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
+    def for_evaluate(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
         return self.decider.decisions(predictions, self.thresholds, split).astype(int), predictions[
             "labels"
         ].astype(int)

@@ -228,7 +228,7 @@ class ImageClassification(ImageTask):
         check_finite(predictions["logits"], "logits", split.path, "images", split.images.name)
         return single_label.single_label_scores(predictions["logits"], predictions["labels"], self.smoothing)
 
-    def as_references(self, predictions: Predictions, split: ImageSplit) -> tuple[Any, Any]:
+    def for_evaluate(self, predictions: Predictions, split: ImageSplit) -> tuple[Any, Any]:
         return predictions["logits"].argmax(axis=1), predictions["labels"]
 
     def export(

@@ -193,11 +193,11 @@ class TitleGeneration(TextTask):
             check_finite(predictions["loss"], "losses", split)
             metrics["loss"] = sum(predictions["loss"].tolist()) / max(1, int(predictions["targets"].sum()))
         metrics["gen_len"] = float(titles.title_lengths(self.tokenizer, predictions["ids"][:, 0]).mean())
-        generated, references = self.as_references(predictions, split)
+        generated, references = self.for_evaluate(predictions, split)
         tokenizer = self.rouge_tokenizer(split)
         return metrics | rouge_scores(generated, references, tokenizer)
 
-    def as_references(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
+    def for_evaluate(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
         return titles.decode(self.tokenizer, predictions["ids"][:, 0]), list(split.titles)
 
     def rouge_tokenizer(self, split: TextSplit | None) -> str:
@@ -254,7 +254,7 @@ class TitleGeneration(TextTask):
             split.lengths,
         )
         return title_plots.show(
-            lengths, self.as_references(best, split), split.texts, self.rouge_tokenizer(split)
+            lengths, self.for_evaluate(best, split), split.texts, self.rouge_tokenizer(split)
         )
 
     def card(self, folder: Path) -> ModelCard:

@@ -50,7 +50,7 @@ def score(task: Task, predictions: Predictions, split: Split) -> dict[str, float
     """The metrics of the task and of --metrics. Rank 0 only."""
     scores = task.score(predictions, split)
     if task.additional_metrics:
-        references = task.as_references(predictions, split)
+        references = task.for_evaluate(predictions, split)
         scores |= compute_additional(task.additional_metrics, *references, taken=scores)
     return scores
 

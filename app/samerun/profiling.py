@@ -19,7 +19,7 @@ from torch.profiler import record_function
 TRACE = Path("profile") / "trace.json"
 PARTS = ("data", "forward", "backward", "optimizer")  # of a step, in this order
 SKIPPED = 3  # steps that fill caches and compile; the profiler warms up in the last one
-SHOWN = 10  # operations
+MAX_OPERATIONS = 10  # operations
 
 
 class StepClock:
@@ -139,5 +139,5 @@ def describe(averages: Any, device: str) -> list[str]:
         if whole
         else []
     )
-    table = averages.table(sort_by=f"self_{total}", row_limit=SHOWN, max_name_column_width=60)
+    table = averages.table(sort_by=f"self_{total}", row_limit=MAX_OPERATIONS, max_name_column_width=60)
     return [*lines, *table.splitlines()]

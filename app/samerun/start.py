@@ -27,7 +27,7 @@ from samerun.run_folder import BEST, RUN_FILE, STATUS, code_version, library_ver
 from samerun.runtime import Launch, Machine, Run, connect, describe_launch
 
 # Arguments of a single start, not of the training.
-OF_A_START = ("resume_from_checkpoint", "overwrite_output_dir", "max_train_time")
+PER_START = ("resume_from_checkpoint", "overwrite_output_dir", "max_train_time")
 _lock: Any = None  # of the output folder; held until the process ends
 
 
@@ -51,7 +51,7 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
             run_folder.check_output_dir(folder, train, arguments.overwrite_output_dir, resume)
         problems += _path_conflicts(arguments, folder, train)
     if launch is not None and train:
-        problems += optim_arguments.refusals(
+        problems += optim_arguments.check_launch(
             arguments.optim, launch.deepspeed_config, launch.deepspeed_file, launch.fsdp is not None
         )
         if arguments.ema_decay is not None and deepspeed.uses_nvme(launch.deepspeed_config or {}):
@@ -321,7 +321,7 @@ def _changed_arguments(run_file: Path, arguments: Any) -> list[str]:
     names = [
         name
         for name in names_of(arguments, per_machine=False, reads=False)
-        if name in before and name not in OF_A_START
+        if name in before and name not in PER_START
     ]
     changes = [
         checkpoint.difference(f"--{name}", before[name], now[name])
