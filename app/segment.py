@@ -65,11 +65,12 @@ from samerun.images.segmentation import (
     SegmentationLoss,
     balanced_class_weights,
     by_class,
-    count_classes,
     iou,
+    largest_logit,
     pack,
     packed_bytes,
     report_content,
+    scored_outputs,
     segmentation_scores,
     unpack,
 )
@@ -275,16 +276,13 @@ class Segmentation(ImageTask):
 
     def predict_row(self, logits: torch.Tensor, batch: Batch, row: int) -> dict[str, torch.Tensor]:
         """Loss and counts of a labelled row; the packed mask of a test row."""
-        predicted = logits.argmax(1).to(torch.uint8)
-        # NaN if any logit is, which argmax does not show.
-        outputs = {"largest_logit": torch.stack(logits.aminmax()).abs().amax()}
+        logits = logits[0]
+        predicted, outputs = logits.argmax(0).to(torch.uint8), {"largest_logit": largest_logit(logits)}
         if batch.labels is not None:
-            truth = batch.labels[row : row + 1, : logits.shape[2], : logits.shape[3]]
-            counted = count_classes(predicted, truth, self.num_classes, masks.IGNORED)
-            outputs["loss"] = self.loss(logits, truth)[0]
-            outputs |= {name: counts[0] for name, counts in counted.items()}
+            truth = batch.labels[row, : logits.shape[1], : logits.shape[2]]
+            outputs |= scored_outputs(self.loss, logits, predicted, truth, self.num_classes)
         if "mask" in batch.inputs:
-            packed = pack(predicted[0].cpu().numpy(), self.num_classes, batch.inputs["mask"].shape[1])
+            packed = pack(predicted.cpu().numpy(), self.num_classes, batch.inputs["mask"].shape[1])
             outputs["mask"] = torch.from_numpy(packed).to(logits.device)
         return outputs
 
