@@ -49,7 +49,6 @@ import torch
 from transformers import MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, AutoModelForSemanticSegmentation
 
 from samerun import predictions as output
-from samerun.data.splits import read_needed
 from samerun.images import masks, semantic_segmentation
 from samerun.images.data import Examples, Images, Inspection
 from samerun.images.image_task import (
@@ -57,7 +56,6 @@ from samerun.images.image_task import (
     Targets,
     check_colours,
     image_batch,
-    inspect_all,
     make_augmentation,
     split_fields,
 )
@@ -75,7 +73,7 @@ from samerun.images.segmentation import (
     unpack,
 )
 from samerun.main import run
-from samerun.models.adapters import adapted_name, check_quantization
+from samerun.models.adapters import adapted_name
 from samerun.models.export import check_agreement, plain_model, rows_to_check
 from samerun.models.pretrained import (
     check_model,
@@ -106,19 +104,14 @@ class Segmentation(ImageTask):
     # Data
 
     def load(self, launch: Launch, modes: Modes) -> Data:
-        a, notes = self.arguments, []
-        self.launch, self.notes = launch, notes
-        check_quantization(a, launch)
+        a = self.arguments
         if modes.predict:
             check_foreign(Path(a.output_dir), [output.folder_of(a).name])
-        examples = read_needed(
-            a, modes, masks.read_pairs, notes, unit="images", elsewhere=" or --dataset_name"
-        )
-        self.inspected = inspect_all(examples, notes)
+        examples = self.read(launch, modes, masks.read_pairs)
         self.choose_model()
         check_colours(a, self.processing, examples, self.inspected)
         inspected = masks.inspect_masks(examples, self.inspected)
-        self.choose_classes(inspected, notes)
+        self.choose_classes(inspected, self.notes)
         scales = a.random_scale or ((1.0, 1.0) if self.uses_windows else None)
         self.augmentation = make_augmentation(
             a,
@@ -129,19 +122,13 @@ class Segmentation(ImageTask):
             colour=self.processing.mean_colour,
         )
         targets = {name: Targets(each.masks, each.content, each.counts) for name, each in inspected.items()}
-        self.splits = {
-            name: self.split(name, rows, targets.get(name), self.inspected[name])
-            for name, rows in examples.items()
-        }
-        if modes.train:
-            notes.insert(0, f"{len(examples['train'])} training images, read as {self.processing}")
         of_task = {
             "labels": self.classes.names,
             "ignored": sorted(self.classes.ignored),
             "loss": [a.cross_entropy_weight, a.dice_weight, a.class_weights],
             "scales": list(scales or ()),
         }
-        return Data(self.splits, self.fingerprint(**of_task), notes)
+        return self.make_data(examples, targets, **of_task)
 
     def choose_model(self) -> None:
         """Sets `config`, `processor`, `processing`, `own_labels`, `uses_windows`, `overlap` and `unused`."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from samerun.data.cache import fingerprint
+from samerun.data.splits import read_needed
 from samerun.errors import SHOWN, InputError, collecting, more, raise_problems
 from samerun.images.data import Examples, Images, Inspection
 from samerun.images.transforms import ALPHA, DEEP, Augmentation, Processing, row_generator, too_deep
@@ -21,7 +22,9 @@ from samerun.models.export import export_model
 from samerun.models.pretrained import load_config, load_model_and_new_names
 from samerun.models.sync_batch_norm import allow_single_values, has_batch_norm, synchronise_batch_norm
 from samerun.models.weight_files import model_content
-from samerun.task import Batch, Split, Task, mixing_fingerprint
+from samerun.plan import Modes
+from samerun.runtime import Launch
+from samerun.task import Batch, Data, Split, Task, mixing_fingerprint
 
 MAX_REQUEST_PIXELS = 50_000_000  # of an image in a request to a server
 
@@ -53,6 +56,28 @@ class ImageTask(Task):
     @abstractmethod
     def split(self, name: str, rows: Examples, targets: Targets | None, inspected: Inspection) -> ImageSplit:
         """The split of this name ("train", "validation", "test") with its batches."""
+
+    def read(
+        self, launch: Launch, modes: Modes, read: Callable[[Any, str, list[str]], Examples | None]
+    ) -> dict[str, Examples]:
+        """Reads and inspects the images of the splits that the run needs (`read_needed`)."""
+        self.launch, self.notes = launch, []
+        adapters.check_quantization(self.arguments, launch)
+        examples = read_needed(
+            self.arguments, modes, read, self.notes, unit="images", elsewhere=" or --dataset_name"
+        )
+        self.inspected = inspect_all(examples, self.notes)
+        return examples
+
+    def make_data(self, examples: dict[str, Examples], targets: dict[str, Targets], **of_task: Any) -> Data:
+        """The run's data. `of_task`: the task's entries of the fingerprint."""
+        self.splits = {
+            name: self.split(name, rows, targets.get(name), self.inspected[name])
+            for name, rows in examples.items()
+        }
+        if "train" in examples:
+            self.notes.insert(0, f"{len(examples['train'])} training images, read as {self.processing}")
+        return Data(self.splits, self.fingerprint(**of_task), self.notes)
 
     def augment(
         self, image: Any, mask: Any, row: int, epoch: int | None
