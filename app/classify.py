@@ -72,25 +72,20 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelFor
 
 from samerun.application import run
 from samerun.errors import InputError
-from samerun.losses.multilabel import MultiLabelLoss, from_config
-from samerun.metrics.multilabel import METRICS, multilabel_scores, sigmoid
-from samerun.metrics.thresholds import decide
 from samerun.models import pretrained
 from samerun.models.adapters import limit_training
-from samerun.plots import labels as label_plots
 from samerun.reading.ragged import Ragged
 from samerun.reading.tables import Table
 from samerun.task import Batch, ModelCard, Predictions, ReportContent
-from samerun.text import classifier
-from samerun.text.decisions import Decider, make_decider
-from samerun.text.labels import (
-    Labelled,
-    choose_labels,
-    label_ids,
-    label_source,
-    note_labels,
-    one_hot,
-    read_labels,
+from samerun.text import multilabel
+from samerun.text.multilabel import Labelled, MultiLabelLoss
+from samerun.text.multilabel_scores import (
+    METRICS,
+    Objective,
+    ThresholdTuner,
+    multilabel_scores,
+    report_content,
+    sigmoid,
 )
 from samerun.text.splits import TextSplit, check_finite
 from samerun.text.text_task import TextTask
@@ -112,9 +107,9 @@ class MultiLabelClassification(TextTask):
     metric_names = METRICS
     evaluates_by_tokens = True
     thresholds: np.ndarray | None = (
-        None  # of the exported model; None before: `Decider` uses held-out thresholds
+        None  # of the exported model; None before: decisions by held-out thresholds
     )
-    decider = Decider()
+    tuner = ThresholdTuner()
 
     @property
     def list_separator(self) -> str:
@@ -126,8 +121,7 @@ class MultiLabelClassification(TextTask):
         return self.arguments.label_columns or (self.arguments.label_column,)
 
     def read_targets(self, table: Table, split: str, notes: list[str]) -> Labelled | None:
-        has_labels = all(column in table.columns for column in self.target_columns())
-        return read_labels(table, self.arguments, notes) if has_labels else None
+        return multilabel.read_labels(table, self.arguments, notes)
 
     def load_model_config(self, targets: dict[str, Labelled | None], notes: list[str]) -> Any:
         arguments = self.arguments
@@ -137,18 +131,19 @@ class MultiLabelClassification(TextTask):
             own, train_labels = pretrained.own_labels(config), targets["train"].names
             path = " ".join(arguments.train_file or [arguments.dataset_name])
             head_notes = [] if arguments.from_scratch else notes
-            self.labels = choose_labels(own, train_labels, arguments.label_file, head_notes, path)
+            self.labels = multilabel.choose_labels(own, train_labels, arguments.label_file, head_notes, path)
         else:
             self.labels = pretrained.labels_of(config)
-        self.decider = make_decider(arguments, self.labels)
+        objective = Objective(
+            arguments.threshold_objective, arguments.threshold_target or 0.0, arguments.miss_cost
+        )
+        fixed = multilabel.fixed_thresholds(arguments.threshold, self.labels)
+        self.tuner = ThresholdTuner(fixed, objective, arguments.calibration, arguments.seed)
         return config
 
     def encode_targets(self, table: Table, targets: Labelled, notes: list[str]) -> Ragged:
-        source, ignore = (
-            label_source(self.arguments, self.modes.train),
-            self.arguments.unknown_labels == "ignore",
-        )
-        return label_ids(table, targets, self.labels, ignore, notes, source)
+        ignore, source = self.arguments.unknown_labels == "ignore", multilabel.label_source(self.arguments)
+        return multilabel.label_ids(table, targets, self.labels, ignore, notes, source)
 
     def prepare_targets(self, tables: dict[str, Table], encoded: dict[str, Ragged], notes: list[str]) -> None:
         arguments = self.arguments
@@ -157,31 +152,25 @@ class MultiLabelClassification(TextTask):
             return
         self.num_train_rows = len(encoded["train"])
         self.positive = np.bincount(encoded["train"].values, minlength=len(self.labels))
-        self.loss = classifier.make_loss(arguments, self.positive, self.num_train_rows, self.labels)
-        self.loss_settings = self.loss.scale()
-        if (weights := self.loss.pos_weight) is not None:
-            notes.append(
-                f"weights of positive targets: {weights.min():.2f} to {weights.max():.2f} (--pos_weight)"
-            )
-        note_labels(
-            {name: (tables[name].path, ids) for name, ids in encoded.items() if name != "test"},
-            self.labels,
-            notes,
+        self.loss = multilabel.loss_of_arguments(
+            arguments, self.positive, self.num_train_rows, self.labels, notes
         )
+        self.loss_settings = self.loss.as_settings()
+        multilabel.note_labels(tables, encoded, self.labels, notes)
         if "validation" in encoded and not len(encoded["validation"].values):
             self.default_metric = "loss"  # precision is undefined without a label
         if "validation" in encoded and self.best_metric in self.metric_names:
-            classifier.check_best_metric(self.best_metric, encoded["validation"], len(self.labels))
+            multilabel.check_best_metric(self.best_metric, encoded["validation"], len(self.labels))
 
     def target_tensor(self, targets: Ragged, rows: np.ndarray) -> torch.Tensor:
-        return one_hot(targets, rows, len(self.labels))
+        return multilabel.one_hot(targets, rows, len(self.labels))
 
     def task_fingerprint(self) -> dict[str, Any]:
         return {"label_list": list(self.labels), "sampling": self.arguments.sampling}
 
     def sampling_weights(self, targets: Ragged) -> np.ndarray | None:
         return (
-            classifier.class_balanced(targets, len(self.labels))
+            multilabel.class_balanced(targets, len(self.labels))
             if self.arguments.sampling == "class_balanced"
             else None
         )
@@ -193,7 +182,7 @@ class MultiLabelClassification(TextTask):
         own, new_rows = None if arguments.from_scratch else pretrained.own_labels(config), None
         renamed = own is not None and own != self.labels
         if not renamed:
-            classifier.configure(config, self.labels)
+            multilabel.configure(config, self.labels)
         if arguments.from_scratch:
             pretrained.take_vocabulary(config, self.tokenizer)
         config.pad_token_id = self.tokenizer.pad_token_id
@@ -201,15 +190,15 @@ class MultiLabelClassification(TextTask):
             AutoModelForSequenceClassification, arguments, config
         )
         if renamed:
-            new_rows = classifier.replace_output_layer(model, own, self.labels)
-            classifier.configure(config, self.labels)
+            new_rows = multilabel.replace_output_layer(model, own, self.labels)
+            multilabel.configure(config, self.labels)
         if arguments.head_bias == "prior":
             smoothing = arguments.label_smoothing_factor
-            bias = classifier.prior_bias(self.positive, self.num_train_rows, self.loss.pos_weight, smoothing)
-            classifier.set_head_bias(model, new_names, bias, new_rows)
+            bias = multilabel.prior_bias(self.positive, self.num_train_rows, self.loss.pos_weight, smoothing)
+            multilabel.set_head_bias(model, new_names, bias, new_rows)
         if config.model_type == "big_bird":
             pretrained.drop_pooler(model.bert)  # its classifier reads the first token itself
-        classifier.check_calibration(arguments, model, len(self.labels))
+        multilabel.check_calibration(arguments.calibration, model, len(self.labels))
         return self.with_kernels(limit_training(model, arguments, new_names))
 
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
@@ -240,40 +229,32 @@ class MultiLabelClassification(TextTask):
 
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
         check_finite(predictions["logits"], "logits", split)
-        scores = multilabel_scores(
-            predictions["logits"],
-            predictions["labels"],
-            from_logits=True,
-            pos_weight=self.loss.pos_weight,
-            label_smoothing=self.loss.label_smoothing,
-            tuned_decisions=self.decider.decisions(predictions, self.thresholds, split),
-        )
-        if self.loss.kind != "bce":
-            scores["loss"] = self.loss.mean(predictions["logits"], predictions["labels"])
-        return scores
+        logits, labels = predictions["logits"], predictions["labels"]
+        tuned = self.tuner.decide(logits, labels, self.thresholds, split.content())
+        return multilabel_scores(logits, labels, self.loss.mean(logits, labels), tuned)
 
     def as_references(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
-        return self.decider.decisions(predictions, self.thresholds, split).astype(int), predictions[
-            "labels"
-        ].astype(int)
+        logits, labels = predictions["logits"], predictions["labels"]
+        tuned = self.tuner.decide(logits, labels, self.thresholds, split.content())
+        return tuned.astype(int), labels.astype(int)
 
     def export(
         self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
     ) -> dict[str, Any]:
         fitted, metrics, checked = (
-            self.decider.fit(*np.zeros((2, 0, len(self.labels)))),
+            self.tuner.fit(*np.zeros((2, 0, len(self.labels)))),
             {"eval_per_label": []},
             {},
         )
         if best is not None:
             split = self.splits["validation"]
-            fitted, metrics = self.decider.report(best, self.labels, split)
-            rows = classifier.rows_to_check(split.lengths)
+            fitted, metrics = self.tuner.report(best["logits"], best["labels"], self.labels, split.content())
+            rows = multilabel.rows_to_check(split.lengths)
             checked = {split.texts[row]: fitted.probabilities(best["logits"][row]) for row in rows}
-        check = partial(classifier.check_export, expected=checked, precision=self.rounding)
-        plain = classifier.plain_model(model, fitted, self.loss)
+        check = partial(multilabel.check_export, expected=checked, precision=self.rounding)
+        plain = multilabel.plain_model(model, fitted, self.loss)
         self.save_best(
-            path, model, plain, weights, check, change=partial(classifier.calibrated, plain, fitted)
+            path, model, plain, weights, check, change=partial(multilabel.calibrated, plain, fitted)
         )
         return metrics
 
@@ -282,12 +263,10 @@ class MultiLabelClassification(TextTask):
         if new_names:
             raise InputError(f"{path}: has no trained classifier ({min(new_names)} is missing); train first")
         self.thresholds = (
-            classifier.thresholds_of(model.config) if self.decider.fixed is None else self.decider.fixed
+            multilabel.thresholds_of(model.config) if self.tuner.fixed is None else self.tuner.fixed
         )
-        self.decider, self.loss = (
-            self.decider.of_trained(model.config),
-            from_config(model.config) or self.loss,
-        )
+        self.tuner = self.tuner.of_trained(model.config)
+        self.loss = multilabel.loss_of_config(model.config) or self.loss
         return self.with_kernels(model)
 
     def prediction_lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
@@ -295,7 +274,7 @@ class MultiLabelClassification(TextTask):
         for row, logits in enumerate(predictions["logits"]):
             probabilities = sigmoid(logits)
             line = {
-                "labels": list(compress(self.labels, decide(probabilities[None], self.thresholds)[0])),
+                "labels": list(compress(self.labels, probabilities >= self.thresholds)),
                 "probabilities": {
                     label: round(float(p), 6) for label, p in zip(self.labels, probabilities, strict=True)
                 },
@@ -305,21 +284,10 @@ class MultiLabelClassification(TextTask):
             yield line
 
     def analyse(self, best: Predictions, split: TextSplit) -> ReportContent:
-        return label_plots.show(self.decider.plot_data(best), self.labels, split.texts)
+        return report_content(self.tuner, best["logits"], best["labels"], self.labels, split.texts)
 
     def model_card(self, folder: Path) -> ModelCard:
-        title, usage, metrics = (
-            "Multi-label text classification",
-            classifier.usage(self.config),
-            classifier.CARD_METRICS,
-        )
-        return ModelCard(
-            title,
-            "text-classification",
-            usage,
-            metrics,
-            [classifier.CARD_NOTE, *classifier.label_table(folder)],
-        )
+        return multilabel.model_card(folder, self.config)
 
 
 if __name__ == "__main__":

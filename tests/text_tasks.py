@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import classify
 import titlegen
 
-from samerun.losses.multilabel import MultiLabelLoss
+from samerun.text.multilabel import MultiLabelLoss
 from samerun.text.search import generation_config
 from samerun.text.titles import Generation
 

@@ -30,8 +30,7 @@ from samerun.models.pretrained import load_config
 from samerun.plan import BatchShape
 from samerun.reading.stored_rows import Column
 from samerun.reading.tables import Table, read_table
-from samerun.text.classifier import positive_weights
-from samerun.text.labels import label_ids, read_label_file, read_labels
+from samerun.text.multilabel import label_ids, positive_weights, read_label_file, read_labels
 
 quick = settings(
     max_examples=150,

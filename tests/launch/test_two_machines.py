@@ -260,7 +260,7 @@ def test_machines_that_differ_are_told_all_of_it(pair):
     for finished in run_together(commands, alpha.home):
         assert finished.code == 2, finished.err
         assert "rank 1 (beta): --learning_rate is 0.002, but 0.001 on rank 0 (alpha)" in finished.err
-        assert "rank 1 (beta): app/samerun/metrics/thresholds.py is " in finished.err
+        assert "rank 1 (beta): app/samerun/text/multilabel.py is " in finished.err
         assert "--train_file" in finished.err
         assert "Traceback" not in finished.err
     assert not (alpha.home / "runs" / "differ" / "run.json").exists()

@@ -25,7 +25,7 @@ def test_a_library_that_is_not_installed_has_no_version(monkeypatch):
 def test_code_version_is_of_the_package_and_the_script(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", [str(APP / "classify.py")])
     found = versions.code_version()
-    assert {"app/classify.py", "app/samerun/errors.py", "app/samerun/metrics/multilabel.py"} <= set(found)
+    assert {"app/classify.py", "app/samerun/errors.py", "app/samerun/text/multilabel.py"} <= set(found)
     assert "app/titlegen.py" not in found
 
     copy, script = tmp_path / "samerun", tmp_path / "tasks" / "my_task.py"
