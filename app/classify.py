@@ -1,17 +1,18 @@
 """Multi-label text classification: one encoder, one logit per label, binary cross-entropy.
 
-    python app/classify.py --model_name_or_path MODEL --train_file train.csv --validation_file valid.csv
-    --output_dir runs/a accelerate launch --config_file accelerate_configs/ddp.yaml app/classify.py ...the
-    same... deepspeed --num_gpus 8 app/classify.py --deepspeed ds_configs/zero2.json ...the same... torchrun
-    --nproc_per_node 8 app/classify.py ...the same...
+    python app/classify.py --model_name_or_path MODEL --train_file train.csv --validation_file valid.csv \\
+        --output_dir runs/a
+    accelerate launch --config_file accelerate_configs/ddp.yaml app/classify.py ...the same...
+    deepspeed --num_gpus 8 app/classify.py --deepspeed ds_configs/zero2.json ...the same...
+    torchrun --nproc_per_node 8 app/classify.py ...the same...
 
 Every launch trains on the same batches and gives the same model up to round-off. `best/` in the output folder
 is a plain transformers model: pipeline("text-classification", model="runs/a/best", top_k=None).
 
 Prediction needs no labels:
 
-    python app/classify.py --do_predict --model_name_or_path runs/a/best --test_file new.csv --output_dir
-    runs/a
+    python app/classify.py --do_predict --model_name_or_path runs/a/best --test_file new.csv \\
+        --output_dir runs/a
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from dataclasses import dataclass
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from samerun.arguments.parsing import option
-from samerun.command_line import read_arguments
+from samerun.cli import read_arguments
+from samerun.data.tables import Table
+from samerun.data.tokens import Ragged
+from samerun.parsing import option
 from samerun.text.arguments import DecisionArguments, LongDocumentArguments, LossArguments, TextArguments
 
 
@@ -70,12 +73,10 @@ import numpy as np
 import torch
 from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelForSequenceClassification
 
-from samerun.application import run
 from samerun.errors import InputError
+from samerun.main import run
 from samerun.models import pretrained
 from samerun.models.adapters import limit_training
-from samerun.reading.ragged import Ragged
-from samerun.reading.tables import Table
 from samerun.task import Batch, ModelCard, Predictions, ReportContent
 from samerun.text import multilabel
 from samerun.text.multilabel import Labelled, MultiLabelLoss
@@ -156,6 +157,8 @@ class MultiLabelClassification(TextTask):
             arguments, self.positive, self.num_train_rows, self.labels, notes
         )
         self.loss_settings = self.loss.as_settings()
+        if self.loss.pos_weight is not None:
+            self.details["pos_weight"] = dict(zip(self.labels, self.loss.pos_weight.tolist(), strict=True))
         multilabel.note_labels(tables, encoded, self.labels, notes)
         if "validation" in encoded and not len(encoded["validation"].values):
             self.default_metric = "loss"  # precision is undefined without a label
@@ -209,10 +212,6 @@ class MultiLabelClassification(TextTask):
             if rate and is_head
             else super().learning_rate_scale(model, parameter)
         )
-
-    def details(self) -> dict[str, Any]:
-        weight = self.loss.pos_weight
-        return {} if weight is None else {"pos_weight": dict(zip(self.labels, weight.tolist(), strict=True))}
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
         return batch.is_real.sum() * len(self.labels)
@@ -269,7 +268,7 @@ class MultiLabelClassification(TextTask):
         self.loss = multilabel.loss_of_config(model.config) or self.loss
         return self.with_kernels(model)
 
-    def prediction_lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
+    def lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
         check_finite(predictions["logits"], "logits", split)
         for row, logits in enumerate(predictions["logits"]):
             probabilities = sigmoid(logits)
@@ -283,11 +282,11 @@ class MultiLabelClassification(TextTask):
                 line["reference"] = list(compress(self.labels, predictions["labels"][row]))
             yield line
 
-    def analyse(self, best: Predictions, split: TextSplit) -> ReportContent:
+    def figures(self, best: Predictions, split: TextSplit) -> ReportContent:
         return report_content(self.tuner, best["logits"], best["labels"], self.labels, split.texts)
 
-    def model_card(self, folder: Path) -> ModelCard:
-        return multilabel.model_card(folder, self.config)
+    def card(self, folder: Path) -> ModelCard:
+        return multilabel.model_card(folder, self.config, self.limits)
 
 
 if __name__ == "__main__":

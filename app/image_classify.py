@@ -2,10 +2,11 @@
 
     python app/image_classify.py --train_file IMAGES/train --validation_file IMAGES/val --output_dir runs/a
     python app/image_classify.py --train_file mnist --validation_file mnist --output_dir runs/mnist
-    (MNIST's four files) python app/image_classify.py --model_name_or_path google/vit-base-patch16-224
-    --train_file train.csv --output_dir runs/b accelerate launch --config_file accelerate_configs/ddp.yaml
-    app/image_classify.py ...the same... deepspeed --num_gpus 8 app/image_classify.py --deepspeed
-    ds_configs/zero2.json ...the same... torchrun --nproc_per_node 8 app/image_classify.py ...the same...
+    python app/image_classify.py --model_name_or_path google/vit-base-patch16-224 --train_file train.csv \\
+        --output_dir runs/b
+    accelerate launch --config_file accelerate_configs/ddp.yaml app/image_classify.py ...the same...
+    deepspeed --num_gpus 8 app/image_classify.py --deepspeed ds_configs/zero2.json ...the same...
+    torchrun --nproc_per_node 8 app/image_classify.py ...the same...
 
 Images come from a folder per class, from csv, tsv, json, jsonl or parquet with a column of paths or images,
 from MNIST's idx files, or from a dataset of `datasets`. `best/` of a transformers model loads with
@@ -13,8 +14,8 @@ pipeline("image-classification"); README.md in the output folder shows how to lo
 
 Predict, with or without labels:
 
-    python app/image_classify.py --do_predict --model_name_or_path runs/a/best --test_file FOLDER --output_dir
-    runs/a
+    python app/image_classify.py --do_predict --model_name_or_path runs/a/best --test_file FOLDER \\
+        --output_dir runs/a
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from dataclasses import dataclass
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from samerun.arguments import groups
-from samerun.arguments.parsing import option
-from samerun.command_line import read_arguments
+from samerun.arguments import AdapterArguments
+from samerun.cli import read_arguments
 from samerun.images.arguments import ImageArguments
+from samerun.parsing import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(ImageArguments, groups.AdapterArguments):
+class Arguments(ImageArguments, AdapterArguments):
     """Classes"""
 
     label_column: str = option("label", help="column of an image's class")
@@ -55,13 +56,13 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForImageClassification
 
-from samerun.application import run
 from samerun.errors import InputError
 from samerun.images import classifier
 from samerun.images.examples import Examples
 from samerun.images.image_task import ImageSplit, ImageTask, Targets
 from samerun.images.processing import Processing, processing_of
 from samerun.images.sources import Inspection, JoinedImages
+from samerun.main import run
 from samerun.metrics.single_label import confusion_matrix, per_class_table, single_label_scores
 from samerun.models.export import plain_model
 from samerun.models.pretrained import check_model, load_config, load_model_and_new_names, on_meta, own_labels
@@ -199,7 +200,7 @@ class ImageClassification(ImageTask):
             self.save_best(path, model, plain_model(model), weights, check)
         return metrics
 
-    def samples(self, best: Predictions) -> dict[str, str]:
+    def previews(self, best: Predictions) -> dict[str, str]:
         confusion = confusion_matrix(best["logits"].argmax(axis=1), best["labels"], len(self.labels))
         return {"confusion matrix": "\n".join(classifier.confusion_table(confusion.tolist(), self.labels))}
 
@@ -209,7 +210,7 @@ class ImageClassification(ImageTask):
             return load_small_cnn(path, config)
         return self.load_trained(AutoModelForImageClassification, path)
 
-    def prediction_lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
+    def lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
         check_finite(predictions["logits"], "logits", split.path, "images", split.images.name)
         references = predictions["labels"] if split.labelled else None
         lines = classifier.prediction_lines(predictions["logits"], self.labels, references)
@@ -218,10 +219,10 @@ class ImageClassification(ImageTask):
         # The ids of several files are numbered through, so each line names its image.
         return ({"image": split.images.name(row), **line} for row, line in enumerate(lines))
 
-    def analyse(self, best: Predictions, split: ImageSplit) -> ReportContent:
+    def figures(self, best: Predictions, split: ImageSplit) -> ReportContent:
         return class_plots.show(best["logits"].argmax(axis=1), best["labels"], self.labels)
 
-    def model_card(self, folder: Path) -> ModelCard:
+    def card(self, folder: Path) -> ModelCard:
         sections = classifier.card_sections(folder, self.labels)
         if isinstance(self.config, SmallCNNConfig):
             return ModelCard(

@@ -3,8 +3,8 @@
     python app/predict.py runs/mine/best --text "The team won the cup"
     python app/predict.py runs/mine/best new.csv --output predictions.csv
     cat new.jsonl | python app/predict.py runs/mine/best - > predictions.jsonl
-    accelerate launch --config_file accelerate_configs/ddp.yaml app/predict.py runs/mine/best large.csv
-    --output_dir predicted
+    accelerate launch --config_file accelerate_configs/ddp.yaml app/predict.py runs/mine/best large.csv \\
+        --output_dir predicted
 
 Predictions go to standard output as JSON lines, or to the file of --output (.csv or JSON lines). An existing
 file is replaced only with --overwrite. With --output_dir the same command continues an interrupted
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from samerun.command_line import prepare_process
+from samerun.cli import prepare_process
 from samerun.errors import InputError
 from samerun.output import written
 from samerun.output.predictions import as_line, is_regular_file

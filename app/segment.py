@@ -1,8 +1,7 @@
 """Semantic segmentation of images with models of transformers, such as DeepLabV3+ and SegFormer.
 
-    python app/segment.py --model_name_or_path nvidia/mit-b0 --train_file CAMVID/train --validation_file
-    CAMVID/validation \\
-        --output_dir runs/a
+    python app/segment.py --model_name_or_path nvidia/mit-b0 --train_file CAMVID/train \\
+        --validation_file CAMVID/validation --output_dir runs/a
     accelerate launch --config_file accelerate_configs/ddp.yaml app/segment.py ...the same...
     deepspeed --num_gpus 8 app/segment.py --deepspeed ds_configs/zero2.json ...the same...
     torchrun --nproc_per_node 8 app/segment.py ...the same...
@@ -24,13 +23,13 @@ from dataclasses import dataclass
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from samerun.arguments import groups
-from samerun.command_line import read_arguments
+from samerun.arguments import AdapterArguments
+from samerun.cli import read_arguments
 from samerun.images.arguments import MaskArguments
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(MaskArguments, groups.AdapterArguments):
+class Arguments(MaskArguments, AdapterArguments):
     """Masks"""
 
 
@@ -49,8 +48,7 @@ import numpy as np
 import torch
 from transformers import MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, AutoModelForSemanticSegmentation
 
-from samerun.application import run
-from samerun.batching.mask_bits import pack, packed_bytes, unpack
+from samerun.data.mask_bits import pack, packed_bytes, unpack
 from samerun.images import masks, segmenter
 from samerun.images.augmentation import Augmentation
 from samerun.images.classifier import rows_to_check
@@ -59,6 +57,7 @@ from samerun.images.image_task import ImageSplit, ImageTask, Targets
 from samerun.images.processing import Processing
 from samerun.images.sources import Images, Inspection
 from samerun.losses.segmentation import SegmentationLoss, balanced_class_weights
+from samerun.main import run
 from samerun.metrics.segmentation import by_class, count_confusion, iou, segmentation_scores
 from samerun.models.adapters import adapted_name
 from samerun.models.export import plain_model
@@ -281,13 +280,13 @@ class Segmentation(ImageTask):
             )
         segmenter.check_losses(np.array(losses), best["loss"][rows], self.rounding)
 
-    def overlays(self, best: Predictions) -> dict[str, np.ndarray]:
+    def previews(self, best: Predictions) -> dict[str, str | np.ndarray]:
         return {"image_truth_prediction": segmenter.overlays(self.examples, self.classes.names)}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         return self.load_trained(AutoModelForSemanticSegmentation, path)
 
-    def prediction_lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
+    def lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
         """Also writes the masks."""
         self.check_logits(predictions, split)
         folder, files = output.folder_of(self.arguments), self.mask_files
@@ -302,10 +301,10 @@ class Segmentation(ImageTask):
             )
             yield line | {"shares": segmenter.shares(mask, self.classes.names), **scores}
 
-    def analyse(self, best: Predictions, split: ImageSplit) -> ReportContent:
+    def figures(self, best: Predictions, split: ImageSplit) -> ReportContent:
         return plots.show(best, self.classes.names, split.ids)
 
-    def model_card(self, folder: Path) -> ModelCard:
+    def card(self, folder: Path) -> ModelCard:
         tables, metrics = class_tables(folder, self.classes.names, KINDS), list(self.shown_metrics)
         return ModelCard("Semantic segmentation", "image-segmentation", segmenter.USAGE, metrics, tables)
 

@@ -1,9 +1,10 @@
 """Segmentation of volumes (NIfTI): MONAI's 3-D U-Net on random patches, sliding windows over whole volumes.
 
-    python app/segment3d.py --config app/recipes/segment3d_classic.yaml --train_file FOLDER --output_dir
-    runs/a accelerate launch --config_file accelerate_configs/ddp_bf16.yaml app/segment3d.py ...the same...
-    deepspeed --num_gpus 8 app/segment3d.py --deepspeed ds_configs/zero2.json ...the same... torchrun
-    --nproc_per_node 8 app/segment3d.py ...the same...
+    python app/segment3d.py --config app/recipes/segment3d_classic.yaml --train_file FOLDER \\
+        --output_dir runs/a
+    accelerate launch --config_file accelerate_configs/ddp_bf16.yaml app/segment3d.py ...the same...
+    deepspeed --num_gpus 8 app/segment3d.py --deepspeed ds_configs/zero2.json ...the same...
+    torchrun --nproc_per_node 8 app/segment3d.py ...the same...
 
 FOLDER has images/ and labels/ with files of equal names and, if it holds several splits, split.csv with
 columns file and split (train, validation, test). Volumes are resampled to one orientation and voxel size and
@@ -12,8 +13,8 @@ model.safetensors and config.json; the run's README.md shows how to load them wi
 
 Predict, with or without labels; masks go to predictions/ in the output folder:
 
-    python app/segment3d.py --do_predict --model_name_or_path runs/a/best --test_file FOLDER --output_dir
-    runs/a
+    python app/segment3d.py --do_predict --model_name_or_path runs/a/best --test_file FOLDER \\
+        --output_dir runs/a
 
 Needs: pip install -r requirements-vision.txt
 """
@@ -25,7 +26,8 @@ from dataclasses import dataclass
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from samerun.command_line import read_arguments
+from samerun.cli import read_arguments
+from samerun.data.cache import fingerprint
 from samerun.volumes.arguments import VolumeArguments
 
 
@@ -46,15 +48,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from samerun.application import run
 from samerun.losses.segmentation import SegmentationLoss
+from samerun.main import run
 from samerun.metrics.segmentation import by_class, count_confusion, dice, iou, mean_of_defined
 from samerun.output import predictions as output
 from samerun.output import written
 from samerun.output.run_folder import replace_folder
 from samerun.plan import Modes
 from samerun.plots import masks as plots
-from samerun.reading.fingerprint import fingerprint
 from samerun.reports.card import class_tables
 from samerun.runtime import Launch
 from samerun.task import (
@@ -263,7 +264,7 @@ class VolumeSegmentation(Task):
         replace_folder(path, partial(self.settings.write, weights))
         return {}
 
-    def overlays(self, best: Predictions) -> dict[str, np.ndarray]:
+    def previews(self, best: Predictions) -> dict[str, str | np.ndarray]:
         return {
             "image_truth_prediction": overlays(
                 self.whole["validation"], best["slice"], self.settings.classes[1:]
@@ -273,7 +274,7 @@ class VolumeSegmentation(Task):
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         return Settings.read(path).load_model(path)
 
-    def prediction_lines(self, predictions: Predictions, split: Split) -> Iterator[dict[str, Any]]:
+    def lines(self, predictions: Predictions, split: Split) -> Iterator[dict[str, Any]]:
         """Also writes the masks."""
         whole, names = self.whole["test"], self.settings.classes[1:]
         self.check_logits(predictions, split)
@@ -297,10 +298,10 @@ class VolumeSegmentation(Task):
                     line[kind] = by_class(values[1:], names)
             yield line
 
-    def analyse(self, best: Predictions, split: Split) -> ReportContent:
+    def figures(self, best: Predictions, split: Split) -> ReportContent:
         return plots.show(best, self.settings.classes, split.ids, first=1)
 
-    def model_card(self, folder: Path) -> ModelCard:
+    def card(self, folder: Path) -> ModelCard:
         tables = class_tables(folder, self.settings.classes[1:], KINDS)
         return ModelCard("Segmentation of volumes", None, USAGE, list(self.shown_metrics), tables)
 

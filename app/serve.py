@@ -21,7 +21,7 @@ sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unle
 
 from predict import task_of
 
-from samerun.command_line import prepare_process
+from samerun.cli import prepare_process
 from samerun.errors import InputError
 from samerun.output.temporary import temporary_folder
 from samerun.signals import failures_end_the_job
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from samerun.serving.web import Server
 
 MEGABYTES = {"texts": 1, "images": 20}
+MOST_PIXELS, MOST_LOGITS = (
+    50_000_000,
+    2**28,
+)  # of an image; a model of masks computes a logit per class and pixel
 CANDIDATES = ["--num_return_sequences", "3"]  # a single candidate has no score
 
 
@@ -57,6 +61,13 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
         "--queue_size", type=int, default=256, help="maximum number of waiting texts or images (default: 256)"
     )
     add("--max_megabytes", type=float, help="maximum size of a request (default: 1 for texts, 20 for images)")
+    add(
+        "--allowed_hosts",
+        type=lambda text: tuple(text.split(",")),
+        default=(),
+        help="names, separated by commas, by which browsers may call this server; * for any (default: "
+        "localhost, this machine's name and addresses)",
+    )
     options, task_arguments = parser.parse_known_args()
     for name, least in (("max_batch", 1), ("max_wait", 0), ("queue_size", 1), ("port", 0)):
         if getattr(options, name) < least:
@@ -93,10 +104,17 @@ def make_server(options: argparse.Namespace, task_arguments: list[str], folder: 
     task_arguments = [*(CANDIDATES if task == "titlegen" else []), *task_arguments]
     predictor = load_predictor(task, options.model, folder, task_arguments)
     megabytes = options.max_megabytes or MEGABYTES[predictor.task.input_kind]
-    limits = Limits(options.max_batch, options.max_wait / 1000, options.queue_size, megabytes)
     config = json.loads((Path(options.model) / "config.json").read_text(encoding="utf-8"))
     model = "/".join(Path(options.model).resolve().parts[-2:])  # clients need not see the full path
     labels = list(config.get("id2label", {}).values())
+    limits = Limits(
+        options.max_batch,
+        options.max_wait / 1000,
+        options.queue_size,
+        megabytes,
+        min(MOST_PIXELS, MOST_LOGITS // max(1, len(labels))) if task == "segment" else MOST_PIXELS,
+        options.allowed_hosts,
+    )
     return Server(predictor, Path(folder), {"task": task, "model": model, "labels": labels}, limits)
 
 

@@ -11,8 +11,8 @@ An encoder (BigBird, BERT, ...) gets a BERT decoder; a model that has a decoder 
 is used as it is. `best/` in the output folder is plain transformers:
 AutoModelForSeq2SeqLM.from_pretrained("runs/titles/best").generate(...).
 
-    python app/titlegen.py --do_predict --model_name_or_path runs/titles/best --test_file new.jsonl
-    --output_dir runs/titles
+    python app/titlegen.py --do_predict --model_name_or_path runs/titles/best --test_file new.jsonl \\
+        --output_dir runs/titles
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from dataclasses import dataclass
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from samerun.arguments.parsing import option
-from samerun.command_line import read_arguments
+from samerun.cli import read_arguments
+from samerun.data.tables import Cells, Table, note_cut
+from samerun.data.tokens import Ragged, encode_cached
+from samerun.parsing import option
 from samerun.text.arguments import SearchArguments, SourceArguments, TextArguments
 
 
@@ -66,18 +68,13 @@ import numpy as np
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
-from samerun.application import run
 from samerun.kernels.common import widest_float
+from samerun.main import run
 from samerun.metrics.rouge import lead_scores, rouge_scores
 from samerun.models import encoder_decoder
 from samerun.models.adapters import limit_training
 from samerun.models.weight_files import check_weights, model_content
 from samerun.plots import titles as title_plots
-from samerun.reading.columns import note_cut
-from samerun.reading.ragged import RaggedChunks
-from samerun.reading.stored_rows import Column
-from samerun.reading.tables import Table
-from samerun.reading.tokens import encode_cached
 from samerun.task import Batch, ModelCard, Predictions, ReportContent
 from samerun.text import search, titles
 from samerun.text.splits import TextSplit, check_finite, pad_rows
@@ -103,10 +100,10 @@ class TitleGeneration(TextTask):
     def target_columns(self) -> tuple[str, ...]:
         return (self.arguments.title_column,)
 
-    def read_targets(self, table: Table, split: str, notes: list[str]) -> Column | None:
+    def read_targets(self, table: Table, split: str, notes: list[str]) -> Cells | None:
         return titles.read_titles(table, self.arguments.title_column, split)
 
-    def load_model_config(self, targets: dict[str, Column | None], notes: list[str]) -> Any:
+    def load_model_config(self, targets: dict[str, Cells | None], notes: list[str]) -> Any:
         arguments = self.arguments
         config = encoder_decoder.load_title_config(arguments)
         check_weights(arguments)
@@ -127,10 +124,10 @@ class TitleGeneration(TextTask):
     def encoder_config(self) -> Any:
         return encoder_decoder.encoder_config(self.config)
 
-    def vocabulary_columns(self, table: Table) -> list[Column]:
+    def vocabulary_columns(self, table: Table) -> list[Cells]:
         return [*super().vocabulary_columns(table), table.columns[self.arguments.title_column]]
 
-    def encode_targets(self, table: Table, targets: Column, notes: list[str]) -> RaggedChunks:
+    def encode_targets(self, table: Table, targets: Cells, notes: list[str]) -> Ragged:
         limit, ids = self.arguments.max_title_length, encoder_decoder.special_ids(self.config, self.tokenizer)
         tokenizer = tokenizer_fingerprint(self.tokenizer)
         settings = f"{tokenizer} title {ids} {limit} {self.title_language or ''}".rstrip()
@@ -139,10 +136,10 @@ class TitleGeneration(TextTask):
         note_cut(table, "titles", encoded["cut"], limit, notes)
         return encoded["input_ids"]
 
-    def titles_of(self, table: Table) -> Column | None:
+    def titles_of(self, table: Table) -> Cells | None:
         return table.columns.get(self.arguments.title_column)
 
-    def target_tensor(self, targets: RaggedChunks, rows: np.ndarray) -> torch.Tensor:
+    def target_tensor(self, targets: Ragged, rows: np.ndarray) -> torch.Tensor:
         return pad_rows([targets[row] for row in rows], IGNORED)
 
     def extra_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -163,8 +160,7 @@ class TitleGeneration(TextTask):
             arguments, self.config, self.tokenizer, arguments.max_title_length
         )
         if encoder_decoder.has_new_decoder(arguments, self.config):
-            targets = [chunk.values for chunk in self.splits["train"].targets.chunks]
-            encoder_decoder.set_output_bias(model, np.concatenate(targets))
+            encoder_decoder.set_output_bias(model, self.splits["train"].targets.values)
         encoder_decoder.store_settings(model, self.start, self.source_prefix)
         new_names = encoder_decoder.new_names(model, arguments, self.config)
         return self.with_kernels(limit_training(model, arguments, new_names))
@@ -229,7 +225,7 @@ class TitleGeneration(TextTask):
         titles_by_row = self.splits["validation"].titles if generated else []
         return [{"reference": titles_by_row[row], "generated": title} for row, title in enumerate(generated)]
 
-    def samples(self, best: Predictions) -> dict[str, str]:
+    def previews(self, best: Predictions) -> dict[str, str | np.ndarray]:
         return {"titles": "\n".join(titles.example_table(self.examples(best)))}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
@@ -242,7 +238,7 @@ class TitleGeneration(TextTask):
         encoder_decoder.store_settings(model, self.start, self.source_prefix)
         return self.with_kernels(model)
 
-    def prediction_lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
+    def lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
         lines = titles.prediction_lines(self.tokenizer, predictions["ids"], predictions["scores"])
         if not split.labelled:
             return lines
@@ -251,7 +247,7 @@ class TitleGeneration(TextTask):
     def remarks(self, metrics: dict[str, Any]) -> list[str]:
         return titles.lead_remark(metrics)
 
-    def analyse(self, best: Predictions, split: TextSplit) -> ReportContent:
+    def figures(self, best: Predictions, split: TextSplit) -> ReportContent:
         generated, references = best["ids"][:, 0], (split.targets[row] for row in range(len(split)))
         lengths = (
             *(titles.title_lengths(self.tokenizer, ids) for ids in (generated, references)),
@@ -261,11 +257,10 @@ class TitleGeneration(TextTask):
             lengths, self.as_references(best, split), split.texts, self.rouge_tokenizer(split)
         )
 
-    def model_card(self, folder: Path) -> ModelCard:
+    def card(self, folder: Path) -> ModelCard:
         metrics, sections = titles.CARD_METRICS, titles.card_sections(folder)
-        return ModelCard(
-            "Titles for long documents", "summarization", titles.usage(self.source_prefix), metrics, sections
-        )
+        usage = titles.usage(self.source_prefix)
+        return ModelCard("Titles for long documents", "summarization", usage, metrics, sections, self.limits)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,21 @@
 """Benchmarks this application against the alternatives, on this machine, with one command.
 
-    python scripts/bench.py [--sections short,long_tailed,...] [--data DIR] [--model MODEL] [--output
-    benchmarks] python scripts/bench.py --quick
+    python scripts/bench.py [--sections short,long_tailed,...] [--data DIR] [--model MODEL]
+        [--output benchmarks]
+    python scripts/bench.py --quick
 
     short, long_tailed  classification: ours, a bare PyTorch loop, transformers' Trainer (best settings,
-    defaults), a
-                        hand-written loop that pads to max_length; speed, memory, start-up, held-out quality
+                        defaults), a hand-written loop that pads to max_length; speed, memory, start-up,
+                        held-out quality
     tools               classification: ours, Trainer's best, Accelerate's loop, Lightning, simpletransformers
     titles_training     titles at 1024, 1536, 2048 and 4096 tokens: ours, a bare loop, Seq2SeqTrainer
     titles_writing      documents per second against Seq2SeqTrainer.predict; share of equal titles
     attention           BigBird's attention, alone and in a layer, against transformers' and full attention
     startup             --help; the first step over a million rows
     serving             app/serve.py under load, against a server around transformers' pipeline
-    (requirements-serve.txt) images              the image tasks against a bare loop, Trainer and MONAI's loop
-    (pip install -r requirements-vision.txt)
+                        (requirements-serve.txt)
+    images              the image tasks against a bare loop, Trainer and MONAI's loop (pip install -r
+                        requirements-vision.txt)
 
 Results: bench_cpu.json and bench_cpu.md (bench_cuda.* on an NVIDIA GPU, unless CUDA_VISIBLE_DEVICES= hides
 it), a plot of each table, and goals.md with every goal. Sections that are not run keep their reports. The

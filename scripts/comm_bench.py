@@ -34,10 +34,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "app"))
 
-from samerun.arguments import groups
-from samerun.arguments.parsing import option, parse
+from samerun.arguments import LaunchArguments, ModelArguments
 from samerun.errors import InputError
-from samerun.runtime import describe_launch, start
+from samerun.parsing import option, parse
+from samerun.runtime import connect, describe_launch, start
 from samerun.signals import failures_end_the_job, finish
 
 BUCKET = 25 * 2**20  # bytes; DistributedDataParallel's default bucket_cap_mb
@@ -56,20 +56,18 @@ class BenchArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(groups.LaunchArguments, groups.ModelArguments, BenchArguments):
+class Arguments(LaunchArguments, ModelArguments, BenchArguments):
     """Communication benchmark; of the model, only the configuration is read"""
 
 
 def main(arguments: Arguments) -> None:
-    from samerun import machines
-
     launch = describe_launch(arguments)
     if launch.world_size < 2:
         raise InputError(
             "found one process, expected two or more; launch with torchrun --nproc_per_node 2, for example"
         )
     parameters = count_parameters(arguments) if launch.rank == 0 else None
-    machines.wait_for_all_ranks({}, arguments.start_timeout)
+    connect(launch, {}, arguments.start_timeout)
     run = start(launch, None)
     machines = len(set(run.gather([launch.rank - launch.local_rank])))
     run.print(

@@ -2,8 +2,8 @@
 """K-fold cross-validation of a text task: mean and standard deviation of the metrics, and a held-out
 prediction for every row.
 
-    python scripts/cross_validate.py --folds 5 app/classify.py --train_file train.csv --output_dir runs/folds
-    ARGS
+    python scripts/cross_validate.py --folds 5 app/classify.py --train_file train.csv \\
+        --output_dir runs/folds ARGS
 
 ARGS are the training command's own. --seed decides the folds; rows with the same rarest label are spread
 evenly over them. Each fold is one run in --output_dir/fold_0, fold_1, ...: it trains on the other folds' rows
@@ -39,10 +39,10 @@ sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 
 from trials.command import Command, claim, print_table, run_all, run_script  # noqa: E402
 
+from samerun.data.splits import read_splits  # noqa: E402
 from samerun.errors import InputError, TrainingError  # noqa: E402
 from samerun.output.files import read_lines, write_json, write_text  # noqa: E402
 from samerun.output.run_folder import PREDICTIONS  # noqa: E402
-from samerun.reading.splits import read_splits  # noqa: E402
 
 # Arguments that the folds' own files replace.
 REPLACED = (

@@ -2,8 +2,8 @@
 """Checks data before training: duplicate rows, test rows that are in the training data, equal rows with
 different labels, rare labels, lengths. Every finding comes with advice.
 
-    python scripts/data_report.py [--output report.html] app/classify.py --train_file train.csv --test_file
-    test.csv
+    python scripts/data_report.py [--output report.html] app/classify.py --train_file train.csv \\
+        --test_file test.csv
 
 ARGS are the training command's arguments for files, columns and model. --output_dir is optional and stays
 untouched. Without --model_name_or_path, text lengths are in words instead of tokens. Files that a training
@@ -30,9 +30,9 @@ from examining.rows import rows_of  # noqa: E402
 from moving.task_script import load_task_script, plain_launch  # noqa: E402
 from PIL import Image  # noqa: E402
 
-from samerun.arguments.parsing import parse, validate  # noqa: E402
 from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 from samerun.output.files import write_json, write_text  # noqa: E402
+from samerun.parsing import parse, validate  # noqa: E402
 from samerun.plan import Modes  # noqa: E402
 from samerun.reports.figures import as_image  # noqa: E402
 from samerun.reports.page import render  # noqa: E402

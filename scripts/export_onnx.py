@@ -39,13 +39,12 @@ from PIL import Image  # noqa: E402
 from predict import task_of  # noqa: E402
 from transformers import AutoImageProcessor, AutoTokenizer  # noqa: E402
 
-from samerun import preflight, runtime  # noqa: E402
-from samerun.arguments.parsing import parse, validate  # noqa: E402
+from samerun import runtime, start  # noqa: E402
 from samerun.errors import EXIT_BAD_INPUT, InputError, in_short  # noqa: E402
+from samerun.evaluate import eval_rows, predict, score  # noqa: E402
 from samerun.models.adapters import loadable  # noqa: E402
 from samerun.models.small_cnn import load_small_cnn, read_config  # noqa: E402
-from samerun.training.evaluation import predict  # noqa: E402
-from samerun.training_setup import eval_rows  # noqa: E402
+from samerun.parsing import parse, validate  # noqa: E402
 
 DIFFERS = 1
 TOLERANCE = 1e-4  # of logits; absolute, and relative for those above 1
@@ -222,7 +221,7 @@ def measure(folder: Path, task_name: str, graphs: dict[str, OnnxModel], argv: li
         fixed = ["--do_predict", "--use_cpu", "--model_name_or_path", str(folder), "--output_dir", run_folder]
         arguments = parse(arguments_class, [*fixed, "--report_to", "none", *argv])
         validate(arguments)
-        task, launch = task_class(arguments), preflight.check(arguments)
+        task, launch = task_class(arguments), start.check(arguments)
         split = task.load(launch, arguments.modes).splits["test"]
         if task_name == "classify":  # a graph computes one window; this pools the windows of a document
             graphs = {
@@ -236,7 +235,7 @@ def measure(folder: Path, task_name: str, graphs: dict[str, OnnxModel], argv: li
             began = time.process_time()  # CPU time: independent of other processes
             predictions, _ = predict(run, model, task, rows)
             seconds[name] = time.process_time() - began
-            scores[name] = task.all_scores(predictions, split) if split.labelled else {}
+            scores[name] = score(task, predictions, split) if split.labelled else {}
     shown = [metric for metric in task.shown_metrics if metric in scores["torch"]]
     table = {metric: [scores[name][metric] for name in models] for metric in shown}
     table["rows per second of CPU time"] = [len(split) / seconds[name] for name in models]

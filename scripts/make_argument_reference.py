@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 import sys
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "app"))
 
-from samerun.arguments.parsing import describe_value  # noqa: E402
+from samerun.parsing import describe_value, groups_of  # noqa: E402
 
 PAGE = ROOT / "docs" / "arguments.md"
 INTRODUCTION = """\
@@ -35,29 +35,13 @@ Names are those of Hugging Face wherever it has one.
 """
 
 
-def groups_of(tasks: dict[str, type]) -> dict[type, list[str]]:
+def sections_of(tasks: dict[str, type]) -> dict[type, list[str]]:
     """Argument group -> names of its tasks, in the order of --help."""
-    groups: dict[type, list[str]] = {}
+    users: dict[type, list[str]] = {}
     for name, arguments in tasks.items():
-        for owner in reversed(arguments.__mro__):
-            if own_fields(owner):
-                groups.setdefault(owner, []).append(name)
-    return groups
-
-
-def own_fields(owner: type) -> list[dataclasses.Field]:
-    """The visible arguments that a class adds; not inherited ones with another default."""
-    if not dataclasses.is_dataclass(owner):
-        return []
-    inherited = {
-        name
-        for base in owner.__mro__[1:]
-        if dataclasses.is_dataclass(base)
-        for name in base.__dataclass_fields__
-    }
-    names = [name for name in vars(owner).get("__annotations__", {}) if name not in inherited]
-    fields = [owner.__dataclass_fields__[name] for name in names if name in owner.__dataclass_fields__]
-    return [field for field in fields if not field.metadata["hidden"]]
+        for owner in groups_of(arguments):
+            users.setdefault(owner, []).append(name)
+    return dict(sorted(users.items(), key=lambda item: vars(item[0]).get("listed_last", False)))
 
 
 def section(owner: type, users: list[str], tasks: dict[str, type]) -> list[str]:
@@ -65,43 +49,43 @@ def section(owner: type, users: list[str], tasks: dict[str, type]) -> list[str]:
     shared = "all tasks" if set(users) == set(tasks) else ", ".join(f"`{name}`" for name in users)
     heading = ["", f"## {title}", "", f"For {shared}.", ""]
     table = ["| argument | default | value | what it does |", "| --- | --- | --- | --- |"]
-    return [
-        *heading,
-        *table,
-        *(row(owner, field, {name: tasks[name] for name in users}) for field in own_fields(owner)),
-    ]
+    arguments = {name: tasks[name] for name in users}
+    return [*heading, *table, *(row(owner, field.name, arguments) for field in groups_of(owner)[owner])]
 
 
-def row(owner: type, field: dataclasses.Field, tasks: dict[str, type]) -> str:
-    others = {
-        name: task.__dataclass_fields__[field.name].default
-        for name, task in tasks.items()
-        if has_another(task, field)
-    }
-    defaults = [
-        shown(field.default),
-        *(f"{name}: {shown(default) or 'its own'}" for name, default in others.items()),
+def row(owner: type, name: str, tasks: dict[str, type]) -> str:
+    defaults: dict[str, list[str]] = {}
+    helps: dict[str, list[str]] = {}
+    for task, arguments in {"": owner, **tasks}.items():
+        description, default = help_and_default(arguments.__dataclass_fields__[name])
+        for texts, text in ((defaults, default), (helps, description)):
+            texts.setdefault(text, [])
+            texts[text] += [task] if texts[text] or text != next(iter(texts)) else []
+    cells = [
+        f"`--{name}`",
+        by_task(defaults, "; "),
+        value_of(owner, owner.__dataclass_fields__[name]),
+        by_task(helps, "<br>"),
     ]
-    helps: dict[str, list[str]] = {field.metadata["help"]: []}
-    for name, task in tasks.items():
-        helps.setdefault(task.__dataclass_fields__[field.name].metadata["help"], []).append(name)
-    first, *others = helps
-    description = "<br>".join([first, *(f"{', '.join(helps[text])}: {text}" for text in others)])
-    cells = [f"`--{field.name}`", "; ".join(filter(None, defaults)), value_of(owner, field), description]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def has_another(task: type, field: dataclasses.Field) -> bool:
-    return task.__dataclass_fields__[field.name].default != field.default
+def by_task(texts: dict[str, list[str]], separator: str) -> str:
+    """The group's text, and those of tasks that have another."""
+    first, *others = texts
+    return separator.join(filter(None, [first, *(f"{', '.join(texts[t])}: {t or 'none'}" for t in others)]))
 
 
-def shown(default: Any) -> str:
-    """A default as on the command line."""
+def help_and_default(field: dataclasses.Field) -> tuple[str, str]:
+    """The help text, and the default as on the command line; the help text may have one in words."""
+    described = re.fullmatch(r"(.*) \(default: (.*)\)", field.metadata["help"])
+    text, words = described.groups() if described else (field.metadata["help"], "")
+    default = field.default
     if default is None:
-        return ""
+        return text, words
     if isinstance(default, tuple):
         default = ",".join(str(item) for item in default)
-    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+    return text, f"`{str(default).lower() if isinstance(default, bool) else default}`"
 
 
 def value_of(owner: type, field: dataclasses.Field) -> str:
@@ -116,7 +100,7 @@ def page() -> str:
     # predict.py and serve.py have no arguments class.
     names = sorted(path.stem for path in (ROOT / "app").glob("*.py") if path.stem not in ("predict", "serve"))
     tasks = {name: importlib.import_module(name).Arguments for name in names}
-    sections = [line for owner, users in groups_of(tasks).items() for line in section(owner, users, tasks)]
+    sections = [line for owner, users in sections_of(tasks).items() for line in section(owner, users, tasks)]
     return INTRODUCTION + "\n".join([*sections, ""])
 
 

@@ -5,14 +5,13 @@ drawn images.
     python scripts/make_sample_data.py titles [--output_dir sample_titles]     descriptions of parameters
     python scripts/make_sample_data.py images [--output_dir sample_images]     digits (sampling/digits.py)
     python scripts/make_sample_data.py masks [--output_dir sample_masks]       shapes with masks
-    (sampling/shapes.py) python scripts/make_sample_data.py volumes [--output_dir sample_volumes]   balls in
-    NIfTI volumes (sampling/volumes.py)
+    python scripts/make_sample_data.py volumes [--output_dir sample_volumes]   balls in NIfTI volumes
 
 The first command writes train.jsonl, validation.jsonl and test.jsonl (about 80/10/10), labels.txt (the label
 order) and sample_data.json (versions, counts, checksums). One row per documented object:
 
-    {"id": "numpy.linalg.qr", "title": the summary line, "text": the body without it, "labels":
-    ["has:examples", ...]}
+    {"id": "numpy.linalg.qr", "title": the summary line, "text": the body without it,
+     "labels": ["has:examples", ...]}
 
 Labels: `library:` of the object, `topic:` (from the module path), `kind:` of object, `has:` sections of the
 docstring. Removed from the text, because they reveal labels: headings, signatures, types, code, reference

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares the working tree with the version before the rewrite, by running both.
 
-    python scripts/oracle.py CACHE [--only PATTERN] [--jobs N] [--list]
+    python scripts/oracle.py CACHE [--tree FOLDER] [--only PATTERN] [--jobs N] [--list]
 
 About 75 small commands (guarding/commands.py) run by commit 7e83d99 and by the working tree, each in a folder
 of its own: tasks x launchers x resumes x stops x bad input. Compared: exit code, messages, names of files,
@@ -41,7 +41,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from guarding.commands import ALLOWED, COMMANDS, MAKE_DATA, OLD_COMMIT, Command
+from guarding.commands import ALLOWED, COMMANDS, MAKE_DATA, MAKE_MORE, OLD_COMMIT, Command
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 FORK_SERVER = Path(__file__).parent / "guarding" / "fork_server.py"
@@ -59,7 +59,8 @@ CHANGING = re.compile(
 )
 # Lines of libraries, and of our own that hold times and sizes only.
 NOISE = re.compile(
-    r"^\s*$|^\[?[IWE]?\d{4}[- ]|\[(INFO|WARNING|WARN|ERROR|rank\d)|^\*+$|^memory  |it/s|^[=-]{5,}|"
+    r"^\s*$|^training +\d+ of \d+ steps|^\[?[IWE]?\d{4}[- ]|\[(INFO|WARNING|WARN|ERROR|rank\d)|"
+    r"^\*+$|^memory  |it/s|^[=-]{5,}|"
     r"weights \d.*gradients|Warning: |warnings?\.warn|^  warn|Root Cause|Other Failures|"
     r"^\s+(time|host|rank|exitcode|error_file|traceback) *:|^\s+(File|raise|return|self\.|exec) |"
     r"torch[. ](distributed|elastic)|Setting ds_accelerator|ninja|deepspeed\.ops|DeepSpeed [A-Z]|"
@@ -201,6 +202,8 @@ def result(command: Command, half: Half) -> dict:
         (half.home / "logs" / f"{command.name}.{kind}").read_text(errors="replace") for kind in ("out", "err")
     ]
     found = json.loads(half.result_file(command).read_text()) | {"messages": messages(logs, half)}
+    if command.name.startswith("help_"):
+        found["messages"] = re.findall(r"^ +(--\w+)", logs[0], re.MULTILINE)
     found |= content(half.home / "runs" / command.name, command.stop is not None)
     printed = [json.loads(line) for line in logs[0].splitlines() if line.startswith("{")]
     found["numbers"] |= flat(printed, "standard output")
@@ -326,7 +329,7 @@ def crossed(names: Iterable[str], halves: list[Half]) -> list[str]:
     return found
 
 
-def prepare(cache: Path) -> list[Half]:
+def prepare(cache: Path, tree: Path) -> list[Half]:
     """Makes the old version's tree and both working folders."""
     old, data = cache / "version", cache / "data"
     if not old.exists():
@@ -335,15 +338,18 @@ def prepare(cache: Path) -> list[Half]:
             ["git", "archive", OLD_COMMIT], cwd=REPOSITORY, stdout=subprocess.PIPE, check=True
         )
         subprocess.run(["tar", "x", "-C", str(old)], input=archive.stdout, check=True)
-    stamp = hashlib.sha256(MAKE_DATA.encode()).hexdigest()
-    if not (data / "made").exists() or (data / "made").read_text() != stamp:
-        for folder in (data, cache / "old", cache / "new"):
-            shutil.rmtree(folder, ignore_errors=True)
+    for number, script in enumerate((MAKE_DATA, MAKE_MORE)):
+        made, stamp = data / f"made_{number}", hashlib.sha256(script.encode()).hexdigest()
+        if made.exists() and made.read_text() == stamp:
+            continue
+        if number == 0:
+            for folder in (data, cache / "old", cache / "new"):
+                shutil.rmtree(folder, ignore_errors=True)
         subprocess.run(
-            [sys.executable, "-c", MAKE_DATA, str(data), str(old)], check=True, stdout=subprocess.DEVNULL
+            [sys.executable, "-c", script, str(data), str(old)], check=True, stdout=subprocess.DEVNULL
         )
-        (data / "made").write_text(stamp)
-    halves = [Half("old", old, cache / "old"), Half("new", REPOSITORY, cache / "new")]
+        made.write_text(stamp)
+    halves = [Half("old", old, cache / "old"), Half("new", tree, cache / "new")]
     shutil.rmtree(halves[1].home / "cache", ignore_errors=True)  # whatever the new version had stored
     for half in halves:
         shutil.copytree(data, half.home, dirs_exist_ok=True)
@@ -410,6 +416,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("cache", type=Path, nargs="?", help="folder of the old version's results")
+    parser.add_argument("--tree", type=Path, default=REPOSITORY, help="the new version (default: this one)")
     parser.add_argument("--only", default="", metavar="PATTERN", help="commands of such names")
     parser.add_argument("--jobs", type=int, default=1, help="commands at the same time (default: 1)")
     parser.add_argument("--list", action="store_true", help="print the commands and end")
@@ -422,7 +429,7 @@ def main() -> int:
         parser.error(
             "name a folder for the old version's results, and commands that exist; --jobs is 1 or more"
         )
-    halves = prepare(args.cache.resolve())
+    halves = prepare(args.cache.resolve(), args.tree.resolve())
     results = run_all(commands, halves, args.jobs)
     lines = crossed((name for name in CROSSED if name in results), halves)
     print(*lines, sep="\n")

@@ -55,7 +55,6 @@ OVERRIDES = {
     "push_to_hub": "false",
     "report_to": "none",
     "profile": "none",
-    "checkpoint_format": "full",
     "max_train_time": "none",
     "early_stopping_patience": "none",
     "ddp_backend": "none",
@@ -114,7 +113,7 @@ def read_options(argv: list[str]) -> argparse.Namespace:
 
 def read_arguments(script: Path, argv: list[str]) -> Any:
     """The command's arguments. Raises `InputError` if they are invalid."""
-    from samerun.arguments.parsing import parse, validate
+    from samerun.parsing import parse, validate
 
     arguments_class, _ = load_task_script(script)
     arguments = parse(arguments_class, argv)
@@ -178,7 +177,7 @@ def run_cells(options: argparse.Namespace, cells: list[Cell], arguments: Any) ->
 
 def run_cell(options: argparse.Namespace, cell: Cell, processes: int, arguments: Any) -> str | None:
     """Runs the command's first steps as a cell. Returns the reason if the run fails, else None."""
-    from samerun.arguments.parsing import as_dict
+    from samerun.parsing import as_dict
 
     folder = options.output_dir / cell.name
     try:
@@ -208,7 +207,7 @@ def run_cell(options: argparse.Namespace, cell: Cell, processes: int, arguments:
 def own_batch(arguments: Any, on_gpu: bool) -> tuple[int, int | None, int | None]:
     """(global batch size, rows of a micro-batch or None, tokens of a micro-batch or None) of the command in
     one process."""
-    from samerun.arguments.parsing import as_dict
+    from samerun.parsing import as_dict
     from samerun.plan import CPU_TOKENS, batch_of
 
     batch, rows = batch_of(arguments, 1), arguments.per_device_train_batch_size

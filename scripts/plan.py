@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Shows what a training command will do and how much memory it needs, without GPUs and process groups.
 
-    python scripts/plan.py [--launch accelerate_configs/NAME.yaml] [--num_processes N] [--gpu_memory GIB]
-    app/classify.py ARGS python scripts/plan.py --num_processes 8 app/titlegen.py --deepspeed
-    ds_configs/zero2.json ARGS
+    python scripts/plan.py [--launch accelerate_configs/NAME.yaml] [--num_processes N] [--gpu_memory GIB] \\
+        app/classify.py ARGS
+    python scripts/plan.py --num_processes 8 app/titlegen.py --deepspeed ds_configs/zero2.json ARGS
 
 ARGS are the training command's own. A laptop can plan for eight GPUs: the script reads and tokenizes the data
 like a run, builds the model without weights, and makes a dry run: one forward and backward pass on meta
@@ -12,8 +12,9 @@ file, and the cheapest launch that fits --gpu_memory. If launch file, DeepSpeed 
 each other, it prints all contradictions instead.
 
     --launch FILE       the file for `accelerate launch --config_file` (default: python, or torchrun with
-    several processes) --num_processes N   processes on all machines (default: from FILE, else 1) --gpu_memory
-    GIB    memory of one GPU; needed for the recommendation
+                        several processes)
+    --num_processes N   processes on all machines (default: from FILE, else 1)
+    --gpu_memory GIB    memory of one GPU; needed for the recommendation
 
 Exit codes: 0 done, and the planned launch fits; 1 it does not fit --gpu_memory; 2 contradictions or bad
 input.
@@ -37,9 +38,9 @@ sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 
 from moving.task_script import load_task_script, plain_launch  # noqa: E402
 
-from samerun import deepspeed, fsdp, optimizers, preflight  # noqa: E402  # noqa: E402
-from samerun.arguments.parsing import parse, validate  # noqa: E402
+from samerun import deepspeed, fsdp, optim_arguments, start  # noqa: E402
 from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
+from samerun.parsing import parse, validate  # noqa: E402
 from samerun.plan import Plan, batch_of, describe, make_plan  # noqa: E402
 from samerun.runtime import Launch, Machine  # noqa: E402
 
@@ -126,7 +127,7 @@ def plan(options: argparse.Namespace, script: Path, rest: list[str]) -> int:
     use_cpu = launch_file is not None and launch_file.use_cpu
     set_launch_variables(launch_file, processes, use_cpu)
     machine = Machine(0 if use_cpu else processes, True, launch_file.device if launch_file else "cuda")
-    launch = collect(problems, lambda: preflight.check(arguments, machine))
+    launch = collect(problems, lambda: start.check(arguments, machine))
     task = collect(problems, lambda: task_class(arguments))
     data, steps = load(task, arguments, launch or plain_launch(processes, use_cpu), problems)
     if problems:
@@ -183,12 +184,12 @@ def read_launch_file(name: str) -> LaunchFile:
 def launch_variables(content: dict[str, Any]) -> dict[str, str]:
     """The environment variables that `accelerate launch` sets for DeepSpeed, FSDP and torch.compile."""
     settings, inline = deepspeed.INLINE_SETTINGS, content.get("deepspeed_config") or {}
-    fsdp, dynamo = content.get("fsdp_config") or {}, content.get("dynamo_config") or {}
+    of_fsdp, dynamo = content.get("fsdp_config") or {}, content.get("dynamo_config") or {}
     return {
         **{variable: str(inline[name]).lower() for name, variable in settings.items() if name in inline},
         **{f"ACCELERATE_{name.upper()}": str(value) for name, value in dynamo.items()},
         **({fsdp.SWITCH: "true"} if content.get("distributed_type") == "FSDP" else {}),
-        **{fsdp_variable(name): str(value) for name, value in fsdp.items() if value is not None},
+        **{fsdp_variable(name): str(value) for name, value in of_fsdp.items() if value is not None},
     }
 
 
@@ -344,17 +345,15 @@ def memory_report(
     import torch
 
     from samerun.layers import checkpoint_activations
-    from samerun.memory.dry_run import dry_run
-    from samerun.memory.estimate import estimate
-    from samerun.memory.layout import layout_of
-    from samerun.training.optimizer import state_bytes
-    from samerun.training_setup import train_steps
+    from samerun.memory import dry_run, estimate, layout_of
+    from samerun.optimizer import state_bytes
+    from samerun.train import train_batches
 
     with torch.device("meta"):
         model = task.build()
     if task.arguments.gradient_checkpointing or launch.recomputes_activations:
         checkpoint_activations(model)
-    batch = train_steps(task.arguments, data, plan, 0).largest_micro_batch()
+    batch = train_batches(task.arguments, data, plan, 0).largest_micro_batch()
     layout = layout_of(launch, plan.batch, task.arguments.kernels, state_bytes(task.arguments, model))
     dry_runs: dict[tuple, Any] = {}
 
@@ -376,7 +375,7 @@ def memory_report(
     shipped = [
         row(name, other)
         for name, other in shipped_layouts(layout, several_machines)
-        if not optimizers.refusals(optim, {} if other.stage else None, None, other.fsdp is not None)
+        if not optim_arguments.refusals(optim, {} if other.stage else None, None, other.fsdp is not None)
         and not (
             first.quantization_savings and (other.stage or other.fsdp)
         )  # quantized weights cannot be sharded
@@ -392,7 +391,7 @@ def memory_report(
 def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any]]:
     """(name, layout) of the shipped launch files that can run the job on GPUs with the planned precision and
     processes."""
-    from samerun.memory.layout import Layout, with_fsdp, with_zero
+    from samerun.memory import Layout, with_fsdp, with_zero
 
     layouts = []
     for path in sorted(LAUNCH_FILES.glob("*.yaml")):
@@ -427,7 +426,7 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
 
 def table(rows: list[Row], gpu_memory: float | None) -> list[str]:
     """The memory table as lines: one launch each, in GiB."""
-    from samerun.memory import estimate as memory
+    from samerun import memory
 
     titles = ("weights", "gradients", "optimizer", "activations", "exchange", "  peak", "  host")
     names = [
@@ -454,7 +453,7 @@ def table(rows: list[Row], gpu_memory: float | None) -> list[str]:
 def recommend(planned: Row, shipped: list[Row], gpu_memory: float) -> int:
     """Prints whether the planned launch fits, and the cheapest shipped launch that fits. Returns the exit
     code."""
-    from samerun.memory import estimate as memory
+    from samerun import memory
 
     fitting = [row for row in [planned, *shipped] if memory.needed(row.estimate) <= gpu_memory * memory.GIB]
     print(f"\nthis launch {'fits' if planned in fitting else 'does not fit'} {gpu_memory:g} GiB")

@@ -14,10 +14,9 @@ moments, state), history.jsonl, predictions, and metrics except times and memory
     --kills N           number of kills (default 25)
     --seed N            seed of the random kills (default 0)
     --launch "..."      a launcher with its options, such as "torchrun --nproc_per_node 2". Kills then come at
-    random times
-                        and hit the whole job or, in half of the cases, one rank, after which the others must
-                        end by themselves. Default: runs are forked from a process that has imported the
-                        libraries, which saves the start-up
+                        random times and hit the whole job or, in half of the cases, one rank, after which
+                        the others must end by themselves. Default: runs are forked from a process that has
+                        imported the libraries, which saves the start-up
     --timeout SECONDS   time limit of a run (default 600)
     --output_dir FOLDER runs with their logs, and soak.json (default runs/soak)
 

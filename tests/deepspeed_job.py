@@ -1,8 +1,8 @@
 """Saves the state of DeepSpeed engines on two processes and restores it in new engines; started by a
 launcher.
 
-For every ZeRO stage, fp32 and bf16, and several optimizers: trains three steps, saves the state in shards and
-in full, and trains two more steps. A new engine with the restored state must have the same weights, and the
+For every ZeRO stage, fp32 and bf16, and several optimizers: trains three steps, saves the state, and trains
+two more steps. A new engine with the restored state must have the same weights, and the
 same bytes after the same two steps. The model has difficult cases: a buffer, tied weights, a large and a
 small frozen weight, and odd sizes.
 """
@@ -13,7 +13,6 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 os.environ["DS_ACCELERATOR"] = "cpu"
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "app"))
@@ -23,8 +22,6 @@ import torch
 from torch import nn
 
 from samerun import deepspeed as our_deepspeed
-from samerun import shards
-from samerun.output.files import write_json
 from samerun.plan import derive_batch
 
 NOT_PARTITIONED = 10**9  # ZeRO-3 partitions only larger weights
@@ -108,65 +105,50 @@ def assert_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor],
     assert differing == [], f"{what}: {differing}"
 
 
-def check(folder: Path, stage: int, whole: int, precision: str, optimizer: str) -> None:
-    rank, updates = torch.distributed.get_rank(), 3
-    launch = SimpleNamespace(rank=rank, world_size=2, zero_stage=stage)
+def full_state(engine: deepspeed.DeepSpeedEngine) -> dict[str, torch.Tensor]:
+    """Weights and moments in fp32."""
+    moments = our_deepspeed.full_moments(engine, True)
+    flat = {f"{key}/{name}": t for key, tensors in moments.items() for name, t in tensors.items()}
+    return {**our_deepspeed.full_parameters(engine, True), **flat}
+
+
+def check(stage: int, whole: int, precision: str, optimizer: str) -> None:
+    updates = 3
     engine = begin(0, stage, whole, precision, optimizer)
     for number in range(updates):
         step(engine, number)
-    parts, module = our_deepspeed.partition(engine, updates), module_state(engine)
-    weights, moments = (
-        our_deepspeed.full_parameters(engine, True),
-        our_deepspeed.full_moments(engine, True),
-    )
+    module, saved = module_state(engine), full_state(engine)
+    weights, moments = our_deepspeed.full_parameters(engine, True), our_deepspeed.full_moments(engine, True)
     cast = {name: tensor.to(module[name].dtype) for name, tensor in weights.items()}
     assert_equal(cast, {name: module[name] for name in weights}, "full")
-    if rank == 0:
-        folder.mkdir()
-        write_json(folder / shards.LAYOUT, shards.layout(engine, launch))
-    torch.distributed.barrier()
-    shards.write(folder, rank, parts)
-    if rank == 0:
-        shards.collect(folder, 2, 60, lambda: False)
-    torch.distributed.barrier()
     for number in (7, 8):
         step(engine, number)
-    end = our_deepspeed.partition(engine, updates + 2)
+    end = full_state(engine)
     engine.destroy()
 
-    other = begin(1, stage, whole, precision, optimizer)
-    step(other, 0, rate=0.0)
-    shards.restore(folder, launch, other, updates)
-    assert_equal(our_deepspeed.partition(other, updates), parts, "state from shards")
-    assert_equal(module_state(other), module, "weights from shards")
-    for number in (7, 8):
-        step(other, number)
-    assert_equal(our_deepspeed.partition(other, updates + 2), end, "steps from shards")
-    other.destroy()
-
-    # As from a full checkpoint: weights before the engine is made, moments and master weights after it.
+    # Weights before the engine is made, moments and master weights after it.
     other = begin(1, stage, whole, precision, optimizer, {**module, **weights})
     step(other, 0, rate=0.0)
     our_deepspeed.restore_moments(other, moments, updates)
     our_deepspeed.restore_weights(other, weights)
     for name, buffer in other.module.named_buffers():
         buffer.copy_(module[name])  # they differ between processes, and the first step has changed them
-    # Compares full tensors: the padding of shards is arbitrary.
-    assert_equal(our_deepspeed.full_parameters(other, True), weights, "whole state")
-    for key, tensors in our_deepspeed.full_moments(other, True).items():
-        assert_equal(tensors, moments[key], key)
-    assert_equal(module_state(other), module, "whole weights")
+    assert_equal(full_state(other), saved, "restored state")
+    assert_equal(module_state(other), module, "restored weights")
+    for number in (7, 8):
+        step(other, number)
+    assert_equal(full_state(other), end, "steps from the restored state")
     other.destroy()
-    print(f"rank {rank}: ZeRO-{stage} {whole} {precision} {optimizer}", flush=True)
-    if rank == 0:
+    print(f"rank {torch.distributed.get_rank()}: ZeRO-{stage} {whole} {precision} {optimizer}", flush=True)
+    if torch.distributed.get_rank() == 0:
         print("restored", flush=True)
 
 
 if __name__ == "__main__":
     our_deepspeed.skip_shared_memory_operator()
     deepspeed.init_distributed("gloo")
-    for number, cell in enumerate(CELLS):
-        check(Path(sys.argv[1]) / f"cell_{number}", *cell)
+    for cell in CELLS:
+        check(*cell)
     # As in `signals.finish`: threads of gloo may abort the process while the interpreter shuts down.
     torch.distributed.barrier()
     os._exit(0)

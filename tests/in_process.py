@@ -18,7 +18,7 @@ from typing import NoReturn
 import pytest
 
 from samerun import signals
-from samerun.arguments.parsing import parse, validate
+from samerun.parsing import parse, validate
 from samerun.signals import failures_end_the_job
 
 # Script of app/ or of the tests -> its task. Scripts are imported when they are run, because MONAI takes
@@ -75,8 +75,8 @@ def script(monkeypatch, environment, token_cache, capfd) -> Callable[[str, list[
     import datasets
     import huggingface_hub
 
-    from samerun import opened_run
-    from samerun.application import run_task
+    from samerun import start
+    from samerun.main import run_task
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
@@ -103,8 +103,8 @@ def script(monkeypatch, environment, token_cache, capfd) -> Callable[[str, list[
         # A real exit would end the workers of a failed DataLoader, and close the lock.
         for worker in multiprocessing.active_children():
             worker.kill()
-        if opened_run._lock is not None:
-            opened_run._lock.close()
+        if start._lock is not None:
+            start._lock.close()
         out, err = capfd.readouterr()
         reset_accelerate()
         return Ended(code, out, err + "".join(f"{message}\n" for message in messages))

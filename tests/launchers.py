@@ -294,8 +294,8 @@ def training(output_dir: Path, model: str = "bert", **changed: object) -> list[s
 # Global batch sizes. The third batch of the 31 rows has one row for 15, so that only one process has a row; 7
 # rows for 12.
 UNEVEN, EVEN = 15, 12
-# EMA of the weights, and the average of the two best checkpoints.
-AVERAGED = {"ema_decay": 0.5, "average_checkpoints": 2}
+# EMA of the weights, and the two best models.
+AVERAGED = {"ema_decay": 0.5, "keep_best": 2}
 # A global batch has about 400 tokens, a row at most 64.
 MICRO_BATCH_TOKENS = 100
 

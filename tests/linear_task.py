@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from samerun.batching.batches import EvalRows, TrainSteps
+from samerun.data.batches import EvalRows, TrainSteps
 from samerun.plan import BatchShape, Plan
 from samerun.task import Batch, Data, Split, Task
 
@@ -41,7 +41,7 @@ class LinearTask(Task):
     def load_exported(self, path):
         return linear_layer()
 
-    def prediction_lines(self, predictions, split):
+    def lines(self, predictions, split):
         return [{"error": error} for error in predictions["error"].tolist()]
 
 

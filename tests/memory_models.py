@@ -19,7 +19,7 @@ from transformers import (
 from samerun.kernels.bigbird import use_bigbird_attention
 from samerun.kernels.dropout import use_cpu_dropout
 from samerun.kernels.padding_free import use_padding_free
-from samerun.memory.layout import Layout
+from samerun.memory import Layout
 from samerun.task import Batch
 
 CLASSIFY = classification(5)

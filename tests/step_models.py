@@ -19,7 +19,7 @@ from transformers import (
     EncoderDecoderModel,
 )
 
-from samerun.batching.batches import TrainSteps
+from samerun.data.batches import TrainSteps
 from samerun.kernels.bigbird import use_bigbird_attention
 from samerun.kernels.padding_free import use_padding_free
 from samerun.task import Batch, Split

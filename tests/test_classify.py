@@ -7,8 +7,8 @@ import torch
 from classify import Arguments
 from text_tasks import classification
 
-from samerun.arguments.parsing import validate
 from samerun.errors import InputError, TrainingError
+from samerun.parsing import validate
 from samerun.task import Batch
 from samerun.text.multilabel import loss_of_arguments
 
@@ -94,7 +94,7 @@ def test_a_model_that_diverged_is_not_scored_and_the_row_is_named(logit):
     with pytest.raises(TrainingError, match=told):
         task.score(found, split)
     with pytest.raises(TrainingError, match=told):
-        list(task.prediction_lines(found, split))
+        list(task.lines(found, split))
 
 
 @pytest.mark.parametrize("kind", ["focal", "asymmetric", "distribution_balanced"])

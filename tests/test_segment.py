@@ -24,9 +24,9 @@ from transformers import (
     pipeline,
 )
 
-from samerun.arguments.parsing import parse, validate
-from samerun.batching.mask_bits import unpack
+from samerun.data.mask_bits import unpack
 from samerun.errors import InputError, TrainingError
+from samerun.parsing import parse, validate
 from samerun.plan import Modes, evaluation_batch
 from samerun.runtime import Launch
 
@@ -106,7 +106,7 @@ def test_nan_logits_end_the_run_before_a_mask_is_written(tmp_path, token_cache):
         model.decode_head.classifier.weight.fill_(torch.nan)
         predictions = task.predict(model, test.collate(np.arange(2)))
     predictions = {name: values.numpy() for name, values in predictions.items()}
-    for use in (task.score, lambda *given: list(task.prediction_lines(*given))):
+    for use in (task.score, lambda *given: list(task.lines(*given))):
         with pytest.raises(TrainingError, match="logits are not finite for 2 of 2 images"):
             use(predictions, test)
     assert not (tmp_path / "run").exists()

@@ -20,9 +20,9 @@ import torch
 from launchers import SCRIPTS, python, run
 from safetensors.torch import save_file
 
-from samerun.arguments.parsing import parse, validate
 from samerun.errors import InputError, TrainingError
 from samerun.losses.segmentation import SegmentationLoss
+from samerun.parsing import parse, validate
 from samerun.plan import evaluation_batch
 from samerun.task import Batch
 from samerun.volumes.predictions import WholeVolumes
@@ -149,7 +149,7 @@ def test_nan_logits_end_the_run_before_a_mask_is_written(labelled, tmp_path):
     task.whole = {"test": WholeVolumes([], labelled, True, 2)}
     predictions = {name: values.numpy() for name, values in task.predict(torch.nn.Identity(), batch).items()}
     split = SimpleNamespace(path="test", ids=["v0", "v1"], labelled=labelled)
-    for use in (task.score, lambda *given: list(task.prediction_lines(*given))):
+    for use in (task.score, lambda *given: list(task.lines(*given))):
         with pytest.raises(TrainingError, match="logits are not finite for 1 of 2 volumes, first for v1"):
             use(predictions, split)
     assert list(tmp_path.iterdir()) == []

@@ -14,8 +14,8 @@ from text_tasks import SEARCH, searching, titles
 from torch.nn.functional import log_softmax
 from transformers import BertConfig, EncoderDecoderConfig, EncoderDecoderModel
 
+from samerun.data.tokens import Ragged
 from samerun.errors import TrainingError
-from samerun.reading.ragged import Ragged
 from samerun.task import Batch
 from samerun.text.titles import IGNORED, teacher_forcing
 from samerun.text.tokenizer import TitleEncoder
@@ -97,7 +97,7 @@ def test_the_lengths_of_both_sides_count_no_special_tokens(monkeypatch):
     )
     split.__len__.return_value = 2
     task = titles()
-    task.analyse({"ids": generated, "targets": np.array([4, 2])}, split)
+    task.figures({"ids": generated, "targets": np.array([4, 2])}, split)
     assert [each.tolist() for each in shown] == [[2, 0], [2, 1], [5, 6]]
     assert task.score({"ids": generated}, split)["gen_len"] == 1.0
 

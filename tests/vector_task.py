@@ -14,15 +14,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "app"))
 
-from samerun.arguments import groups
-from samerun.arguments.parsing import option
-from samerun.command_line import read_arguments
+from samerun.arguments import BatchArguments, LaunchArguments, OptimizationArguments, RunArguments
+from samerun.cli import read_arguments
+from samerun.parsing import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(
-    groups.LaunchArguments, groups.RunArguments, groups.OptimizationArguments, groups.BatchArguments
-):
+class Arguments(LaunchArguments, RunArguments, OptimizationArguments, BatchArguments):
     """Vectors"""
 
     model: str = option(
@@ -50,8 +48,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from samerun.application import run
-from samerun.batching.stream import Stream
+from samerun.data.stream import Stream
+from samerun.main import run
 from samerun.output.run_folder import replace_folder
 from samerun.task import Batch, Data, Split, Task
 
@@ -159,7 +157,7 @@ class Regression(Task):
         model.load_state_dict(load_file(Path(path) / "model.safetensors"))
         return model
 
-    def prediction_lines(self, predictions, split):
+    def lines(self, predictions, split):
         return ({"outputs": outputs.tolist()} for outputs in predictions["outputs"])
 
 

@@ -1,4 +1,4 @@
-"""The engine runs any task from its arguments to its output files, under any launch. `application.py` is its
+"""The engine runs any task from its arguments to its output files, under any launch. `main.py` is its
 table of contents. The packages beside the engine's hold kinds of data, models and metrics.
 
 A task of your own imports from here: `from samerun import Batch, Data, Split, Task, run`.
@@ -10,9 +10,9 @@ from typing import Any
 __version__ = "0.9.0"
 # Name -> module. Imported lazily: a script reads its arguments before it imports torch.
 _MODULES = {
-    "option": "samerun.arguments.parsing",
-    "read_arguments": "samerun.command_line",
-    "run": "samerun.application",
+    "option": "samerun.parsing",
+    "read_arguments": "samerun.cli",
+    "run": "samerun.main",
     "InputError": "samerun.errors",
     "TrainingError": "samerun.errors",
     **dict.fromkeys(

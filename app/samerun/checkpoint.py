@@ -1,15 +1,11 @@
 """Checkpoints: format, saving, restoring, and copies for machines without a shared disk.
 
-A full checkpoint holds fp32 weights and the optimizer's moments by parameter name, so that every launch can
-read it. A sharded one holds a shard of each ZeRO process (see `shards`). Neither holds random-number states
-or the data order: both are functions of (seed, step). A resumed run ends with the same bytes as an
-uninterrupted one.
+A checkpoint holds fp32 weights and the optimizer's moments by parameter name, so that every launch can read
+it. It holds neither random-number states nor the data order: both are functions of (seed, step). A resumed
+run ends with the same bytes as an uninterrupted one.
 
 Training waits only while the state is copied to host memory. A thread then writes the files to a temporary
 folder, computes their checksums, flushes them and renames the folder: a checkpoint is complete or absent.
-
-Only rank 0 writes results. Files that every process must read again (the checkpoint to resume from, the best
-model) are sent to machines without a shared disk through the process group; each removes its copy after use.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from itertools import zip_longest
@@ -32,14 +28,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file
 
-from samerun import deepspeed, fsdp, shards
+from samerun import deepspeed, fsdp
 from samerun.errors import InputError, TrainingError, process_name
 from samerun.output import status, written
 from samerun.output.console import say
 from samerun.output.files import as_json, file_record, write_json, write_text
-from samerun.output.run_folder import CHECKPOINTS, check_present, put_in_place, recover_folder, replace_folder
+from samerun.output.run_folder import CHECKPOINTS, check_present, recover_folder, replace_folder
 from samerun.output.writer_thread import Background
-from samerun.runtime import Launch, Run
+from samerun.runtime import Run
 
 FOLDER = CHECKPOINTS  # in the run's folder
 MANIFEST = "manifest.json"
@@ -62,10 +58,9 @@ KEY_NAMES = {
     "validation_content": "the content of the validation rows (--validation_file)",
 }
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
-AVERAGE_PREFIX = "average/"  # of averaged weights in OPTIMIZER or in a shard
-FULL_FILES = (WEIGHTS, OPTIMIZER, STATE, RUN_FINGERPRINT)
-SHARDED_FILES = (shards.LAYOUT, STATE, RUN_FINGERPRINT)  # besides the shards
-LEFT_BEHIND = ".left_behind"  # suffix of checkpoints that are set aside (see `saving`)
+AVERAGE_PREFIX = "average/"  # of averaged weights in OPTIMIZER
+LEFT_BEHIND = ".left_behind"  # suffix of checkpoints that are set aside (see `_set_aside_later`)
+CHUNK_BYTES = 16 * 1024 * 1024  # of a file, per broadcast to other machines
 
 
 @dataclass
@@ -89,11 +84,10 @@ class TrainState:
     evaluations_without_best: int = 0
     kept: list[dict[str, Any]] = field(
         default_factory=list
-    )  # {"step", "metric", "loss"} of the best models (see `BestModels`)
+    )  # {"step", "metric", "loss"} of the best models (see `best_models`)
     unevaluated: bool = False  # the run stopped before it finished the evaluation due at `step`
     loss_scale: dict[str, Any] | None = None
-    halvings: int = 0  # of micro-batches that did not fit into memory (see `training.splitting`)
-    stream: Any = None  # start of the current epoch's rows (see `training.stream`)
+    stream: Any = None  # start of the current epoch's rows (see batching/stream.py)
 
     def count_tokens(self, tokens: int | None, padded_tokens: int | None) -> None:
         """Adds the tokens of a step (None for rows without tokens)."""
@@ -147,9 +141,12 @@ def damage(path: Path) -> str | None:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         records = manifest["files"]
-        for name in (
-            (*SHARDED_FILES, *shards.files(manifest["shards"])) if "shards" in manifest else FULL_FILES
-        ):
+        if "shards" in manifest:  # --checkpoint_format sharded, up to version 1.0.0
+            return (
+                "is sharded, which this version cannot read; resume once with the version that wrote it and "
+                "--checkpoint_format full, which makes a checkpoint for every launch"
+            )
+        for name in (WEIGHTS, OPTIMIZER, STATE, RUN_FINGERPRINT):
             if name not in records:
                 return f"{MANIFEST} does not list {name}"
             file, expected = path / name, records[name]
@@ -177,11 +174,6 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step_").partition(".")[0])
 
 
-def is_sharded(path: Path) -> bool:
-    """Whether a complete checkpoint consists of shards."""
-    return (path / shards.LAYOUT).exists()
-
-
 def frozen_names(model: torch.nn.Module) -> set[str]:
     """Names of the frozen parameters. Full checkpoints leave them out: the pretrained model has them."""
     return {
@@ -192,13 +184,8 @@ def frozen_names(model: torch.nn.Module) -> set[str]:
 
 
 def load_weights(path: Path, model: torch.nn.Module) -> None:
-    """Loads a checkpoint's trained weights into a model that is not prepared yet. Does nothing for a sharded
-    checkpoint: `restore_optimizer` loads its weights.
-
-    Raises `InputError` for a checkpoint of another model.
-    """
-    if is_sharded(path):
-        return
+    """Loads a checkpoint's trained weights into a model that is not prepared yet. Raises `InputError` for a
+    checkpoint of another model."""
     try:
         # `load_model` handles tied weights, which are saved under one name.
         missing, unexpected = load_model(model, path / WEIGHTS, strict=False)
@@ -224,9 +211,8 @@ def load_state(path: Path, run_fingerprint: dict[str, Any]) -> TrainState:
     ]
     if differences:
         differences[-1] += (
-            ". Resume with the original files and arguments, or start a new run: name another "
-            "--output_dir, or replace this "
-            "run with --overwrite_output_dir"
+            ". Resume with the original files and arguments, or start a new run: name another --output_dir, "
+            "or replace this run with --overwrite_output_dir"
         )
         raise InputError(*differences)
     state = json.loads((path / STATE).read_text(encoding="utf-8"))
@@ -242,18 +228,15 @@ def load_state(path: Path, run_fingerprint: dict[str, Any]) -> TrainState:
 def restore_optimizer(
     run: Run, path: Path, model: Any, optimizer: Any, state: TrainState, idle_step: Callable[[], None]
 ) -> None:
-    """Restores moments and loss scale after `prepare`. Also restores the weights of a sharded checkpoint, and
-    DeepSpeed's fp32 master weights of a half-precision model.
+    """Restores moments and loss scale after `prepare`, and DeepSpeed's fp32 master weights of a model in half
+    precision.
 
     `idle_step` makes a step that changes no weight: DeepSpeed's optimizers have no state before their first
-    step. Raises `InputError` for shards in another layout.
+    step.
     """
     with_deepspeed = run.deepspeed_config is not None
     if with_deepspeed:
         idle_step()
-    if is_sharded(path):
-        shards.restore(path, run.launch, model, state.updates)
-    elif with_deepspeed:
         deepspeed.restore_moments(model, _load_moments(path), state.updates)
         if run.launch.precision != "no":
             deepspeed.restore_weights(model, load_file(path / WEIGHTS))
@@ -265,10 +248,9 @@ def restore_optimizer(
         run.accelerator.scaler.load_state_dict(state.loss_scale)
 
 
-def load_average(path: Path, rank: int) -> dict[str, torch.Tensor]:
-    """The averaged weights of a checkpoint by parameter name; of a sharded one this process's parts by group
-    number."""
-    with safe_open(path / (shards.name_of(rank) if is_sharded(path) else OPTIMIZER), "pt") as file:
+def load_average(path: Path) -> dict[str, torch.Tensor]:
+    """The averaged weights of a checkpoint by parameter name."""
+    with safe_open(path / OPTIMIZER, "pt") as file:
         names = [name for name in file.keys() if name.startswith(AVERAGE_PREFIX)]  # noqa: SIM118
         return {name.removeprefix(AVERAGE_PREFIX): file.get_tensor(name) for name in names}
 
@@ -335,35 +317,18 @@ def _brief(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+# Saving
+
+
 @dataclass(frozen=True)
 class CheckpointTarget:
-    """Where and how a process saves the checkpoints of a run."""
+    """Where and how a run saves its checkpoints."""
 
     folder: Path
     run_fingerprint: dict[str, Any]
     limit: int  # checkpoints to keep besides the best model's
     writer: Background
-    before_write: Callable[[], None]  # called by rank 0's writer before it renames the temporary folder
-    sharded: bool = False
-
-
-@dataclass(frozen=True)
-class _Pending:
-    """A checkpoint that is not written yet.
-
-    `texts`: {file name: content}, built at once because training goes on changing the `TrainState`. `size`:
-    bytes of all tensors.
-    """
-
-    target: CheckpointTarget
-    step: int
-    best_step: int | None
-    texts: dict[str, str]
-    size: int
-
-    @property
-    def path(self) -> Path:
-        return self.target.folder / f"step_{self.step}"
+    before_write: Callable[[], None]  # called by the writer before it renames the temporary folder
 
 
 def full_weights(run: Run, model: Any) -> dict[str, torch.Tensor]:
@@ -394,164 +359,92 @@ def save(
     state: TrainState,
     average: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Copies the state to host memory. The target's writer then saves it as step_N and removes the oldest
-    checkpoints beyond the limit. All processes must call it. `average`: the averaged weights, as
+    """Copies the state to rank 0's host memory. The target's writer then saves it as step_N and removes the
+    oldest checkpoints beyond the limit. All processes must call it. `average`: the averaged weights, as
     `load_average` returns them.
 
     First waits for the previous checkpoint; raises what `wait` raises.
     """
     wait(run, target.writer)
-    average = {f"{AVERAGE_PREFIX}{name}": tensor for name, tensor in (average or {}).items()}
-    if target.sharded:
-        _save_sharded(run, target, model, state, average)
+    frozen = frozen_names(run.unwrapped(model))
+    weights = {name: tensor for name, tensor in full_weights(run, model).items() if name not in frozen}
+    if run.deepspeed_config is not None:
+        moments = deepspeed.full_moments(model, run.is_main)
     else:
-        _save_full(run, target, model, optimizer, state, average)
+        if run.fsdp is not None:
+            fsdp.reshard(model)  # an evaluation leaves gathered weights
+        moments = fsdp.full_moments(run.unwrapped(model), optimizer.optimizer, run.is_main)
+    state.loss_scale = _loss_scale(run, model)
+    if not run.is_main:
+        return
+    flat = {f"{key}/{name}": tensor for key, tensors in moments.items() for name, tensor in tensors.items()}
+    flat |= {f"{AVERAGE_PREFIX}{name}": tensor for name, tensor in (average or {}).items()}
+    files = {WEIGHTS: _without_tied(weights), OPTIMIZER: flat}
+    # As texts, because training goes on changing the state.
+    texts = {STATE: as_json(asdict(state)), RUN_FINGERPRINT: as_json(target.run_fingerprint)}
+    target.writer.start(partial(_write, target, state.step, state.best_step, files, texts))
 
 
 def wait(run: Run, writer: Background) -> None:
     """Waits until the checkpoint that is being written is on disk. All processes must call it, also before
-    the run ends.
-
-    Raises `TrainingError` on every process if the checkpoint could not be written.
-    """
-    problem = None
-    if not run.is_main:
-        try:
-            writer.wait()
-        except TrainingError as error:
-            problem = f"{process_name()}: {error}"
-    problems = list(filter(None, run.gather([problem])))
-    writer.hurry()  # all other processes have written their shards, or have failed
-    if problems:
-        raise TrainingError("\n".join(problems))
+    the run ends. Raises `TrainingError` on every process if the checkpoint could not be written."""
     run.on_main(writer.wait)
 
 
-# Full checkpoints
-
-
-def _save_full(
-    run: Run,
+def _write(
     target: CheckpointTarget,
-    model: Any,
-    optimizer: Any,
-    state: TrainState,
-    average: dict[str, torch.Tensor],
+    step: int,
+    best_step: int | None,
+    files: dict[str, dict[str, torch.Tensor]],
+    texts: dict[str, str],
 ) -> None:
-    frozen = frozen_names(run.unwrapped(model))
-    weights = {name: tensor for name, tensor in full_weights(run, model).items() if name not in frozen}
-    moments = _moments(run, model, optimizer)
-    state.loss_scale = _loss_scale(run, model)
-    if not run.is_main:
-        return
-    flat = {
-        f"{key}/{name}": tensor for key, tensors in moments.items() for name, tensor in tensors.items()
-    } | average
-    files = {WEIGHTS: _without_tied(weights), OPTIMIZER: flat}
+    """Writes step_N, then removes old checkpoints. Raises `TrainingError` naming the newest complete
+    checkpoint."""
+    folder, path = target.folder, target.folder / f"step_{step}"
     size = sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values())
-    target.writer.start(
-        partial(
-            _write_full, _Pending(target, state.step, state.best_step, _texts(target, state), size), files
-        )
-    )
+    try:
+        check_present(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(folder).free < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        target.before_write()
+        _set_aside_later(folder, step)
+        replace_folder(path, partial(_fill, step, files, texts))
+        old = [kept for kept in list_checkpoints(folder)[: -target.limit] if step_of(kept) != best_step]
+        passed = [aside for aside in list_checkpoints(folder, LEFT_BEHIND) if step_of(aside) <= step]
+        for each in [*old, *passed]:
+            written.remove_folder(each)
+        status.saved(step)
+    except TrainingError:
+        raise
+    except Exception as error:
+        free = shutil.disk_usage(folder).free if folder.is_dir() else 0
+        cause, kept = str(error), list_checkpoints(folder)
+        if free < size or getattr(error, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in cause:
+            cause = (
+                f"the disk is full: a checkpoint takes {size / 1e6:.1f} MB and {free / 1e6:.1f} MB are free"
+            )
+        remains = f"{kept[-1].name} is complete and stays" if kept else "There is no earlier one"
+        raise TrainingError(
+            f"checkpoint {path} could not be written ({cause}). {remains}; remove the cause, then run the "
+            "same command with --resume_from_checkpoint auto"
+        ) from error
 
 
-def _write_full(pending: _Pending, files: dict[str, dict[str, torch.Tensor]]) -> None:
-    with _explain_failures(pending):
-        _check_free_space(pending)
-        _commit(pending, partial(replace_folder, pending.path, partial(_fill, pending, files)))
-
-
-def _fill(pending: _Pending, files: dict[str, dict[str, torch.Tensor]], folder: Path) -> None:
+def _fill(step: int, files: dict[str, dict[str, torch.Tensor]], texts: dict[str, str], folder: Path) -> None:
     for name, tensors in files.items():
         save_file(tensors, folder / name)
-    _write_manifest(pending, folder, {name: file_record(folder / name) for name in files})
-
-
-# Sharded checkpoints
-
-
-def _save_sharded(
-    run: Run, target: CheckpointTarget, model: Any, state: TrainState, average: dict[str, torch.Tensor]
-) -> None:
-    shard = deepspeed.partition(model, state.updates) | average
-    state.loss_scale = _loss_scale(run, model)
-    texts = (
-        {shards.LAYOUT: as_json(shards.layout(model, run.launch)), **_texts(target, state)}
-        if run.is_main
-        else {}
-    )
-    size = run.launch.world_size * sum(tensor.nbytes for tensor in shard.values())
-    pending = _Pending(target, state.step, state.best_step, texts, size)
-    folder = run.on_main(partial(_begin_sharded, pending))
-    target.writer.start(partial(_write_sharded, pending, run.launch, folder, shard))
-
-
-def _begin_sharded(pending: _Pending) -> Path:
-    with _explain_failures(pending):
-        _check_free_space(pending)
-        # A unique name: a process that outlived an earlier run may still write to that run's folder.
-        folder = pending.path.with_name(f".{pending.path.name}.{os.urandom(4).hex()}.unfinished")
-        folder.mkdir()
-    return folder
-
-
-def _write_sharded(pending: _Pending, launch: Launch, folder: Path, shard: dict[str, torch.Tensor]) -> None:
-    with _explain_failures(pending):
-        try:
-            shards.write(folder, launch.rank, shard)
-            if launch.rank == 0:
-                records = shards.collect(
-                    folder, launch.world_size, launch.timeout_seconds, pending.target.writer.is_hurried
-                )
-                _write_manifest(pending, folder, records, shards=launch.world_size)
-                _commit(pending, partial(put_in_place, folder, pending.path))
-        except Exception:
-            if launch.rank == 0:
-                shards.clear(folder, launch.timeout_seconds, pending.target.writer.is_hurried)
-            raise
-
-
-# Both kinds
-
-
-def _commit(pending: _Pending, rename: Callable[[], None]) -> None:
-    """Makes a checkpoint visible by `rename`. Sets later checkpoints aside before and removes old ones
-    after."""
-    pending.target.before_write()
-    _set_aside_later(pending)
-    rename()
-    _remove_old(pending)
-    status.saved(pending.step)
-
-
-def _texts(target: CheckpointTarget, state: TrainState) -> dict[str, str]:
-    return {
-        STATE: as_json(asdict(state)),
-        RUN_FINGERPRINT: as_json(target.run_fingerprint),
-    }
-
-
-def _write_manifest(pending: _Pending, folder: Path, records: dict[str, Any], **more: Any) -> None:
-    for name, text in pending.texts.items():
+    for name, text in texts.items():
         write_text(folder / name, text)
-        records = {**records, name: file_record(folder / name)}
-    write_json(folder / MANIFEST, {"step": pending.step, **more, "files": records})
+    records = {name: file_record(folder / name) for name in (*files, *texts)}
+    write_json(folder / MANIFEST, {"step": step, "files": records})
 
 
-def _check_free_space(pending: _Pending) -> None:
-    folder = pending.target.folder
-    check_present(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    if shutil.disk_usage(folder).free < pending.size:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _set_aside_later(pending: _Pending) -> None:
+def _set_aside_later(folder: Path, step: int) -> None:
     """Renames the checkpoints of later steps: the run resumed from an earlier one, or they are damaged.
     "auto" must not find them, and they must not count for the limit. They are removed when the run reaches
     their step."""
-    later = [path for path in list_checkpoints(pending.target.folder) if step_of(path) > pending.step]
+    later = [path for path in list_checkpoints(folder) if step_of(path) > step]
     for path in later:
         aside = path.with_name(path.name + LEFT_BEHIND)
         if aside.exists():
@@ -563,54 +456,6 @@ def _set_aside_later(pending: _Pending) -> None:
             f"note           {names}: later than this run's step; kept as step_N{LEFT_BEHIND} until "
             "the run reaches it"
         )
-
-
-def _remove_old(pending: _Pending) -> None:
-    target = pending.target
-    passed = [path for path in list_checkpoints(target.folder, LEFT_BEHIND) if step_of(path) <= pending.step]
-    old = [
-        path
-        for path in list_checkpoints(target.folder)[: -target.limit]
-        if step_of(path) != pending.best_step
-    ]
-    for path in [*old, *passed]:
-        written.remove_folder(path)
-
-
-@contextlib.contextmanager
-def _explain_failures(pending: _Pending) -> Iterator[None]:
-    """Turns any error into a `TrainingError` that names the newest complete checkpoint and says what to
-    do."""
-    try:
-        yield
-    except TrainingError:
-        raise
-    except Exception as error:
-        folder, size = pending.target.folder, pending.size
-        free = shutil.disk_usage(folder).free if folder.is_dir() else 0
-        kept = list_checkpoints(folder)
-        cause = str(error)
-        if free < size or getattr(error, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in cause:
-            cause = (
-                f"the disk is full: a checkpoint takes {size / 1e6:.1f} MB and {free / 1e6:.1f} MB are free"
-            )
-        remains = f"{kept[-1].name} is complete and stays" if kept else "There is no earlier one"
-        raise TrainingError(
-            f"checkpoint {pending.path} could not be written ({cause}). {remains}; remove the "
-            "cause, then run the same command "
-            "with --resume_from_checkpoint auto"
-        ) from error
-
-
-# The state to save
-
-
-def _moments(run: Run, model: Any, optimizer: Any) -> dict[str, dict[str, torch.Tensor]]:
-    if run.deepspeed_config is not None:
-        return deepspeed.full_moments(model, run.is_main)
-    if run.fsdp is not None:
-        fsdp.reshard(model)  # an evaluation leaves gathered weights
-    return fsdp.full_moments(run.unwrapped(model), optimizer.optimizer, run.is_main)
 
 
 def _loss_scale(run: Run, model: Any) -> dict[str, Any] | None:
@@ -629,7 +474,8 @@ def _without_tied(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
-CHUNK_BYTES = 16 * 1024 * 1024  # per broadcast
+# Only rank 0 writes results. Files that every process must read again (the checkpoint to resume from, the
+# best model) are sent to machines without a shared disk through the process group.
 
 
 def fetch(run: Run, folder: Path, shared: bool) -> Path:
@@ -679,9 +525,8 @@ def check_shared(run: Run, folder: Path) -> None:
     run.on_main(lambda: token.unlink(missing_ok=True))
     if without:
         raise InputError(
-            f"--shared_output_dir: {folder} on {', '.join(without)} is not rank 0's folder; mount "
-            "it there, or leave "
-            "--shared_output_dir out"
+            f"--shared_output_dir: {folder} on {', '.join(without)} is not rank 0's folder; mount it there, "
+            "or leave --shared_output_dir out"
         )
 
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 import copy
 import importlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from samerun.data.files import read_object
 from samerun.errors import InputError
-from samerun.reading.json_files import read_object
 
 # Bucket sizes only shape communication. Accelerate derives "auto" from `config.hidden_size`, which composite
 # models lack.
@@ -202,7 +202,7 @@ def complete_config(
     zero.update({key: value for key, value in BUCKETS.items() if zero.get(key) == "auto"})
     # Else DeepSpeed replaces a torch optimizer under offloading by one that must be compiled.
     full.setdefault("zero_force_ds_cpu_optimizer", False)
-    full["zero_allow_untested_optimizer"] = True  # `samerun.optimizers` refuses those that fail
+    full["zero_allow_untested_optimizer"] = True  # `samerun.optim_arguments` refuses those that fail
     messages += [
         f'{source}: {path} is "auto", which the run cannot fill in; write a value' for path in _autos(full)
     ]
@@ -390,67 +390,6 @@ def _local_part(parameter: Any, value: Any) -> Any:
     return padded.narrow(0, size * dist.get_rank(), size)
 
 
-def layout(engine: Any) -> list[dict[str, Any]]:
-    """The layout of the flat tensors of `partition`: one entry per parameter group, {"numel": size of this
-    process's part, "parameters": [[name, shape, offset in the group], ...]}. Under ZeRO-3, the size of this
-    process's part of the parameter takes the place of the offset."""
-    optimizer = engine.optimizer
-    names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
-    groups, master, module = _groups(optimizer)
-    if module is None:
-        entries = [[[names[id(p)], list(p.ds_shape), p.partition_numel()] for p in group] for group in groups]
-    else:
-        starts = [tensor.storage_offset() for tensor in module]
-        entries = [
-            [[names[id(p)], list(p.shape), p.data.storage_offset() - start] for p in group]
-            for group, start in zip(groups, starts, strict=True)
-        ]
-    return [{"numel": part.numel(), "parameters": group} for part, group in zip(master, entries, strict=True)]
-
-
-def partition(engine: Any, updates: int) -> dict[str, Any]:
-    """Copies this process's part of the state to the CPU:
-
-    - weights/N and the moments, for Adam exp_avg/N and exp_avg_sq/N: flat tensors of parameter group N in the
-      optimizer's precision; no moments if `updates` is 0
-    - buffer/NAME: the persistent buffers
-    - frozen/NAME: frozen weights; a part under ZeRO-3, else whole and on rank 0 only
-    """
-    states, tensors = engine.optimizer.optimizer.state, {}
-    for number, flat in enumerate(_groups(engine.optimizer)[1]):
-        tensors[f"weights/{number}"] = _copy(flat)
-        if updates:
-            tensors |= {f"{key}/{number}": _copy(states[flat][key]) for key in _moment_keys(engine)}
-    parameters = dict(engine.module.named_parameters(remove_duplicate=False))
-    state = engine.module.state_dict()
-    tensors |= {f"buffer/{name}": _copy(tensor) for name, tensor in state.items() if name not in parameters}
-    for name, parameter in _frozen(engine):
-        if hasattr(parameter, "ds_tensor"):
-            tensors[f"frozen/{name}"] = _copy(parameter.ds_tensor)
-        elif engine.global_rank == 0:
-            tensors[f"frozen/{name}"] = _copy(parameter)
-    return tensors
-
-
-def restore_partition(engine: Any, read: Callable[[str], Any], updates: int) -> None:
-    """Restores the tensors of `partition`, which `read` returns by name, in an engine that has made one idle
-    step (see `restore_moments`). All processes must call it."""
-    states = engine.optimizer.optimizer.state
-    for name, parameter in _frozen(engine):
-        getattr(parameter, "ds_tensor", parameter).data.copy_(read(f"frozen/{name}"))
-    persistent = engine.module.state_dict().keys()
-    for name, buffer in engine.module.named_buffers():
-        if name in persistent:
-            buffer.data.copy_(read(f"buffer/{name}"))
-    for number, part in enumerate(_groups(engine.optimizer)[1]):
-        part.data.copy_(read(f"weights/{number}"))
-        for key in _moment_keys(engine):
-            moment = states[part][key]
-            moment.copy_(read(f"{key}/{number}")) if updates else moment.zero_()
-    _set_updates(engine, updates)
-    copy_to_module(engine)
-
-
 def _moment_keys(engine: Any) -> tuple[str, ...]:
     """The optimizer's state keys other than "step"."""
     optimizer = engine.optimizer.optimizer
@@ -477,10 +416,6 @@ def _groups(optimizer: Any) -> tuple[list, list, list | None]:
 
 def _trained(engine: Any) -> list[tuple[str, Any]]:
     return [(name, p) for name, p in engine.module.named_parameters() if p.requires_grad]
-
-
-def _frozen(engine: Any) -> list[tuple[str, Any]]:
-    return [(name, p) for name, p in engine.module.named_parameters() if not p.requires_grad]
 
 
 def _set_updates(engine: Any, updates: int) -> None:
@@ -518,7 +453,3 @@ def restore_loss_scale(engine: Any, numbers: dict[str, Any]) -> None:
 
 def _fp32_copy(tensor: Any) -> Any:
     return tensor.detach().to("cpu", torch.float32, copy=True)
-
-
-def _copy(tensor: Any) -> Any:
-    return tensor.detach().to("cpu", copy=True)

@@ -1,15 +1,17 @@
 """Exceptions that end a run, and their exit codes."""
 
 import contextlib
+import difflib
 import errno
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 EXIT_BAD_INPUT = 2
 EXIT_TRAINING_FAILED = 3
 EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h, "try again later": schedulers requeue the job
+SHOWN = 20  # problems in one message
 # Characters that break lines or cannot be printed; names of files and columns may contain them.
 CONTROL = re.compile("[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
@@ -43,6 +45,12 @@ def collecting(problems: list[str]) -> Iterator[None]:
         problems += error.problems
 
 
+def raise_problems(problems: Sequence[str], *advice: str) -> None:
+    """Raises `InputError` with the first `SHOWN` problems and with `advice`, unless there are no problems."""
+    if problems:
+        raise InputError(*problems[:SHOWN], *more(len(problems)), *advice)
+
+
 class TrainingError(Exception):
     """Training failed: non-finite loss, out of memory, lost rank. Ends the job with exit code 3."""
 
@@ -68,8 +76,14 @@ def is_out_of_memory(error: BaseException) -> bool:
         cls.__name__ == "OutOfMemoryError" for cls in type(error).__mro__
     ):
         return True
-    # torch's CPU allocator raises RuntimeError; a failed fork raises OSError.
-    words = ("DefaultCPUAllocator", os.strerror(errno.ENOMEM))
+    # torch's CPU allocator raises RuntimeError, a failed fork OSError, an import ImportError or,
+    # without memory for that, SystemError.
+    words = (
+        "DefaultCPUAllocator",
+        os.strerror(errno.ENOMEM),
+        "failed to map segment",
+        "error return without exception set",
+    )
     return getattr(error, "errno", None) == errno.ENOMEM or any(word in str(error) for word in words)
 
 
@@ -83,3 +97,46 @@ def process_name() -> str:
     return (
         f"rank {os.environ.get('RANK', '0')} of {os.environ.get('WORLD_SIZE', '1')} ({socket.gethostname()})"
     )
+
+
+def more(count: int) -> list[str]:
+    """A last line for an error with more than `SHOWN` problems: "... and 5 more"."""
+    return [f"... and {count - SHOWN} more"] if count > SHOWN else []
+
+
+def not_found(what: str, name: str, existing: Sequence[str]) -> str:
+    """The message for a missing column or field. `what`: "column" or "field"."""
+    near = nearest(name, existing)
+    hint = f"did you mean {quoted(near)}? Rename it" if near else "rename one of them"
+    names = listed(existing) or "none"
+    return (
+        f"{what} {quoted(name)} not found; found: {names}; {hint} or pass its name with the "
+        "--..._column argument"
+    )
+
+
+def nearest(name: str, names: Sequence[str]) -> str | None:
+    """The most similar one of `names`, ignoring case and outer spaces; None if none is similar."""
+    folded = {other.strip().casefold(): other for other in names}
+    close = difflib.get_close_matches(name, names, n=1)
+    return folded.get(name.strip().casefold()) or (close[0] if close else None)
+
+
+def listed(names: Sequence[str]) -> str:
+    """At most ten names separated by commas; unusual ones in quotes."""
+    is_plain = [name.isprintable() and name == name.strip() and 0 < len(name) <= 40 for name in names[:10]]
+    shown = [name if plain else quoted(name) for name, plain in zip(names, is_plain, strict=False)]
+    return ", ".join(shown) + (f", ... {len(names)} in all" if len(names) > 10 else "")
+
+
+def quoted(text: str) -> str:
+    """A text in quotes, cut to 40 characters."""
+    return repr(text if len(text) <= 40 else f"{text[:37]}...")
+
+
+def described(value: object) -> str:
+    """A cell of the wrong type, with its type; "missing" for None."""
+    if value is None:
+        return "missing"
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"

@@ -140,9 +140,8 @@ def layers_to_shard(model: nn.Module, settings: FsdpSettings) -> list[nn.Module]
         if missing:
             repeated = sorted({type(module).__name__ for module in _repeated_layers(model)})
             raise InputError(
-                f"{SOURCE}: fsdp_transformer_layer_cls_to_wrap is {','.join(names)} but the model "
-                f"has no {', '.join(missing)}; "
-                f"its repeated layers are {', '.join(repeated) or 'none'}"
+                f"{SOURCE}: fsdp_transformer_layer_cls_to_wrap is {','.join(names)} but the model has no "
+                f"{', '.join(missing)}; its repeated layers are {', '.join(repeated) or 'none'}"
             )
     else:
         layers = list(_repeated_layers(model))

@@ -1,7 +1,8 @@
 """Describes and starts a launch: launcher, processes, backend, precision, DeepSpeed or FSDP.
 
 `describe_launch` only reads the environment and the arguments, so that bad input ends a job before a process
-group exists. `start` creates the group and the one Accelerator; `Run` has the collective operations.
+group exists. `connect` and `start` create the group and the one Accelerator; `Run` has the collective
+operations.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import socket
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -33,13 +34,15 @@ from torch.distributed import Backend
 from torch.nn.parallel import DistributedDataParallel
 
 from samerun import deepspeed, fsdp, machines, signals
-from samerun.errors import InputError, process_name
+from samerun.errors import InputError, in_short, process_name
 from samerun.fsdp import FsdpSettings, is_on
 from samerun.output.console import say
 from samerun.plan import BatchShape
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LEFTOVER_ADVICE = "If the variable is left over in this shell: unset {}; else start the job with torchrun"
+# Plugins by which Accelerate would wrap the model itself, so that checkpoints and exports could not read its
+# weights.
 UNSUPPORTED_PLUGINS = {
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism_config",
@@ -47,6 +50,7 @@ UNSUPPORTED_PLUGINS = {
 MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 # Takes the place of a DeepSpeed file's name when the accelerate config itself has the settings.
 INLINE = "deepspeed_config of the accelerate config"
+NETWORK_WORDS = ("gloo", "connect", "address", "interface", "socket", "timed out")
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,9 @@ class Launch:
         return deepspeed.stage_of(self.deepspeed_config) if self.deepspeed_config else 0
 
 
+# Describing a launch
+
+
 def this_machine() -> Machine:
     """This machine's GPUs or other accelerators."""
     device = torch.accelerator.current_accelerator(check_available=True)
@@ -125,31 +132,41 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
     use_cpu = machine.gpus == 0 or arguments.use_cpu or is_on(os.environ, "ACCELERATE_USE_CPU")
     device_type = "cpu" if use_cpu else machine.kind
 
-    problems: list[str] = _unsupported_plugins() + _unsupported_launchers(world_size)
+    problems = _unsupported_launchers(world_size)
     torch_compile = _torch_compile(problems)
-    if not is_planned:
-        problems += _rendezvous_problems(world_size)
+    if world_size > 1 and not is_planned:
+        problems += _missing_addresses(world_size)
     file, config = _read_deepspeed_config(arguments, problems)
     settings = fsdp.read_settings(os.environ, problems)
-    precision = _precision(arguments, config, problems)
+    precision = _precision(arguments.mixed_precision, config, problems)
     if config is not None:
         problems += deepspeed.problems(config, file, arguments.max_grad_norm, arguments.mixed_precision)
-    if settings is not None:
-        problems += _fsdp_problems(settings, file, precision, device_type)
-    problems += _precision_problems(precision, device_type, machine.bf16)
+    if settings is not None and file is not None:
+        problems.append(f"--deepspeed {file} but the accelerate config asks for FSDP; keep one")
+    if settings is not None and precision == "fp16":
+        problems.append(
+            "fp16 is not supported under FSDP; use bf16, or ZeRO (accelerate_configs/zero3.yaml) in fp16"
+        )
+    if settings is not None and settings.offload_params and device_type not in ("cpu", "cuda"):
+        problems.append(f"{fsdp.SOURCE}: fsdp_offload_params is not supported on {device_type}; leave it out")
+    if precision == "fp16" and device_type in ("cpu", "mps"):
+        device = "a CPU" if device_type == "cpu" else "MPS"
+        problems.append(f"fp16 is not available on {device}; use bf16 or no mixed precision")
+    if precision == "bf16" and device_type != "cpu" and not machine.bf16:
+        problems.append("bf16 is not available on this GPU; use fp16 or no mixed precision")
     backend = Backend.default_device_backend_map.get(device_type, "gloo")
     if arguments.ddp_backend not in (None, "gloo", backend):
         why = "needs GPUs" if use_cpu else f"is not the backend of {device_type} devices ({backend})"
         problems.append(f"--ddp_backend {arguments.ddp_backend} {why}; leave it out or use gloo")
     if not use_cpu and local_world_size > machine.gpus:
         problems.append(
-            f"{local_world_size} processes on this machine but {machine.gpus} GPU(s); start one "
-            "process per GPU"
+            f"{local_world_size} processes on this machine but {machine.gpus} GPU(s); start one process per "
+            "GPU"
         )
     if problems:
         raise InputError(*problems)
     return Launch(
-        launcher=_launcher(arguments),
+        launcher=_launcher(arguments.local_rank),
         rank=rank,
         local_rank=local_rank,
         world_size=world_size,
@@ -172,16 +189,12 @@ def _ranks_and_sizes() -> tuple[int, int, int, int]:
     """(rank, world size, local rank, local world size). Raises `InputError` naming an impossible value, which
     a shell may have kept from another job."""
     world_size = _whole_number("WORLD_SIZE", 1)
-    local_size = _whole_number(
-        "LOCAL_SIZE" if "LOCAL_SIZE" in os.environ else "LOCAL_WORLD_SIZE", 1
-    )  # DeepSpeed's name first
+    # DeepSpeed's name first.
+    local_size = _whole_number("LOCAL_SIZE" if "LOCAL_SIZE" in os.environ else "LOCAL_WORLD_SIZE", 1)
     rank, local_rank = _whole_number("RANK", 0), _whole_number("LOCAL_RANK", 0)
     # Not every launcher sets the local size.
-    sizes = {
-        "RANK": (rank, world_size),
-        "LOCAL_RANK": (local_rank, local_size if local_size > 1 else world_size),
-    }
-    for name, (number, size) in sizes.items():
+    most_local = local_size if local_size > 1 else world_size
+    for name, number, size in (("RANK", rank, world_size), ("LOCAL_RANK", local_rank, most_local)):
         if number >= size:
             raise InputError(
                 f"{name}={number} but there are only {size} process(es). {LEFTOVER_ADVICE.format(name)}"
@@ -197,80 +210,61 @@ def _whole_number(variable: str, least: int) -> int:
     return int(text)
 
 
-def _rendezvous_problems(world_size: int) -> list[str]:
+def _missing_addresses(world_size: int) -> list[str]:
     """Missing or wrong variables that several processes need to find each other."""
-    port, missing = (
-        os.environ.get("MASTER_PORT", ""),
-        [name for name in ("RANK", "MASTER_ADDR") if not os.environ.get(name)],
-    )
-    if world_size == 1 or (port.isdecimal() and 0 < int(port) < 65536 and not missing):
+    port = os.environ.get("MASTER_PORT", "")
+    missing = [name for name in ("RANK", "MASTER_ADDR") if not os.environ.get(name)]
+    if missing:
+        what = f"WORLD_SIZE={world_size} but {' and '.join(missing)} not set"
+    elif not port.isdecimal() or not 0 < int(port) < 65536:
+        what = f"MASTER_PORT={port!r} is no port"
+    else:
         return []
-    what = (
-        f"WORLD_SIZE={world_size} but {' and '.join(missing)} not set"
-        if missing
-        else f"MASTER_PORT={port!r} is no port"
-    )
     return [f"{what}, so the processes cannot connect. {LEFTOVER_ADVICE.format('WORLD_SIZE')}"]
 
 
-def _unsupported_plugins() -> list[str]:
-    """Plugins by which Accelerate would wrap the model itself, so that checkpoints and exports could not read
-    its weights."""
-    return [
-        f"the accelerate config asks for {name} ({variable}), which is not supported; use "
-        "accelerate_configs/ddp.yaml, or "
-        "zero2.yaml or zero3.yaml to save memory"
-        for variable, name in UNSUPPORTED_PLUGINS.items()
-        if is_on(os.environ, variable)
-    ]
-
-
 def _unsupported_launchers(world_size: int) -> list[str]:
-    """Launchers under which every process would run as if it were the only one."""
-    env, advice = (
-        os.environ,
-        "launch with accelerate_configs/cpu_ddp.yaml (MULTI_GPU with use_cpu: true), or torchrun",
-    )
+    """Plugins of Accelerate, and launchers under which every process would run as if it were the only one."""
+    env = os.environ
+    problems = [
+        f"the accelerate config asks for {name} ({variable}), which is not supported; use "
+        "accelerate_configs/ddp.yaml, or zero2.yaml or zero3.yaml to save memory"
+        for variable, name in UNSUPPORTED_PLUGINS.items()
+        if is_on(env, variable)
+    ]
+    advice = "launch with accelerate_configs/cpu_ddp.yaml (MULTI_GPU with use_cpu: true), or torchrun"
     by_mpi = next((name for name in MPI_SIZES if env.get(name, "1") not in ("", "0", "1")), None)
     if world_size == 1 and by_mpi is not None:
-        return [f"MPI started {env[by_mpi]} processes ({by_mpi}), which is not supported; {advice}"]
-    if (
-        world_size == 1
-        and is_on(env, "ACCELERATE_USE_CPU")
-        and "MASTER_ADDR" in env
-        and "WORLD_SIZE" not in env
-    ):
-        return [
-            "the accelerate config asks for several processes on CPUs (MULTI_CPU) but Accelerate "
-            f"starts one; {advice}"
-        ]
-    return []
+        problems.append(f"MPI started {env[by_mpi]} processes ({by_mpi}), which is not supported; {advice}")
+    elif is_on(env, "ACCELERATE_USE_CPU") and "MASTER_ADDR" in env and "WORLD_SIZE" not in env:
+        problems.append(
+            "the accelerate config asks for several processes on CPUs (MULTI_CPU) but Accelerate starts "
+            f"one; {advice}"
+        )
+    return problems
 
 
 def _torch_compile(problems: list[str]) -> bool:
     """Whether the accelerate config requests torch.compile; adds unsupported settings of it to `problems`."""
     env = os.environ
-    backend, mode = (
-        env.get("ACCELERATE_DYNAMO_BACKEND", "no").lower(),
-        env.get("ACCELERATE_DYNAMO_MODE", "default"),
-    )
+    backend = env.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
+    mode = env.get("ACCELERATE_DYNAMO_MODE", "default")
+    fullgraph = env.get("ACCELERATE_DYNAMO_USE_FULLGRAPH", "False").lower()
     if backend in ("no", ""):
         return False
     if backend != "inductor" or mode != "default" or is_on(env, "ACCELERATE_DYNAMO_USE_FULLGRAPH"):
         problems.append(
             f"the accelerate config asks for dynamo_backend {backend}, dynamo_mode {mode}, "
-            "dynamo_use_fullgraph "
-            f"{env.get('ACCELERATE_DYNAMO_USE_FULLGRAPH', 'False').lower()}; only inductor in mode "
-            "default without fullgraph "
-            "is supported: leave dynamo_config out and give --torch_compile"
+            f"dynamo_use_fullgraph {fullgraph}; only inductor in mode default without fullgraph is "
+            "supported: leave dynamo_config out and give --torch_compile"
         )
     return True
 
 
-def _launcher(arguments: Any) -> str:
+def _launcher(local_rank: int | None) -> str:
     if any(name.startswith("ACCELERATE_") and name != "ACCELERATE_USE_DEEPSPEED" for name in os.environ):
         return "accelerate"
-    if arguments.local_rank is not None or "CROSS_RANK" in os.environ:
+    if local_rank is not None or "CROSS_RANK" in os.environ:
         return "deepspeed"
     return "torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "python"
 
@@ -285,12 +279,13 @@ def _read_deepspeed_config(arguments: Any, problems: list[str]) -> tuple[str | N
         if not is_enabled:
             return None, None
         return INLINE, deepspeed.inline_config(os.environ, REPOSITORY, INLINE, problems)
+    search = (REPOSITORY,)
     try:
-        config = deepspeed.read_config(file, search=(REPOSITORY,))
-        if requested and by_launcher and deepspeed.read_config(by_launcher, search=(REPOSITORY,)) != config:
+        config = deepspeed.read_config(file, search)
+        if requested and by_launcher and deepspeed.read_config(by_launcher, search) != config:
             problems.append(
-                f"--deepspeed {requested} but the accelerate config names {by_launcher}, which "
-                "differs; keep one"
+                f"--deepspeed {requested} but the accelerate config names {by_launcher}, which differs; keep "
+                "one"
             )
         return file, config
     except InputError as error:
@@ -298,36 +293,10 @@ def _read_deepspeed_config(arguments: Any, problems: list[str]) -> tuple[str | N
         return file, None
 
 
-def _fsdp_problems(
-    settings: FsdpSettings, deepspeed_file: str | None, precision: str, device_type: str
-) -> list[str]:
-    problems = []
-    if deepspeed_file is not None:
-        problems.append(f"--deepspeed {deepspeed_file} but the accelerate config asks for FSDP; keep one")
-    if precision == "fp16":
-        problems.append(
-            "fp16 is not supported under FSDP; use bf16, or ZeRO (accelerate_configs/zero3.yaml) in fp16"
-        )
-    if settings.offload_params and device_type not in ("cpu", "cuda"):
-        problems.append(f"{fsdp.SOURCE}: fsdp_offload_params is not supported on {device_type}; leave it out")
-    return problems
-
-
-def _precision_problems(precision: str, device_type: str, has_bf16: bool) -> list[str]:
-    if precision == "fp16" and device_type in ("cpu", "mps"):
-        return [
-            f"fp16 is not available on {'a CPU' if device_type == 'cpu' else 'MPS'}; use bf16 or no "
-            "mixed precision"
-        ]
-    if precision == "bf16" and device_type != "cpu" and not has_bf16:
-        return ["bf16 is not available on this GPU; use fp16 or no mixed precision"]
-    return []
-
-
-def _precision(arguments: Any, config: dict[str, Any] | None, problems: list[str]) -> str:
-    # "no" is also Accelerate's default, so it is no request.
+def _precision(requested: str | None, config: dict[str, Any] | None, problems: list[str]) -> str:
+    """The precision that the DeepSpeed file, --mixed_precision or the accelerate config requests, in this
+    order. Adds contradictions to `problems`."""
     by_launcher = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    requested = arguments.mixed_precision
     if by_launcher not in ("no", "fp16", "bf16"):
         problems.append(
             f"the accelerate config asks for mixed_precision {by_launcher}; no, fp16 and bf16 are supported"
@@ -340,7 +309,7 @@ def _precision(arguments: Any, config: dict[str, Any] | None, problems: list[str
     return declared or requested or by_launcher
 
 
-NETWORK_WORDS = ("gloo", "connect", "address", "interface", "socket", "timed out")
+# A started run
 
 
 @dataclass(frozen=True)
@@ -446,33 +415,88 @@ class Run:
             dist.destroy_process_group()
         return True
 
+    def summary(self) -> list[str]:
+        """Describes launcher, processes, backend and precision; printed before the first step."""
+        launch = self.launch
+        stage = f"ZeRO-{launch.zero_stage} ({launch.deepspeed_file})" if self.deepspeed_config else "no ZeRO"
+        if self.fsdp is not None:
+            stage = f"FSDP2{', weights and optimizer in host memory' if self.fsdp.offload_params else ''}"
+        backend = launch.backend if launch.world_size > 1 or self.deepspeed_config else "no communication"
+        precision = launch.precision if launch.precision != "no" else "fp32"
+        lines = [
+            f"launch         {launch.launcher}: {launch.world_size} process(es) on {self.device.type}, "
+            f"{backend}, {stage}",
+            f"precision      {precision}{', matrix products in TF32' if launch.tf32 else ''}",
+        ]
+        owned = [key for key in deepspeed.OWNED_BY_ARGUMENTS if key in (launch.deepspeed_config or {})]
+        if owned:
+            lines.append(
+                f"note           {' and '.join(owned)} of {launch.deepspeed_file}: ignored; --learning_rate "
+                "etc. decide"
+            )
+        if self.fsdp is not None and self.fsdp.cpu_ram_efficient_loading:
+            lines.append(
+                "note           fsdp_cpu_ram_efficient_loading: ignored; every process builds the whole model"
+            )
+        return lines
+
+
+def connect(launch: Launch, compared: dict[str, Any], timeout: float) -> None:
+    """Waits until every process of a job on several machines has started, compares their inputs (see
+    `machines.meet`) and opens the process group. Does nothing on one machine.
+
+    Raises `InputError` naming the machines that did not come within `timeout` seconds, or every difference.
+    """
+    if launch.world_size > launch.local_world_size:
+        store = machines.open_store(launch, timeout)
+        machines.meet(store, launch, compared, timeout)
+        _open_group(launch, store)
+
 
 def start(
     launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] = (), output_dir: str | None = None
 ) -> Run:
-    """Creates the process group and the Accelerator. `batch` is None for a run that does not train; it uses
-    neither DeepSpeed nor FSDP, because without optimizer state every process can hold the whole model.
+    """Creates the process group, unless there is one, and the Accelerator.
 
-    Raises `InputError` for a DeepSpeed file that contradicts the run, and for machines that cannot reach each
-    other.
+    `batch` is None for a run that does not train; it uses neither DeepSpeed nor FSDP, because without
+    optimizer state every process can hold the whole model.
+
+    Raises `InputError` for a DeepSpeed file that contradicts the run, and for processes that cannot connect.
     """
-    quiet_libraries(launch)
+    quiet_libraries(launch.rank)
     # Plain python has no launcher. DeepSpeed's launcher process is a child of the `deepspeed` command.
     signals.watch_launcher({"python": 0, "deepspeed": 2}.get(launch.launcher, 1))
-    machines.wait_until_ready(launch.timeout_seconds)
+    if launch.world_size > 1 and not dist.is_initialized():  # `connect` has opened that of several machines
+        _open_group(launch, machines.open_store(launch, launch.timeout_seconds))
     if launch.use_cpu:
         # DeepSpeed reads this when it is imported. Accelerate's own CPU switch would silently disable
         # DeepSpeed.
         os.environ["DS_ACCELERATOR"] = "cpu"
-        _divide_cores(launch)
+        if launch.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // launch.local_world_size))
     if launch.tf32:
         torch.set_float32_matmul_precision("high")
-    config = _complete_deepspeed_config(launch, batch)
+    config = None
+    if launch.deepspeed_config is not None and batch is not None:
+        config = deepspeed.complete_config(
+            launch.deepspeed_config, launch.deepspeed_file, batch, launch.max_grad_norm, launch.precision
+        )
+        deepspeed.check_by_deepspeed(config, launch.deepspeed_file)
+        deepspeed.skip_shared_memory_operator()
     settings = launch.fsdp if batch is not None else None
-    _clear_launcher_variables()
-    handlers = _process_group_handlers(launch, config, settings)
+    _clear_launcher_variables(keep_deepspeed=config is not None)
+    # No broadcast of buffers: in encoders they are constants, and processes may evaluate different numbers of
+    # batches.
+    handlers: list[Any] = [
+        DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
+    ]
+    timeout = timedelta(seconds=launch.timeout_seconds)
+    if launch.world_size > 1 or config is not None or settings is not None:
+        handlers.append(InitProcessGroupKwargs(backend=_group_backend(launch), timeout=timeout))
+        if launch.world_size == 1:
+            _set_single_process_variables(launch.launcher)
     # DeepSpeed prints on every process while it starts; stdout belongs to rank 0.
-    with contextlib.redirect_stdout(sys.stderr), _explain_connection_errors(launch):
+    with contextlib.redirect_stdout(sys.stderr):
         accelerator = Accelerator(
             cpu=launch.use_cpu and config is None,
             mixed_precision=launch.precision,
@@ -484,178 +508,91 @@ def start(
         )
     if config is not None:
         deepspeed.disable_partitioned_init(accelerator)
-        deepspeed.set_group_timeout(timedelta(seconds=launch.timeout_seconds))
+        deepspeed.set_group_timeout(timeout)
     if accelerator.num_processes != launch.world_size:
         raise InputError(
-            f"the launcher started {launch.world_size} processes but {accelerator.num_processes} "
-            "found each other; "
-            "check the launcher's addresses and ports"
+            f"the launcher started {launch.world_size} processes but {accelerator.num_processes} found each "
+            "other; check the launcher's addresses and ports"
         )
-    machines.complete()
-    if launch.world_size > 1:
-        store = dist.PrefixStore("heartbeat", dist.distributed_c10d._get_default_store().clone())
-        machines.start(store, launch.rank, launch.world_size, launch.timeout_seconds)
-        signals.on_immediate_stop(machines.send_shutdown_notice)
     return Run(launch, accelerator, config, settings)
 
 
-def launch_summary(run: Run) -> list[str]:
-    """Describes launcher, processes, backend and precision; printed before the first step."""
-    launch = run.launch
-    stage = f"ZeRO-{launch.zero_stage} ({launch.deepspeed_file})" if run.deepspeed_config else "no ZeRO"
-    if run.fsdp is not None:
-        stage = f"FSDP2{', weights and optimizer in host memory' if run.fsdp.offload_params else ''}"
-    tf32 = ", matrix products in TF32" if launch.tf32 else ""
-    backend = launch.backend if launch.world_size > 1 or run.deepspeed_config else "no communication"
-    owned = [key for key in deepspeed.OWNED_BY_ARGUMENTS if key in (launch.deepspeed_config or {})]
-    notes = []
-    if owned:
-        notes.append(
-            f"note           {' and '.join(owned)} of {launch.deepspeed_file}: ignored; "
-            "--learning_rate etc. decide"
+def _open_group(launch: Launch, store: Any) -> None:
+    """Opens the process group in a job's store, and starts the heartbeat. Accelerate uses an existing group.
+
+    Raises `InputError` if machines cannot connect to each other.
+    """
+    timeout = timedelta(seconds=launch.timeout_seconds)
+    store.set_timeout(timeout)
+    try:
+        dist.init_process_group(
+            _group_backend(launch),
+            store=store,
+            rank=launch.rank,
+            world_size=launch.world_size,
+            timeout=timeout,
         )
-    if run.fsdp is not None and run.fsdp.cpu_ram_efficient_loading:
-        notes.append(
-            "note           fsdp_cpu_ram_efficient_loading: ignored; every process builds the whole model"
-        )
-    return [
-        f"launch         {launch.launcher}: {launch.world_size} process(es) on {run.device.type}, "
-        f"{backend}, {stage}",
-        f"precision      {launch.precision if launch.precision != 'no' else 'fp32'}{tf32}",
-        *notes,
-    ]
+    except RuntimeError as error:
+        is_network_error = any(word in str(error).lower() for word in NETWORK_WORDS)
+        if launch.world_size == launch.local_world_size or launch.backend != "gloo" or not is_network_error:
+            raise
+        interface = os.environ.get("GLOO_SOCKET_IFNAME")
+        over = f"network interface {interface}" if interface else "their host names"
+        raise InputError(
+            f"{process_name()}: cannot connect to all other processes over {over} ({in_short(error)}). "
+            "Machines must reach each other on every port; set GLOO_SOCKET_IFNAME to the network interface "
+            "that they share"
+        ) from error
+    machines.start(dist.PrefixStore("heartbeat", store.clone()), launch)
+    signals.on_immediate_stop(lambda reason: machines.send_notice(stopped=reason))
 
 
-def _clear_launcher_variables() -> None:
+def _group_backend(launch: Launch) -> str:
+    # With FSDP's offloading, gradients are in host memory and their norm needs gloo.
+    needs_gloo = launch.fsdp is not None and launch.fsdp.offload_params and launch.backend == "nccl"
+    return "cuda:nccl,cpu:gloo" if needs_gloo else launch.backend
+
+
+def _clear_launcher_variables(keep_deepspeed: bool) -> None:
     """Removes the variables whose settings the run applies itself: Accelerate would apply them again."""
-    own = (
+    names = [
         "ACCELERATE_DYNAMO_BACKEND",
         fsdp.SWITCH,
         fsdp.BUILDS_ON_ONE_PROCESS,
         "ACCELERATE_CONFIG_DS_FIELDS",
-    )
-    for name in (*own, *deepspeed.INLINE_SETTINGS.values()):
+        *deepspeed.INLINE_SETTINGS.values(),
+    ]
+    if not keep_deepspeed:  # Accelerate would start DeepSpeed with the launcher's file
+        names.append("ACCELERATE_USE_DEEPSPEED")
+    for name in names:
         os.environ.pop(name, None)
 
 
-def _process_group_handlers(
-    launch: Launch, config: dict[str, Any] | None, settings: FsdpSettings | None
-) -> list[Any]:
-    """Accelerate's settings of DDP and of the process group. Opens the group itself after a restart."""
-    # No broadcast of buffers: in encoders they are constants, and processes may evaluate different numbers of
-    # batches.
-    handlers: list[Any] = [
-        DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
-    ]
-    is_sharded = config is not None or settings is not None
-    if is_sharded and launch.world_size == 1:
-        _set_single_process_variables(launch)
-    # With FSDP's offloading, gradients are in host memory and their norm needs gloo.
-    needs_gloo = settings is not None and settings.offload_params and launch.backend == "nccl"
-    backend, timeout = (
-        "cuda:nccl,cpu:gloo" if needs_gloo else launch.backend,
-        timedelta(seconds=launch.timeout_seconds),
-    )
-    _start_group_after_restart(launch, backend, timeout)
-    if is_sharded or launch.world_size > 1:
-        handlers.append(InitProcessGroupKwargs(backend=backend, timeout=timeout))
-    return handlers
-
-
-def _complete_deepspeed_config(launch: Launch, batch: BatchShape | None) -> dict[str, Any] | None:
-    """The complete DeepSpeed configuration; None if the run does not train under DeepSpeed."""
-    if launch.deepspeed_config is None or batch is None:
-        # With this variable Accelerate would start DeepSpeed with the launcher's file.
-        os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
-        return None
-    config = deepspeed.complete_config(
-        launch.deepspeed_config, launch.deepspeed_file, batch, launch.max_grad_norm, launch.precision
-    )
-    deepspeed.check_by_deepspeed(config, launch.deepspeed_file)
-    deepspeed.skip_shared_memory_operator()
-    return config
-
-
-@contextlib.contextmanager
-def _explain_connection_errors(launch: Launch) -> Iterator[None]:
-    """Raises `InputError` if the port is in use, or if machines cannot connect to each other after the
-    rendezvous."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "EADDRINUSE" in str(error):
-            port, host = os.environ.get("MASTER_PORT"), socket.gethostname()
-            raise InputError(
-                f"port {port} of {host} is in use, perhaps by another run; choose another "
-                f"{machines.PORT_OPTIONS}"
-            ) from error
-        is_network_error = any(word in str(error).lower() for word in NETWORK_WORDS)
-        if launch.world_size == launch.local_world_size or launch.backend != "gloo" or not is_network_error:
-            raise
-        reason = str(error).strip().splitlines()[0][:300]
-        interface = os.environ.get("GLOO_SOCKET_IFNAME")
-        over = f"network interface {interface}" if interface else "their host names"
-        raise InputError(
-            f"{process_name()}: cannot connect to all other processes over {over} ({reason}). "
-            "Machines must reach each "
-            "other on every port; set GLOO_SOCKET_IFNAME to the network interface that they share"
-        ) from error
-
-
-def _divide_cores(launch: Launch) -> None:
-    if launch.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // launch.local_world_size))
-
-
-def _set_single_process_variables(launch: Launch) -> None:
+def _set_single_process_variables(launcher: str) -> None:
     """Sets the variables of a process group of one process, which DeepSpeed and FSDP need, if no launcher
     has."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    defaults = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-    }
+    defaults = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    defaults |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     # Under plain python existing values are from another job in the same shell.
-    os.environ.update(defaults if launch.launcher == "python" else {**defaults, **os.environ})
+    os.environ.update(defaults if launcher == "python" else {**defaults, **os.environ})
 
 
-def _start_group_after_restart(launch: Launch, backend: str, timeout: timedelta) -> None:
-    """Opens the process group of a job that torchrun has restarted, under a new prefix in the store.
-
-    With a static rendezvous (`--master_port`, `accelerate launch`) the launcher keeps its store over restarts
-    (torch 2.13), and new processes would read the addresses of dead ones. Accelerate uses an existing group.
-    """
-    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    if restarts == 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return
-    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    store = dist.TCPStore(*address, launch.world_size, is_master=False, timeout=timeout)
-    dist.init_process_group(
-        backend,
-        store=dist.PrefixStore(f"restart {restarts}", store),
-        rank=launch.rank,
-        world_size=launch.world_size,
-        timeout=timeout,
-    )
-
-
-def quiet_libraries(launch: Launch) -> None:
+def quiet_libraries(rank: int) -> None:
     """Silences warnings about intended behaviour."""
     # Other ranks would repeat rank 0's warnings. transformers warns about every parameter of a new head.
-    level = logging.WARNING if launch.rank == 0 else logging.ERROR
+    level = logging.WARNING if rank == 0 else logging.ERROR
     for name in ("accelerate", "torch.distributed"):
         logging.getLogger(name).setLevel(level)
     for name in ("transformers", "DeepSpeed", "bitsandbytes"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    ignored = {"category": FutureWarning}
     warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed.*")
-    warnings.filterwarnings("ignore", category=FutureWarning, message="`broadcast_buffers` is deprecated")
+    warnings.filterwarnings("ignore", module=r"torch\.distributed.*", **ignored)
+    warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", **ignored)
     warnings.filterwarnings(
-        "ignore", category=FutureWarning, message="`is_gradient_checkpointing` is deprecated"
+        "ignore", message="`is_gradient_checkpointing` is deprecated", **ignored
     )  # by peft
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")

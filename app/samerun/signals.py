@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 import psutil
@@ -38,23 +39,39 @@ from samerun.errors import (
 from samerun.output import status, writer_thread
 from samerun.output.temporary import remove_temporary_folders
 
+if TYPE_CHECKING:  # imports torch
+    from samerun.runtime import Run
+
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)  # SIGHUP: the terminal is closed
 # A terminal and Slurm signal every process, and the launcher forwards the signal: one request arrives twice.
 SAME_REQUEST_SECONDS = 2.0
 NOTHING_TO_SAVE = "nothing to save"
 POLL_SECONDS = 1.0  # between two checks of the launcher
+RESUME = "The same command with --resume_from_checkpoint auto resumes from the newest checkpoint"
+REPORT_DELAY_SECONDS = 3  # a launcher needs less to end a machine's other processes after one has failed
 
-_started = 0.0
-_reason: str | None = None
-_requested_at = 0.0
-_deadline: tuple[float, str] | None = None  # (time, reason)
-_exit_code: int | None = EXIT_STOPPED  # of an immediate stop; None: a request waits for the training loop
-_reported = False
-_stop_message = NOTHING_TO_SAVE
-_callbacks: list[Callable[[str], None]] = []
-_ancestors: tuple[int, ...] = ()
-_generations = 0
-_listening_process: int | None = None  # a forked process inherits the variables but not the thread
+
+@dataclass
+class _Requests:
+    """What this process was asked, and what it does about the next request."""
+
+    started: float = field(default_factory=time.monotonic)
+    reason: str | None = None
+    requested_at: float = 0.0
+    deadline: tuple[float, str] | None = None  # (time, reason)
+    exit_code: int | None = EXIT_STOPPED  # of an immediate stop; None: a request waits for the training loop
+    reported: bool = False  # the reason of the end was printed
+    stop_message: str = NOTHING_TO_SAVE
+    callbacks: list[Callable[[str], None]] = field(default_factory=list)  # called before an immediate stop
+    watched: tuple[int, ...] = ()  # process ids of the parent and grandparent, as far as they are watched
+    # Held by the thread that reports a lost peer: the main thread or the heartbeat's.
+    reporting: threading.Lock = field(default_factory=threading.Lock)
+
+
+_requests = _Requests()
+
+
+# Requests
 
 
 @contextlib.contextmanager
@@ -66,14 +83,11 @@ def listen() -> Iterator[None]:
     training loop, the first request waits for the loop to check `requested`; a second one ends the process
     with 128 + the signal. A nested call does nothing.
     """
-    global _started, _ancestors, _listening_process
-    if _listening_process == os.getpid():
+    global _requests
+    if signal.getsignal(signal.SIGTERM) is _write_to_pipe:
         yield
         return
-    _listening_process = os.getpid()
-    _separate_forks()
-    _reset()
-    _started, _ancestors = time.monotonic(), _ancestor_ids(2)
+    _requests = _Requests()
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     closed = threading.Event()
@@ -96,22 +110,20 @@ def listen() -> Iterator[None]:
         thread.join()
         os.close(reading)
         os.close(writing)
-        _listening_process = None
-        _reset()
+        _requests = _Requests()
 
 
 def requested() -> str | None:
     """The reason why this process should stop, or None. Requests may reach single processes: agree before
     acting on one."""
-    if _reason is None and _deadline is not None and time.monotonic() >= _deadline[0]:
-        return _deadline[1]
-    return _reason
+    if _requests.reason is None and _requests.deadline and time.monotonic() >= _requests.deadline[0]:
+        return _requests.deadline[1]
+    return _requests.reason
 
 
 def defer() -> None:
     """From now on a request waits until the training loop checks `requested`."""
-    global _exit_code
-    _exit_code = None
+    _requests.exit_code = None
 
 
 def exit_with(code: int, reported: bool = False) -> None:
@@ -120,34 +132,141 @@ def exit_with(code: int, reported: bool = False) -> None:
 
     With EXIT_STOPPED, also acts on an earlier request that the training loop has not seen.
     """
-    global _exit_code, _reported
-    _exit_code, _reported = code, reported
-    if code == EXIT_STOPPED and not reported and _reason is not None:
-        _exit(f"{_reason}: ended at once, {_stop_message}", code)
+    _requests.exit_code, _requests.reported = code, reported
+    if code == EXIT_STOPPED and not reported and _requests.reason is not None:
+        _stop_at_once(f"{_requests.reason}: ended at once, {_requests.stop_message}", code)
 
 
 def set_stop_message(message: str) -> None:
     """Replaces "nothing to save" in the message of an immediate stop."""
-    global _stop_message
-    _stop_message = message
+    _requests.stop_message = message
 
 
 def set_time_limit(seconds: float | None) -> None:
     """Requests a stop this many seconds after `listen` began."""
-    global _deadline
-    _deadline = None if seconds is None else (_started + seconds, f"--max_train_time {seconds:g} is over")
+    reason = f"--max_train_time {seconds:g} is over" if seconds is not None else ""
+    _requests.deadline = (_requests.started + seconds, reason) if seconds is not None else None
 
 
 def watch_launcher(generations: int) -> None:
-    """Requests a stop when this process's parent dies (1), or its parent or grandparent (2)."""
-    global _generations
-    _generations = generations
+    """Requests a stop when this process's parent dies (1), or its parent or grandparent (2): launchers that
+    are killed leave their workers behind."""
+    _requests.watched = _ancestor_ids(generations)
 
 
 def on_immediate_stop(callback: Callable[[str], None]) -> None:
     """Calls `callback` with the reason before a request stops the process at once. Callbacks run in order of
     registration."""
-    _callbacks.append(callback)
+    _requests.callbacks.append(callback)
+
+
+def ignore_signals(_worker: int = 0) -> None:
+    """Initialises a DataLoader worker: its parent handles signals to the process group."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _write_to_pipe(*_: object) -> None:
+    """Does nothing. Python writes to the pipe for every signal that has a handler."""
+
+
+def _watch(pipe: int, closed: threading.Event) -> None:
+    while not closed.is_set():
+        readable, _, _ = select.select([pipe], [], [], POLL_SECONDS)
+        for number in os.read(pipe, 64) if readable else b"":
+            if number in SIGNALS:  # libraries handle other signals, such as SIGCHLD
+                _receive(signal.Signals(number))
+        # A process that loses its parent gets another one.
+        watched = _requests.watched
+        if watched and _requests.reason is None and _ancestor_ids(len(watched)) != watched:
+            _request("the launcher is gone")
+
+
+def _receive(number: signal.Signals) -> None:
+    if _requests.reason is None or _requests.exit_code is not None:
+        _request(number.name)
+    elif time.monotonic() - _requests.requested_at > SAME_REQUEST_SECONDS:
+        reason = f"{number.name} came after {_requests.reason}"
+        _stop_at_once(f"{reason}: ended at once, nothing was saved since the last checkpoint", 128 + number)
+
+
+def _request(reason: str) -> None:
+    if _requests.exit_code is not None:
+        _stop_at_once(f"{reason}: ended at once, {_requests.stop_message}", _requests.exit_code)
+    _requests.reason, _requests.requested_at = reason, time.monotonic()
+
+
+def _stop_at_once(reason: str, code: int) -> None:
+    if not _requests.reported:
+        for callback in _requests.callbacks:
+            with contextlib.suppress(Exception):
+                callback(reason)
+        if os.environ.get("RANK", "0") == "0":
+            with contextlib.suppress(OSError):
+                os.write(sys.__stderr__.fileno(), f"stopped: {reason}\n".encode())
+    exit_now(code)
+
+
+def _ancestor_ids(generations: int) -> tuple[int, ...]:
+    """Process ids of the parent, grandparent and so on; fewer if they cannot be read."""
+    ids: list[int] = []
+    with contextlib.suppress(psutil.Error):
+        while len(ids) < generations:
+            # Not `Process.parents`: it compares start times, which change when the clock is set.
+            ids.append(psutil.Process(ids[-1]).ppid() if ids else os.getppid())
+    return tuple(ids)
+
+
+def _restore_handlers_after_fork() -> None:
+    """With our handlers, a forked worker would write into its parent's pipe and ignore SIGTERM."""
+    if signal.getsignal(signal.SIGTERM) is _write_to_pipe:
+        signal.set_wakeup_fd(-1)
+        for number in SIGNALS:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+os.register_at_fork(
+    # Signals between the fork and the worker's first step stay pending until it has its own handlers.
+    before=functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, SIGNALS),
+    after_in_parent=functools.partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, SIGNALS),
+    after_in_child=_restore_handlers_after_fork,
+)
+
+
+# The end of a job
+
+
+@contextlib.contextmanager
+def failures_end_the_job(debug: bool) -> Iterator[None]:
+    """Turns the exceptions of `samerun.errors` into one message and an exit code; other exceptions keep their
+    stack trace.
+
+    If every process of a machine fails, only local rank 0 prints its message: the others wait some seconds
+    before they print, and the launcher ends them meanwhile. If local rank 0 has not failed, they survive the
+    wait and print theirs.
+    """
+    with listen(), machines.report_lost_peers(_end_after_lost_peer):
+        try:
+            yield
+        except StopRequested as error:
+            _end(error.exit_code)  # `stop_run` has printed why
+        except (InputError, TrainingError) as error:
+            _end(_report_known(error, debug))
+        except Exception as error:
+            is_of_network = machines.is_network_error(error)
+            shortage = None if is_of_network else _explain_shortage(error)
+            if is_of_network:
+                _end(_report_lost_peer(error, debug))
+            elif shortage is not None:
+                _end(_report_known(TrainingError(shortage), debug))
+            exit_with(EXIT_TRAINING_FAILED, reported=True)
+            message = f"{type(error).__name__}: {error}"
+            machines.send_notice(failed=[message], code=EXIT_TRAINING_FAILED)
+            status.end("failed", message)
+            traceback.print_exc()
+            _print_error(message)
+            _end(EXIT_TRAINING_FAILED)
 
 
 def exit_now(code: int) -> None:
@@ -164,162 +283,26 @@ def exit_now(code: int) -> None:
         os._exit(code)
 
 
-def ignore_signals(_worker: int = 0) -> None:
-    """Initialises a DataLoader worker: its parent handles signals to the process group."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
-def _reset() -> None:
-    global _reason, _requested_at, _deadline, _generations
-    _reason, _requested_at, _deadline, _generations = None, 0.0, None, 0
-    _callbacks.clear()
-    set_stop_message(NOTHING_TO_SAVE)
-    exit_with(EXIT_STOPPED)
-
-
-def _write_to_pipe(*_: object) -> None:
-    """Does nothing. Python writes to the pipe for every signal that has a handler."""
-
-
-def _watch(pipe: int, closed: threading.Event) -> None:
-    while not closed.is_set():
-        readable, _, _ = select.select([pipe], [], [], POLL_SECONDS)
-        for number in os.read(pipe, 64) if readable else b"":
-            if number in SIGNALS:  # libraries handle other signals, such as SIGCHLD
-                _receive(signal.Signals(number))
-        # A process that loses its parent gets another one.
-        if _generations and _reason is None and _ancestor_ids(_generations) != _ancestors[:_generations]:
-            _request("the launcher is gone")
-
-
-def _receive(number: signal.Signals) -> None:
-    if _reason is None or _exit_code is not None:
-        _request(number.name)
-    elif time.monotonic() - _requested_at > SAME_REQUEST_SECONDS:
-        _exit(
-            f"{number.name} came after {_reason}: ended at once, nothing was saved since the last checkpoint",
-            128 + number,
-        )
-
-
-def _request(reason: str) -> None:
-    global _reason, _requested_at
-    if _exit_code is not None:
-        _exit(f"{reason}: ended at once, {_stop_message}", _exit_code)
-    _reason, _requested_at = reason, time.monotonic()
-
-
-def _exit(reason: str, code: int) -> None:
-    if not _reported:
-        for callback in _callbacks:
-            with contextlib.suppress(Exception):
-                callback(reason)
-        if os.environ.get("RANK", "0") == "0":
-            with contextlib.suppress(OSError):
-                os.write(sys.__stderr__.fileno(), f"stopped: {reason}\n".encode())
-    exit_now(code)
-
-
-def _ancestor_ids(generations: int) -> tuple[int, ...]:
-    """Process ids of the parent, grandparent and so on; fewer if they cannot be read."""
-    ids = [os.getppid()]
-    with contextlib.suppress(psutil.Error):
-        while len(ids) < generations:
-            # Not `Process.parents`: it compares start times, which change when the clock is set.
-            ids.append(psutil.Process(ids[-1]).ppid())
-    return tuple(ids)
-
-
-@functools.cache
-def _separate_forks() -> None:
-    """Gives forked workers the default handlers. With ours, a worker would write into its parent's pipe and
-    ignore SIGTERM."""
-    # Signals between the fork and the worker's first step stay pending until the worker has its own handlers.
-    os.register_at_fork(
-        before=functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, SIGNALS),
-        after_in_parent=functools.partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, SIGNALS),
-        after_in_child=_restore_handlers,
-    )
-
-
-def _restore_handlers() -> None:
-    with contextlib.suppress(ValueError):
-        signal.set_wakeup_fd(-1)
-        for number in SIGNALS:
-            if signal.getsignal(number) is _write_to_pipe:
-                signal.signal(
-                    number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-                )
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-
-
-if TYPE_CHECKING:  # imports torch
-    from samerun.runtime import Run
-
-RESUME = "The same command with --resume_from_checkpoint auto resumes from the newest checkpoint"
-REPORT_DELAY_SECONDS = 3  # a launcher needs less to end a machine's other processes after one has failed
-_reporting = (
-    threading.Lock()
-)  # held by the thread that reports a lost peer: the main thread or the heartbeat's
-
-
-@contextlib.contextmanager
-def failures_end_the_job(debug: bool) -> Iterator[None]:
-    """Turns the exceptions of `samerun.errors` into one message and an exit code; other exceptions keep their
-    stack trace.
-
-    If every process of a machine fails, only local rank 0 prints its message: the others wait some seconds
-    before they print, and the launcher ends them meanwhile. If local rank 0 has not failed, they survive the
-    wait and print theirs.
-    """
-    with listen(), machines.report_lost_peers(_exit_after_lost_peer):
-        try:
-            yield
-        except StopRequested as error:
-            _flush_and_exit(error.exit_code)  # `stop_run` has printed why
-        except (InputError, TrainingError) as error:
-            _report_known(error, debug)
-            _flush_and_exit(error.exit_code)
-        except Exception as error:
-            explanation = None if machines.is_network_error(error) else _explain_shortage(error)
-            if explanation is not None:
-                _report_known(TrainingError(explanation), debug)
-                _flush_and_exit(EXIT_TRAINING_FAILED)
-            _flush_and_exit(_report_unknown(error, debug))
-
-
-def _flush_and_exit(code: int) -> None:
+def _end(code: int) -> None:
     sys.stdout.flush()
     writer_thread.finish_all()
     # Not sys.exit: the destructors of a process group without its peers can hang.
     exit_now(code)
 
 
-def _report_known(error: InputError | TrainingError, debug: bool) -> None:
+def _report_known(error: InputError | TrainingError, debug: bool) -> int:
+    """Prints a message without a stack trace; returns the exit code."""
     problems = getattr(error, "problems", [str(error)])
     status.end("failed", str(error))
     exit_with(error.exit_code, reported=True)
-    machines.send_failure_notice(problems, error.exit_code)
+    machines.send_notice(failed=problems, code=error.exit_code)
     _let_local_rank_0_report()
     if debug:
         traceback.print_exc()
     bullets = "".join(f"\n  - {problem}" for problem in problems)
     message = f"error: {problems[0]}" if len(problems) == 1 else f"{len(problems)} errors:{bullets}"
     print(message, file=sys.stderr, flush=True)
-
-
-def _report_unknown(error: Exception, debug: bool) -> int:
-    """Reports an unexpected exception; returns the exit code."""
-    message = f"{type(error).__name__}: {error}"
-    exit_with(EXIT_TRAINING_FAILED, reported=True)
-    machines.send_failure_notice([message], EXIT_TRAINING_FAILED)
-    if machines.is_network_error(error):
-        return _report_lost_peer(message, debug)
-    status.end("failed", message)
-    traceback.print_exc()
-    _print_error(message)
-    return EXIT_TRAINING_FAILED
+    return error.exit_code
 
 
 def _explain_shortage(error: Exception) -> str | None:
@@ -331,20 +314,20 @@ def _explain_shortage(error: Exception) -> str | None:
         advice = "Raise the limit (ulimit -f)" if too_large else "Make room"
         return f"{what} ({error}). Files that were complete before still are. {advice}. {again}"
     if is_out_of_memory(error):
-        return (
-            f"out of memory ({in_short(error)}). Free memory, or give smaller batches or a smaller "
-            f"model. {again}"
-        )
+        advice = "Free memory, or give smaller batches or a smaller model"
+        return f"out of memory ({in_short(error)}). {advice}. {again}"
     return None
 
 
-def _report_lost_peer(message: str, debug: bool) -> int:
+def _report_lost_peer(error: Exception, debug: bool) -> int:
     """Reports a failed collective with the process that caused it, and returns the exit code.
 
     Prints nothing if the launcher ends this process first: it knows of the failure and reports it.
     """
-    if not _reporting.acquire(blocking=False):
-        threading.Event().wait()  # `_exit_after_lost_peer` ends the process
+    message = f"{type(error).__name__}: {error}"
+    exit_with(EXIT_TRAINING_FAILED, reported=True)
+    if not _requests.reporting.acquire(blocking=False):
+        threading.Event().wait()  # `_end_after_lost_peer` ends the process
     status.failing(message)
     if requested() is not None:
         return EXIT_TRAINING_FAILED
@@ -352,27 +335,29 @@ def _report_lost_peer(message: str, debug: bool) -> int:
     if peers.stopped is not None:
         status.end("stopped", peers.stopped)
         return EXIT_STOPPED
+    if peers.failed is not None:
+        return _report_known(peers.failed, debug=False)
     status.end("failed", peers.lost or message)
     _let_local_rank_0_report()
-    if requested() is not None:
-        return EXIT_TRAINING_FAILED
-    if debug or peers.lost is None:
-        traceback.print_exc()
-    _print_error(f"{peers.lost}. {RESUME} ({message.splitlines()[0][:200]})" if peers.lost else message)
+    if requested() is None:
+        if debug or peers.lost is None:
+            traceback.print_exc()
+        in_brief = f"{peers.lost}. {RESUME} ({message.splitlines()[0][:200]})"
+        _print_error(in_brief if peers.lost else message)
     return EXIT_TRAINING_FAILED
 
 
-def _exit_after_lost_peer(lost: str) -> None:
+def _end_after_lost_peer(lost: str) -> None:
     """Ends this process from the heartbeat's thread: the main thread is blocked in a collective with the lost
     process."""
-    if not _reporting.acquire(blocking=False):
+    if not _requests.reporting.acquire(blocking=False):
         return
     exit_with(EXIT_TRAINING_FAILED, reported=True)
     status.end("failed", lost)
     _let_local_rank_0_report()
     if requested() is None:
         _print_error(f"{lost}. {RESUME}")
-    _flush_and_exit(EXIT_TRAINING_FAILED)
+    _end(EXIT_TRAINING_FAILED)
 
 
 def _let_local_rank_0_report() -> None:
@@ -392,11 +377,10 @@ def stop_requested(run: Run) -> bool:
 def stop_run(run: Run, place: str) -> NoReturn:
     """Raises `StopRequested` on every process; rank 0 prints the reason, the requested ranks and the `place`
     of the stop. All processes must call it."""
-    requests = [
-        (rank, reason) for rank, reason in run.gather([(run.launch.rank, requested())]) if reason is not None
-    ]
-    reason = ", ".join(sorted({reason for _, reason in requests}))
-    message = f"stopped on request ({reason}; rank {', '.join(str(rank) for rank, _ in requests)}): {place}"
+    answers = run.gather([(run.launch.rank, requested())])
+    reason = ", ".join(sorted({reason for _, reason in answers if reason is not None}))
+    ranks = ", ".join(str(rank) for rank, reason in answers if reason is not None)
+    message = f"stopped on request ({reason}; rank {ranks}): {place}"
     if run.is_main:
         status.end("stopped", reason)
         print(message, file=sys.stderr, flush=True)

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from samerun.errors import InputError, TrainingError
-from samerun.metrics.additional import compute_additional, load_metrics
+from samerun.errors import InputError, TrainingError, nearest
+from samerun.metrics.additional import load_metrics
 from samerun.plan import Modes
-from samerun.reading.problems import nearest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from samerun.batching.stream import Stream
+    from samerun.data.stream import Stream
     from samerun.runtime import Launch
 
 Predictions = dict[str, np.ndarray]  # (rows, ...) each, in the file's order
@@ -171,6 +170,7 @@ class ModelCard(NamedTuple):
     usage: str  # Python code that loads best/
     metrics: list[str]  # of the table; names without eval_ or test_
     sections: list[str]  # lines of Markdown
+    limits: Sequence[str] = ()  # sentences about what the model cannot do
 
 
 class Section(NamedTuple):
@@ -190,7 +190,9 @@ class ReportContent(NamedTuple):
 
 
 class Task(ABC):
-    """A task. A run calls its methods in this order.
+    """Subclass this to train something new. A run calls the methods in this order. You need `load`, `build`,
+    `num_targets`, `loss_sum`, `predict`, `score`, `export`, `load_exported` and `lines`; the rest has
+    defaults.
 
     A loss is a sum and a count, so that its mean can be taken over the global batch. `num_targets` is called
     before the first backward pass, because DeepSpeed steps inside the last one, after which gradients cannot
@@ -214,6 +216,7 @@ class Task(ABC):
         exported model if the run does not train. Raises `InputError` for arguments that the task does not
         support."""
         self.arguments = arguments
+        self.details: dict[str, Any] = {}  # the task's entries of run.json, set before the training
         self.additional_metrics = load_metrics(arguments.metrics) if arguments.metrics else []
         if self.metric_names:
             check_metric(self.best_metric, self.metric_names, arguments)
@@ -230,10 +233,6 @@ class Task(ABC):
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
         """The factor on --learning_rate for the parameter of this name."""
         return 1.0
-
-    def details(self) -> dict[str, Any]:
-        """The task's entries of run.json."""
-        return {}
 
     @abstractmethod
     def num_targets(self, batch: Batch) -> torch.Tensor:
@@ -257,15 +256,6 @@ class Task(ABC):
         """(predictions, references) in the format of `evaluate`'s metrics, for --metrics."""
         raise InputError(f"--metrics: {self.name} does not support additional metrics; leave it out")
 
-    def all_scores(self, predictions: Predictions, split: Split) -> dict[str, float | None]:
-        """The metrics of `score` and of --metrics."""
-        scores = self.score(predictions, split)
-        if self.additional_metrics:
-            scores |= compute_additional(
-                self.additional_metrics, *self.as_references(predictions, split), taken=scores
-            )
-        return scores
-
     def baseline(self, split: Split) -> dict[str, float | None]:
         """Metrics of a baseline without a model."""
         return {}
@@ -281,12 +271,9 @@ class Task(ABC):
         of the validation rows.
         """
 
-    def samples(self, best: Predictions) -> dict[str, str]:
-        """Markdown texts for TensorBoard by tag."""
-        return {}
-
-    def overlays(self, best: Predictions) -> dict[str, np.ndarray]:
-        """Images for TensorBoard and the model card, (height, width, 3) uint8 by file name without suffix."""
+    def previews(self, best: Predictions) -> dict[str, str | np.ndarray]:
+        """Markdown texts for TensorBoard, and images for trackers and the model card, (height, width, 3)
+        uint8, by tag or file name without suffix."""
         return {}
 
     @abstractmethod
@@ -305,22 +292,18 @@ class Task(ABC):
         return {}
 
     @abstractmethod
-    def prediction_lines(self, predictions: Predictions, split: Split) -> Iterable[dict[str, Any]]:
+    def lines(self, predictions: Predictions, split: Split) -> Iterable[dict[str, Any]]:
         """Lines of predictions.jsonl, one per row, without ids."""
 
     def remarks(self, metrics: dict[str, Any]) -> list[str]:
         """Lines for the end of the console output."""
         return []
 
-    def limits(self) -> list[str]:
-        """Sentences about the model's limitations, for the model card."""
-        return []
-
-    def analyse(self, best: Predictions, split: Split) -> ReportContent:
+    def figures(self, best: Predictions, split: Split) -> ReportContent:
         """Figures and tables for report.html, from the best model's predictions of a labelled file."""
         return ReportContent({}, [])
 
-    def model_card(self, folder: Path) -> ModelCard:
+    def card(self, folder: Path) -> ModelCard:
         """The task's part of the model card. `folder`: the run's, with metrics.json."""
         return ModelCard(self.name, None, "", list(self.shown_metrics), [])
 

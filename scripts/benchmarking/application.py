@@ -22,9 +22,9 @@ class MeasurementDone(Exception):  # noqa: N818 - no error
 
 def initialize() -> None:
     """The first calls of every script of app/."""
-    from samerun import host_settings
+    from samerun.cli import set_up_host
 
-    host_settings.prepare()
+    set_up_host()
 
 
 def run_options(settings: dict[str, Any]) -> Options:
@@ -40,7 +40,7 @@ def make_task(script: str, options: Options) -> Any:
     """The task of app/SCRIPT.py with these arguments, before it reads files."""
     from moving.task_script import load_task_script
 
-    from samerun.arguments.parsing import parse
+    from samerun.parsing import parse
 
     arguments_class, task_class = load_task_script(REPOSITORY / "app" / f"{script}.py")
     return task_class(
@@ -52,23 +52,23 @@ def make_task(script: str, options: Options) -> Any:
 
 
 def train(script: str, options: Options, measure: Callable[..., Any]) -> Any:
-    """Runs app/SCRIPT.py up to the training; returns `measure`(train, run, training, state). `train`() does
-    the training; the others are the arguments of the engine's `fit`."""
-    from samerun.training import loop
+    """Runs app/SCRIPT.py up to the training; returns `measure`(train, training). `train`() does the training,
+    the `samerun.train.Training` `training`."""
+    from samerun.train import Training
 
-    return _run_until(loop, "fit", make_task(script, options | TRAINING), measure)
+    return _run_until(Training, "fit", make_task(script, options | TRAINING), measure)
 
 
 def predict(script: str, options: Options, measure: Callable[..., Any]) -> Any:
     """Runs app/SCRIPT.py up to the predictions; returns `measure`(predict, run, model, task, rows).
     `predict`() computes them; the others are the arguments of the engine's `predict`."""
-    from samerun import application
+    from samerun import main
 
-    return _run_until(application, "predict", make_task(script, options | PREDICTION), measure)
+    return _run_until(main, "predict", make_task(script, options | PREDICTION), measure)
 
 
 def _run_until(module: Any, name: str, task: Any, measure: Callable[..., Any]) -> Any:
-    from samerun.application import run_task
+    from samerun.main import run_task
 
     setattr(module, name, partial(_measure_and_leave, measure, getattr(module, name)))
     try:
@@ -95,16 +95,16 @@ def load(script: str, options: Options) -> tuple[Any, Any]:
 def prepare(script: str, options: Options) -> tuple[Any, Any]:
     """(the task, its training steps). `steps[i]`: the micro-batches of optimizer step i."""
     from samerun.plan import make_plan
-    from samerun.training_setup import train_steps
+    from samerun.train import train_batches
 
     task, data = load(script, options | TRAINING)
     plan = make_plan(task.arguments, data.splits["train"], task.launch)
-    return task, train_steps(task.arguments, data, plan, task.launch.rank)
+    return task, train_batches(task.arguments, data, plan, task.launch.rank)
 
 
 def build(task: Any, **changes: Any) -> Any:
     """The run's model, built with changed arguments."""
-    from samerun.application import build_model
+    from samerun.main import build_model
 
     task = copy.copy(task)
     task.arguments = replace(task.arguments, **changes)

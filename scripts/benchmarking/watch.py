@@ -13,7 +13,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from benchmarking.processes import GO
-from samerun.training.clock import StepClock
+from samerun.profiling import StepClock
 
 
 class Stopped(Exception):  # noqa: N818 - no error

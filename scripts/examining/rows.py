@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from samerun.data.cache import fingerprint
+from samerun.data.tokens import Ragged
 from samerun.images.image_task import ImageTask
 from samerun.images.sources import map_rows
 from samerun.plan import Modes
-from samerun.reading.fingerprint import fingerprint
-from samerun.reading.ragged import Ragged
 from samerun.runtime import Launch
 from samerun.task import Task
 from samerun.text.text_task import TextTask
@@ -93,7 +93,7 @@ def of_texts(
 
 def _of_text_split(task: TextTask, split: Any) -> Rows:
     labels, titles = None, None if split.titles is None else list(split.titles)
-    if isinstance(split.targets, Ragged):
+    if split.titles is None and isinstance(split.targets, Ragged):
         labels = [tuple(task.labels[number] for number in split.targets[row]) for row in range(len(split))]
     return of_texts(split.texts, titles, labels, (split.lengths, task.max_length))
 

@@ -20,12 +20,12 @@ def observe_steps(folder: Path) -> None:
     """Records this process's training steps in FOLDER/NAME.rank_R.jsonl, where NAME is the name of the output
     folder. A line: {"step": from 0, "rows": of this process, in the order of its forward passes,
     "learning_rates": by parameter group}."""
-    _after_import("samerun.training.loop", lambda engine: _record_steps(engine, folder))
+    _after_import("samerun.train", lambda engine: _record_steps(engine, folder))
 
 
 def switch_dropout_off() -> None:
     """Trains without dropout in this process, for any architecture."""
-    _after_import("samerun.training_setup", _train_without_dropout)
+    _after_import("samerun.train", _train_without_dropout)
 
 
 def read_steps(folder: Path, name: str, processes: int) -> dict[int, dict[str, Any]]:
@@ -50,14 +50,14 @@ def read_steps(folder: Path, name: str, processes: int) -> dict[int, dict[str, A
 
 
 def _record_steps(engine: ModuleType, folder: Path) -> None:
-    fit, seed_step, train_step = engine.fit, engine.seed_step, engine.train_step
+    fit, seed_step, train_step = engine.Training.fit, engine.seed_step, engine.train_step
     current: dict[str, Any] = {}  # "file" while `fit` runs, "step"
 
-    def fit_observed(run: Any, training: Any, state: Any) -> Any:
+    def fit_observed(training: Any) -> Any:
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{training.output_dir.name}.rank_{run.launch.rank}.jsonl"
+        path = folder / f"{training.folder.name}.rank_{training.run.launch.rank}.jsonl"
         with path.open("a", encoding="utf-8") as current["file"]:
-            return fit(run, training, state)
+            return fit(training)
 
     def seed_step_observed(seed: int, step: int, rank: int) -> None:
         current["step"] = step
@@ -77,17 +77,18 @@ def _record_steps(engine: ModuleType, folder: Path) -> None:
             current["file"].flush()
         return train_step(run, model, optimizer, task, micro_batches, *rest, **named)
 
-    engine.fit, engine.seed_step, engine.train_step = fit_observed, seed_step_observed, train_step_observed
+    engine.Training.fit = fit_observed
+    engine.seed_step, engine.train_step = seed_step_observed, train_step_observed
 
 
-def _train_without_dropout(setup: ModuleType) -> None:
-    prepare = setup.prepare_training
+def _train_without_dropout(engine: ModuleType) -> None:
+    prepare = engine.Training.__init__
 
-    def prepare_without_dropout(*inputs: Any, **named: Any) -> Any:
+    def prepare_without_dropout(training: Any, *inputs: Any, **named: Any) -> None:
         zero_probabilities(inputs[5])  # the model
-        return prepare(*inputs, **named)
+        prepare(training, *inputs, **named)
 
-    setup.prepare_training = prepare_without_dropout
+    engine.Training.__init__ = prepare_without_dropout
 
 
 def zero_probabilities(model: Any) -> None:

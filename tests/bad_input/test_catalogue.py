@@ -18,7 +18,7 @@ import segment3d
 import titlegen
 from catalogue_case import TARGETS, Case, by_turns, check_one_message, command_line, contents, lay_out
 
-from samerun.arguments.parsing import _kind
+from samerun.parsing import type_of
 
 SCRIPTS = {"classify": classify, "titlegen": titlegen, "image_classify": image_classify}
 SCRIPTS |= {"segment": segment, "segment3d": segment3d}
@@ -64,7 +64,7 @@ def test_the_catalogue_is_large_and_tries_both_tasks():
 def wrong_values(module) -> dict[str, list[str]]:
     cls = module.Arguments
     found = {
-        field.name: refused_arguments.wrong_values(field, _kind(cls, field.name)[0])
+        field.name: refused_arguments.wrong_values(field, type_of(cls, field.name))
         for field in dataclasses.fields(cls)
     }
     assert all(found.values())

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+import tables
 import titlegen
 import yaml
 from catalogue_case import GOOD, VALID
@@ -23,13 +24,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from samerun import deepspeed
-from samerun.arguments.groups import ModelArguments
-from samerun.arguments.parsing import parse, validate
+from samerun.arguments import ModelArguments
+from samerun.data.tables import read_table
 from samerun.errors import InputError
 from samerun.models.pretrained import load_config
+from samerun.parsing import parse, validate
 from samerun.plan import BatchShape
-from samerun.reading.stored_rows import Column
-from samerun.reading.tables import Table, read_table
 from samerun.text.multilabel import label_ids, positive_weights, read_label_file, read_labels
 
 quick = settings(
@@ -145,7 +145,7 @@ def test_any_parquet_comes_back(rows):
     )
     pyarrow.parquet.write_table(pyarrow.table(columns, schema=schema), "a.parquet")
     table = read_table("a.parquet", required=("text", "labels"), optional=("id",))
-    assert table.columns == columns
+    assert tables.contents(table) == columns
     assert table.lines == list(range(1, len(rows) + 1))
 
 
@@ -172,7 +172,7 @@ def labels_asked(**given: Any) -> SimpleNamespace:
 @quick
 @given(st.lists(json_values, min_size=1, max_size=5), st.booleans())
 def test_any_label_cell_is_labels_or_refused(cells, as_columns):
-    table = Table("a.jsonl", "jsonl", {"labels": Column.of(cells)}, Column.of(range(1, len(cells) + 1)))
+    table = tables.table({"labels": cells}, "a.jsonl", "jsonl", range(1, len(cells) + 1))
     asked = labels_asked(label_columns=("labels",) if as_columns else None)
     found = result_or_words(lambda: read_labels(table, asked, []))
     if found is not None:

@@ -22,7 +22,7 @@ import yaml
 from launchers import REPOSITORY
 from pages import PAGES, blocks, name_of, prose, source_of
 
-from samerun.arguments.parsing import parse, validate
+from samerun.parsing import parse, validate
 from samerun.runtime import Machine, describe_launch
 
 OWN_TASK = "docs/write-your-own-task.md"

@@ -36,15 +36,7 @@ def may_mount(folder):
     ids=["checkpoint", "export under torchrun"],
 )
 def test_a_full_disk_ends_the_run_and_harms_nothing(
-    launcher,
-    kilobytes,
-    code,
-    message,
-    steps,
-    home,
-    tmp_path,
-    script,
-    monkeypatch,
+    launcher, kilobytes, code, message, steps, home, tmp_path, script, monkeypatch
 ):
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()

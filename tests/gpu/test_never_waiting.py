@@ -7,10 +7,10 @@ import torch
 from linear_task import make_plan
 from step_models import CLASSIFY, KINDS, batches, build, collator, unasked_masks
 
-from samerun.batching.batches import train_loader
-from samerun.training.clock import StepClock
-from samerun.training.optimizer import build_optimizer
-from samerun.training.step import seed_step, train_step
+from samerun.data.batches import train_loader
+from samerun.optimizer import build_optimizer
+from samerun.profiling import StepClock
+from samerun.train import seed_step, train_step
 
 WARM, STEPS = 3, 8
 

@@ -47,8 +47,7 @@ def ready(line, config):
         "bash",
         "-c",
         f"cd {REPOSITORY} && exec "
-        f"{shlex.join([*launchers.python()] if tool == 'python' else [launchers._tool(tool)])} "
-        f"{rest}",
+        f"{shlex.join([*launchers.python()] if tool == 'python' else [launchers._tool(tool)])} {rest}",
     ]
 
 

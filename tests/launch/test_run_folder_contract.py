@@ -238,7 +238,6 @@ def test_the_output_is_rank_0s_and_says_each_thing_once(name, launched):
         ONCE, 1
     )
     evaluations = 1 if (JOBS[name].resumes or ("", 0))[1] > 3 else 2
-    assert sum(line.startswith("average  ") for line in ours) == (JOBS[name].averages and evaluations > 1)
     assert sum(line.startswith("step ") for line in ours) == evaluations
     errors = [line for finished in launched(name).finished for line in finished.err.splitlines()]
     assert not [

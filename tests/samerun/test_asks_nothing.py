@@ -7,9 +7,9 @@ from step_models import KINDS, batches, build, unasked_masks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import samerun.training.step
-from samerun.training.optimizer import build_optimizer
-from samerun.training.step import train_step
+from samerun import train
+from samerun.optimizer import build_optimizer
+from samerun.train import train_step
 
 ASKING = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.item, torch.Tensor.__bool__, torch.Tensor.cpu}
 WAITING = {
@@ -39,7 +39,7 @@ class Methods(TorchFunctionMode):
 
 @pytest.mark.parametrize("kind", ["padded", "titles"])
 def test_a_step(kind, start_run, arguments, monkeypatch):
-    monkeypatch.setattr(samerun.training.step, "SYNCHRONOUS", ())  # as on a GPU
+    monkeypatch.setattr(train, "SYNCHRONOUS", ())  # as on a GPU
     unasked_masks(monkeypatch)
     steps, model = batches(kind), build(kind)
     run = start_run(steps.plan.batch)

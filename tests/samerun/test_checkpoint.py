@@ -26,7 +26,7 @@ from samerun.checkpoint import (
 from samerun.errors import InputError, TrainingError
 from samerun.output import run_folder
 from samerun.output.writer_thread import Background
-from samerun.training.step import train_step
+from samerun.train import train_step
 
 RUN_FINGERPRINT = {"task": "linear", "rows": 8, "labels": ["a", "b"]}
 
@@ -100,8 +100,7 @@ def test_another_runs_checkpoint_is_refused_field_by_field(trained):
         'labels had 2 entries, has 2; the first difference is number 1, which was "a", is now "b"',
         "seed was null, is now 1",
         'task was "linear", is now null. Resume with the original files and arguments, or start a '
-        "new run: name another "
-        "--output_dir, or replace this run with --overwrite_output_dir",
+        "new run: name another --output_dir, or replace this run with --overwrite_output_dir",
     ]
 
 
@@ -109,8 +108,7 @@ def test_another_runs_checkpoint_is_refused_field_by_field(trained):
     ("key", "then", "now", "told"),
     [
         ("label_list", ["a"], ["a", "b"],
-         'the label list had 1 entries, has 2; the first difference is number 2, which '
-         'was null, is now "b"'),
+         'the label list had 1 entries, has 2; the first difference is number 2, which was null, is now "b"'),
         ("optim", "adamw_torch_fused", "sgd momentum=0.9",
          'the optimizer (--optim, --optim_args) was "adamw_torch_fused", is now "sgd momentum=0.9"'),
         ("train_content", "0" * 16, "1" * 16, "the content of the training rows (--train_file) has changed"),
@@ -360,6 +358,16 @@ def test_a_checkpoint_of_a_later_version_is_refused(trained):
     (path / "state.json").write_text(json.dumps({**stored, "mood": 3}))
     with pytest.raises(InputError, match=r"state\.json has the unknown keys mood"):
         load_state(path, RUN_FINGERPRINT)
+
+
+def test_a_sharded_checkpoint_of_before_is_refused_with_the_way_out(trained, tmp_path):
+    *_, save_step = trained
+    path = save_step(2)
+    stored = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**stored, "shards": 2}))
+    for requested in ("auto", str(path)):
+        with pytest.raises(InputError, match=r"step_2.* is sharded, .* --checkpoint_format full"):
+            find(tmp_path, requested)
 
 
 class Tied(torch.nn.Module):

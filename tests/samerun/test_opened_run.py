@@ -3,7 +3,7 @@
 import pytest
 from linear_task import make_plan
 
-from samerun import checkpoint, opened_run
+from samerun import checkpoint, start
 from samerun.errors import InputError
 from samerun.output import written
 from samerun.output.files import write_json
@@ -21,9 +21,9 @@ def opened(start_run, arguments, tmp_path):
         given = {"resume_from_checkpoint": "auto", **given}
         try:
             asked = arguments(output_dir=str(tmp_path / "run"), **given)
-            return opened_run.open_run(run, asked, plan, fingerprint, [], {})
+            return start.open_run(run, asked, plan, fingerprint, [], {})
         finally:
-            opened_run._lock.close()
+            start._lock.close()
 
     (tmp_path / "run").mkdir()
     return open_run

@@ -175,3 +175,14 @@ def test_an_evaluation_batch_has_rows_or_tokens(arguments):
     assert evaluation_batch(arguments(), by_tokens=True) == (32, CPU_TOKENS)
     assert evaluation_batch(arguments(per_device_eval_batch_size=5), by_tokens=True) == (5, None)
     assert evaluation_batch(arguments(max_tokens_per_eval_batch=99)) == (32, 99)
+
+
+@given(size=st.integers(1, 100), processes=st.integers(1, 5), micro=st.integers(1, 20))
+def test_smaller_micro_batches_make_up_the_same_global_batch(size, processes, micro):
+    shape = derive_batch(processes, size, micro)
+    while shape.micro_batch_size > 1:
+        smaller = shape.halved()
+        assert smaller.micro_batch_size < shape.micro_batch_size
+        assert smaller == derive_batch(processes, size, None, smaller.accumulation)
+        shape = smaller
+    assert derive_batch(processes, size, max_tokens=99).halved().max_tokens == 49

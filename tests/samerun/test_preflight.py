@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from samerun import preflight
+from samerun import start
 from samerun.errors import InputError
 from samerun.output import written
 from samerun.runtime import Machine
@@ -18,7 +18,7 @@ def test_everything_that_can_be_refused_is_refused_at_once(arguments, environmen
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError) as caught:
-        preflight.check(asked)
+        start.check(asked)
     found = caught.value.problems
     for word in ("fp16", "nccl", "already holds a run", "--report_to wandb: not installed"):
         assert sum(word in problem for problem in found) == 1
@@ -27,7 +27,7 @@ def test_everything_that_can_be_refused_is_refused_at_once(arguments, environmen
 
 
 def test_a_good_command_gives_its_launch(arguments, environment, tmp_path):
-    assert preflight.check(arguments(output_dir=str(tmp_path / "new"))).world_size == 1
+    assert start.check(arguments(output_dir=str(tmp_path / "new"))).world_size == 1
     assert (tmp_path / "new").is_dir()
 
 
@@ -38,4 +38,4 @@ def test_no_average_of_weights_on_nvme(arguments, environment, tmp_path):
     file.write_text(json.dumps({"zero_optimization": swapped}))
     asked = arguments(output_dir=str(tmp_path / "run"), deepspeed=str(file), ema_decay=0.99)
     with pytest.raises(InputError, match=r"--ema_decay does not work with offloading to nvme .*nvme\.json"):
-        preflight.check(asked, Machine(0, True))
+        start.check(asked, Machine(0, True))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import get_scheduler
 
-from samerun.schedules import lr_multiplier, problems
+from samerun.plan import check_schedule, lr_multiplier
 
 
 @pytest.mark.parametrize(
@@ -85,5 +85,5 @@ def test_behind_the_warm_up_schedules_are_those_of_transformers(kind, settings, 
     ],
 )
 def test_settings_that_a_schedule_does_not_have(kind, settings, problem):
-    assert problems(kind, settings) == [f"--lr_scheduler_kwargs: {problem}"]
-    assert problems("polynomial", {"power": 2}) == []
+    assert check_schedule(kind, settings) == [f"--lr_scheduler_kwargs: {problem}"]
+    assert check_schedule("polynomial", {"power": 2}) == []

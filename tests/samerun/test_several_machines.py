@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from samerun import checkpoint, machines, preflight, runtime, training_setup
-from samerun.arguments.parsing import names_of
+from samerun import checkpoint, machines, main, runtime, start
 from samerun.errors import InputError
+from samerun.parsing import names_of
 from samerun.signals import failures_end_the_job
 
 
@@ -18,7 +18,7 @@ def place(environment, monkeypatch):
     rendezvous."""
     brought = []
     monkeypatch.setattr(
-        machines, "wait_for_all_ranks", lambda compared, timeout: brought.append((compared, timeout))
+        start, "connect", lambda launch, compared, timeout: brought.append((compared, timeout))
     )
 
     def make(rank):
@@ -38,7 +38,7 @@ def test_a_process_brings_what_must_be_alike(place, arguments, tmp_path):
         "start_timeout": 7,
         "seed": 5,
     }
-    preflight.check(arguments(output_dir=str(tmp_path / "run"), **given))
+    start.check(arguments(output_dir=str(tmp_path / "run"), **given))
     compared, timeout = brought[0]
     assert timeout == 7
     assert compared["arguments"]["--seed"] == 5
@@ -47,13 +47,13 @@ def test_a_process_brings_what_must_be_alike(place, arguments, tmp_path):
     assert compared["files"]["--train_file (train.csv)"].startswith("16 bytes, sha256 ")
     assert compared["files"]["--test_file (none.csv)"] == "unreadable (No such file or directory)"
     assert set(compared["libraries"]) >= {"torch", "deepspeed"}
-    assert "app/samerun/application.py" in compared["code"]
+    assert "app/samerun/main.py" in compared["code"]
     json.dumps(compared)
 
 
 def test_one_process_of_a_machine_brings_what_costs_something(place, arguments, tmp_path):
     brought = place(3)
-    preflight.check(arguments(output_dir=str(tmp_path)))
+    start.check(arguments(output_dir=str(tmp_path)))
     assert not {"files", "code", "libraries"} & set(brought[0][0])
 
 
@@ -69,18 +69,16 @@ def test_only_rank_0_looks_at_the_folder(place, arguments, tmp_path, rank):
     (tmp_path / "metrics.json").touch()
     if rank == 0:
         with pytest.raises(InputError, match=r"metrics\.json would be replaced"):
-            preflight.check(arguments(output_dir=str(tmp_path)))
+            start.check(arguments(output_dir=str(tmp_path)))
     else:
-        preflight.check(arguments(output_dir=str(tmp_path)))
-        preflight.check(arguments(output_dir=str(tmp_path / "new")))
+        start.check(arguments(output_dir=str(tmp_path)))
+        start.check(arguments(output_dir=str(tmp_path / "new")))
         assert not (tmp_path / "new").exists()
 
 
 def test_a_failure_is_sent_to_the_machines_that_wait(environment, monkeypatch, capsys):
     notices, ended = [], []
-    monkeypatch.setattr(
-        machines, "send_failure_notice", lambda problems, code: notices.append((problems, code))
-    )
+    monkeypatch.setattr(machines, "send_notice", lambda failed, code: notices.append((failed, code)))
     monkeypatch.setattr("os._exit", ended.append)
     monkeypatch.setattr("samerun.signals.exit_now", ended.append)
     with failures_end_the_job(debug=False):
@@ -101,26 +99,33 @@ def test_the_best_model_is_loaded_from_where_this_machine_has_it(arguments, monk
     monkeypatch.setattr(checkpoint, "discard", lambda run, place, folder: seen.append((place, folder)))
     given = arguments(output_dir="runs/a", shared_output_dir=shared)
     best = Path("runs/a/best")
-    assert training_setup.load_best(SimpleNamespace(), given, lambda place: place) == tmp_path / "copy"
+    assert main.load_best(SimpleNamespace(), given, lambda place: place) == tmp_path / "copy"
     with pytest.raises(KeyError):
-        training_setup.load_best(SimpleNamespace(), given, {}.__getitem__)
+        main.load_best(SimpleNamespace(), given, {}.__getitem__)
     assert seen == [(best, shared), (tmp_path / "copy", best)] * 2
 
 
 @pytest.mark.parametrize("machines", [1, 2])
-def test_connection_errors_between_machines_are_explained(environment, machines):
+def test_connection_errors_between_machines_are_explained(environment, monkeypatch, machines):
     environment["GLOO_SOCKET_IFNAME"] = "eth0"
-    launch = SimpleNamespace(world_size=2, local_world_size=2 // machines, backend="gloo")
+    launch = SimpleNamespace(
+        rank=0, world_size=2, local_world_size=2 // machines, backend="gloo", fsdp=None, timeout_seconds=9
+    )
     error = RuntimeError("Gloo connectFullMesh failed with [pair.cc:156] timed out\nmore")
-    with (
-        pytest.raises(InputError if machines == 2 else RuntimeError) as caught,
-        runtime._explain_connection_errors(launch),
-    ):
-        raise error
+
+    def open_group():
+        monkeypatch.setattr(
+            "torch.distributed.init_process_group", lambda *_, **__: (_ for _ in ()).throw(error)
+        )
+        runtime._open_group(launch, SimpleNamespace(set_timeout=lambda timeout: None))
+
+    with pytest.raises(InputError if machines == 2 else RuntimeError) as caught:
+        open_group()
     if machines == 2:
         assert (
             "over network interface eth0 (Gloo connectFullMesh failed with [pair.cc:156] timed out)"
             in str(caught.value)
         )
-    with pytest.raises(RuntimeError, match="of another kind"), runtime._explain_connection_errors(launch):
-        raise RuntimeError("of another kind")
+    error = RuntimeError("of another kind")
+    with pytest.raises(RuntimeError, match="of another kind"):
+        open_group()

@@ -12,13 +12,13 @@ from linear_task import LinearTask, linear_layer, make_plan, points
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from samerun import checkpoint, opened_run, signals, training_setup
+from samerun import checkpoint, signals, start
 from samerun.errors import InputError
 from samerun.kernels import embeddings
-from samerun.opened_run import OpenedRun
 from samerun.output import status, written
 from samerun.output.files import write_json
-from samerun.training import loop
+from samerun.start import OpenedRun
+from samerun.train import Training
 
 FINGERPRINT = {"task": "linear", "rows": 22}
 HUGE = 2.0**19  # a scale of losses at which fp16 gradients overflow
@@ -53,14 +53,12 @@ def training(run, arguments, opened=FRESH, plan=None, model=None):
     """The linear layer's training, prepared."""
     task, plan = Exports(arguments), plan or make_plan(22, save_steps=3, eval_steps=3)
     data = task.load(run.launch, None)
-    made, state = training_setup.prepare_training(
-        run, arguments, task, data, plan, model or linear_layer(), opened=opened
-    )
-    return SimpleNamespace(made=made, state=state, task=task)
+    made = Training(run, arguments, task, data, plan, model or linear_layer(), opened=opened)
+    return SimpleNamespace(made=made, state=made.state, task=task)
 
 
 def fit(run, started):
-    return loop.fit(run, started.made, started.state)
+    return started.made.fit()
 
 
 # Before the run
@@ -68,30 +66,21 @@ def fit(run, started):
 
 def test_the_fingerprint_is_the_tasks_and_the_order_of_rows(arguments):
     plan = make_plan(22)
-    found = opened_run.make_fingerprint(arguments(seed=7, length_grouping=False), plan, {"labels": 3})
+    found = start.make_fingerprint(arguments(seed=7, length_grouping=False), plan, {"labels": 3})
     order = {"global_batch_size": 8, "length_grouping": False, "seed": 7}
     assert found == {"labels": 3, **order, "optim": "adamw_torch_fused", "ema_decay": None}
-    assert opened_run.make_fingerprint(arguments(), None, {"labels": 3}) == {"labels": 3}
+    assert start.make_fingerprint(arguments(), None, {"labels": 3}) == {"labels": 3}
 
 
-def test_fit_options(arguments):
+def test_the_direction_of_the_metric(start_run, arguments, tmp_path):
     def greater(metric, **given):
-        asked = arguments(metric_for_best_model=metric, **given)
-        return training_setup.fit_options(asked, LinearTask(asked)).greater_is_better
+        asked = arguments(metric_for_best_model=metric, output_dir=str(tmp_path), **given)
+        run = start_run(make_plan(22).batch)
+        return training(run, asked).made.greater_is_better
 
     assert (greater("f1_macro"), greater("loss"), greater("eval_tuned_loss")) == (True, False, False)
-    assert (greater("f1_macro", greater_is_better=False), greater("loss", greater_is_better=True)) == (
-        False,
-        True,
-    )
-    asked = arguments(seed=3, max_grad_norm=0.5, save_total_limit=4)
-    options = training_setup.fit_options(asked, LinearTask(asked))
-    assert (options.seed, options.max_grad_norm, options.save_total_limit, options.best_metric) == (
-        3,
-        0.5,
-        4,
-        "loss",
-    )
+    assert not greater("f1_macro", greater_is_better=False)
+    assert greater("loss", greater_is_better=True)
 
 
 # The run's folder
@@ -104,9 +93,7 @@ def opened(start_run, arguments, tmp_path, monkeypatch):
 
     def open_run(fingerprint=FINGERPRINT, plan=None, **given):
         asked = arguments(output_dir=str(tmp_path), **given)
-        return opened_run.open_run(
-            run, asked, plan or make_plan(22), fingerprint, ["a note"], {"weights": [1]}
-        )
+        return start.open_run(run, asked, plan or make_plan(22), fingerprint, ["a note"], {"weights": [1]})
 
     yield open_run
     release()
@@ -114,9 +101,9 @@ def opened(start_run, arguments, tmp_path, monkeypatch):
 
 def release():
     """What the end of the process does."""
-    if opened_run._lock is not None:
-        opened_run._lock.close()
-        opened_run._lock = None
+    if start._lock is not None:
+        start._lock.close()
+        start._lock = None
 
 
 def test_opening_writes_what_is_in_force(opened, tmp_path, capsys):
@@ -381,7 +368,7 @@ def test_the_best_models_figures_are_the_runs(start_run, arguments, tmp_path):
     run = start_run(make_plan(22).batch)
     started = training(run, asked)
     fit(run, started)
-    metrics = training_setup.finish_training(run, started.made, started.state)
+    metrics = started.made.finish()
     assert len(started.task.exported) >= 1
     assert (
         metrics["best_metric"]
@@ -396,7 +383,7 @@ def test_without_an_evaluation_the_last_model_is_exported(start_run, arguments, 
     started = training(run, asked, plan=make_plan(22))
     fit(run, started)
     assert started.task.exported == []
-    assert training_setup.finish_training(run, started.made, started.state) == {
+    assert started.made.finish() == {
         "best_step": 6,
         "best_metric": None,
     }
@@ -404,10 +391,10 @@ def test_without_an_evaluation_the_last_model_is_exported(start_run, arguments, 
 
 
 def test_a_deepspeed_configuration_fits_into_run_json(tmp_path):
-    plain = opened_run._as_json_values({"a": math.inf, "b": {"dtype": torch.float32}})
+    plain = start._as_json_values({"a": math.inf, "b": {"dtype": torch.float32}})
     write_json(tmp_path / "run.json", plain)
     assert plain == {"a": "inf", "b": {"dtype": "torch.float32"}}
-    assert opened_run._as_json_values(None) is None
+    assert start._as_json_values(None) is None
 
 
 # Embeddings

@@ -4,10 +4,8 @@ sections."""
 import importlib
 import json
 import mmap
-import os
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -62,17 +60,6 @@ def test_contenders_take_turns_and_nobody_always_comes_first(start):
     assert [result["steps"] for result in results] == [4, 4]
 
 
-def test_when_time_is_up_all_have_had_the_same_number_of_turns_and_the_least_that_was_asked(start):
-    results, turns = start(["a", "b"], 1000, seconds=0.0, min_turns=3)
-    assert turns == "abbaba"
-    assert [result["steps"] for result in results] == [3, 3]
-
-
-def test_a_contender_that_fails_ends_the_run_with_what_it_said(start):
-    with pytest.raises(SystemExit, match="no such model"):
-        start(["a", "broken"], 2)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process set its peak back")
 def test_memory_counts_from_its_own_beginning(load):
     import torch
@@ -88,52 +75,6 @@ def test_memory_counts_from_its_own_beginning(load):
     second = peak_memory(device)  # sets the peak back
     assert second.measurements()["memory_mb"] < 30
     assert second.measurements()["peak_memory_mb"] > 64  # libraries and all
-
-
-def test_steps_are_marked_whoever_wrote_the_loop(load):
-    import torch
-
-    settings = {
-        "contender": "a",
-        "spawned": 0.0,
-        "steps_per_turn": 1,
-        "warm_up": 1,
-        "signals": os.open(os.devnull, os.O_WRONLY),
-    }
-    watch = load("benchmarking.watch").Watch(settings)
-    model = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters())
-
-    def train():
-        for _ in range(5):
-            model(torch.ones(3, 2)).sum().backward()
-            optimizer.step()
-
-    go, reading = os.pipe()[::-1]
-    os.write(go, b"\n\n\nq")  # the third step was the last
-    stdin = os.dup(0)
-    try:
-        os.dup2(reading, 0)
-        watch.train(model, train)
-    finally:
-        os.dup2(stdin, 0)
-    assert len(watch.measurements()["seconds"]) == len(watch.measurements()["cpu_seconds"]) == 2
-
-
-def test_rows_are_cut_to_the_asked_number_of_tokens(load, bert_folder):
-    from transformers import AutoTokenizer
-
-    titles = load("benchmarking.contenders.titles")
-    tokenizer = AutoTokenizer.from_pretrained(bert_folder)
-    source = [
-        {"text": "sort the values of a matrix", "title": "sort"},
-        {"text": "return the eigenvalues", "title": "return"},
-    ]
-    found = list(titles.cut_rows(source, tokenizer, [9, 5, 30]))
-    assert [len(tokenizer(row["text"])["input_ids"]) for row in found] == [9, 5, 30]
-    assert found[0]["title"] == "sort"
-    settings = {"generate_length": 256, "documents": 5, "block_size": 8, "seed": 1}
-    assert sorted(titles.document_lengths(settings)) == [128, 160, 192, 224, 256]
 
 
 def run_of(seconds, memory=1.0):
@@ -185,18 +126,6 @@ def of_classification(load):
     return make
 
 
-def test_rounds_are_compared_pair_by_pair(of_classification):
-    section, row, compared, goals = of_classification()
-    assert compared["speed (quartiles)"] == {
-        "low": 2.0,
-        "median": 2.5,
-        "high": 3.0,
-    }  # of two: the least and the most
-    assert (row["runs"], row["samples/s"], row["at best"], row["tokens/s"]) == (2, 8 / 2.5, 4.0, 80 / 2.5)
-    assert (compared["held-out loss, %"], compared["precision"], compared["quality"]) == (0, 0, "equal")
-    assert goals[section.OVERHEAD.format("long-tailed texts")] == (pytest.approx(100 * (1 / 2.5 - 1)), None)
-
-
 def test_a_ratio_at_worse_quality_does_not_count(of_classification, load):
     section, _, _, goals = of_classification(loss=0.6)
     name = section.FASTER.format("long-tailed texts", "Trainer's defaults")
@@ -211,43 +140,6 @@ def test_a_ratio_at_worse_quality_does_not_count(of_classification, load):
     for loss in (0.5, 0.4):  # better is no reason
         assert judged(of_classification(loss)[-1]) == ("2.5 x", "pass")
     assert judged({"another": (1, None)}) == judged(None) == ("not measured", "")
-
-
-def test_image_tasks_have_a_goal_for_each_loop(load):
-    section = load("benchmarking.sections.images")
-    speeds = {"bare": 0.98, "trainer": 1.1, "monai": 1.2}
-    compared = [
-        {"task": task, "": name, "speed (quartiles)": {"median": speeds[name]}, "CPU time": 1.01}
-        for task, (_, other) in section.TASKS.items()
-        for name in ("bare", other)
-    ]
-    found = section.goal_values(compared)
-    assert set(found) == {goal.name for goal in section.GOALS}
-    assert found[section.OVERHEAD.format("segment")][0] == pytest.approx(100 * (1 / 0.98 - 1))
-    assert found["segment3d: times the speed of MONAI"] == (1.2, None)
-
-
-def test_numbers_are_shown_with_four_digits(load):
-    show = load("benchmarking.report").show
-    spread = {"low": 1.0, "median": 2.34567, "high": 12345.6}
-    assert [show(value) for value in (None, "pass", 7, 0.123456, 123.456, spread)] == [
-        "", "pass", "7", "0.1235", "123.5", "2.346 (1 to 12346)",
-    ]  # fmt: skip
-
-
-def test_the_folders_of_a_machine_stay_out_of_the_report(load, monkeypatch):
-    command_line = load("benchmarking.report").command_line
-    argv = [
-        "scripts/bench.py",
-        "--data",
-        "/home/me/rows",
-        "--model",
-        "/home/me/MODEL",
-        "--output",
-        "benchmarks",
-    ]
-    monkeypatch.setattr(sys, "argv", argv)
-    assert command_line() == "python scripts/bench.py --data rows --model MODEL --output benchmarks"
 
 
 @pytest.fixture
@@ -292,34 +184,6 @@ def test_a_report_replaces_the_one_on_the_same_data_and_keeps_what_a_person_wrot
     assert "| ours | 1 |" not in page
 
 
-def test_goals_are_listed_for_devices_that_were_not_measured_too(save, tmp_path):
-    save("a", 1.5)
-    cpu, gpu = (tmp_path / "goals.md").read_text().split("## NVIDIA GPU")
-    assert "| a number | at least 2 x | 1.5 x | **fail** | a fp32 |" in cpu
-    assert "| a number | at least 2 x | not measured |  |  |" in gpu
-    save("a", 9, kind="cuda")
-    assert "| a number | at least 2 x | 9 x | pass | a fp32 |" in (tmp_path / "goals.md").read_text()
-    assert "quick" in save("a", 9, quick=True)
-
-
-def test_every_chart_of_bars_and_lines_is_drawn(load, tmp_path):
-    table, plots = load("benchmarking.report").table, load("benchmarking.plots")
-    rows = [
-        {"name": name, "x": x, "label": f"{x} tokens", "y": x * x}
-        for name in ("ours", "theirs")
-        for x in (1, 2)
-    ]
-    charts = {
-        "bars": table("", rows[:2], "label", "y"),
-        "groups": table("", rows, "label", "y", by="name"),
-        "lines": table("", rows, "x", "y", by="name"),
-    }
-    for name, each in charts.items():
-        path = tmp_path / f"{name}.png"
-        plots.draw("A plot", json.loads(json.dumps(each["chart"])), path)
-        assert path.read_bytes().startswith(b"\x89PNG")
-
-
 def test_sections_have_names_of_their_own_and_an_unknown_one_is_refused(load, monkeypatch, capsys):
     sections = load("benchmarking.sections").SECTIONS
     assert list(sections) == [section.name for section in sections.values()]
@@ -329,31 +193,6 @@ def test_sections_have_names_of_their_own_and_an_unknown_one_is_refused(load, mo
     with pytest.raises(SystemExit):
         load("bench").parse_options(sections)
     assert "no such section: speed" in capsys.readouterr().err
-
-
-def test_a_section_without_its_library_is_refused_before_anything_runs(load, monkeypatch, capsys):
-    monkeypatch.setattr(load("bench"), "find_spec", lambda name: None if name == "monai" else True)
-    monkeypatch.setattr(sys, "argv", ["bench.py", "--sections", "short,images"])
-    with pytest.raises(SystemExit) as exit_:
-        load("bench").main()
-    assert exit_.value.code == 2
-    assert "images: monai is not installed: pip install -r requirements-vision.txt" in capsys.readouterr().err
-
-
-def test_a_section_with_nobody_to_compare_with_is_refused(load, tmp_path, monkeypatch):
-    asked = types.SimpleNamespace(contenders=["bare"])
-    bench = load("benchmarking.context").Bench(asked, tmp_path, {})
-    assert bench.others("titles_training", ("bare", "trainer")) == ["bare"]
-    with pytest.raises(
-        SystemExit, match="nothing in section titles_writing; choose from trainer_sorted, padded"
-    ):
-        bench.others("titles_writing", ("trainer_sorted", "padded"))
-    asked.contenders = None
-    monkeypatch.setattr(load("benchmarking.context"), "find_spec", lambda name: None)
-    assert bench.others("tools", ("trainer_best", "simpletransformers", "accelerate")) == [
-        "trainer_best",
-        "accelerate",
-    ]
 
 
 @pytest.mark.slow

@@ -15,20 +15,6 @@ def test_bus_bandwidth_is_that_of_nccl_tests():
     assert comm_bench.bus_bandwidth("broadcast", 1000, 2.0, 8) == 500
 
 
-def test_messages_grow_to_the_largest():
-    assert comm_bench.sizes(1) == [1024, 4096, 16384, 65536, 262144, 2**20]
-    assert comm_bench.sizes(2)[-2:] == [2**20, 2 * 2**20]
-
-
-def test_sizes_are_readable():
-    assert [comm_bench.in_units(size) for size in (5, 1024, 3 * 2**19, 2**30)] == [
-        "5 B",
-        "1 KiB",
-        "1.5 MiB",
-        "1 GiB",
-    ]
-
-
 @pytest.fixture
 def home(tmp_path):
     launchers.write_corpus(tmp_path)

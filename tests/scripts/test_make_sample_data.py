@@ -1,7 +1,6 @@
 """The sample corpus: what is extracted from a small package, what is masked, and that a second run changes
 nothing."""
 
-import inspect
 import json
 import os
 import subprocess
@@ -188,29 +187,6 @@ def test_numpydoc_becomes_prose_and_labels(site):
     ]
 
 
-def test_google_style_becomes_prose_and_labels(site):
-    row = rows_of(site)["tinylib.training.Trainer.fit"]
-    assert row["title"] == "Fit the model to all rows, one epoch after another."
-    assert row["text"].startswith("It stops as soon as nothing improves any more.\nThe order of the rows")
-    assert "See Module and the guide." in row["text"]
-    assert row["text"].endswith("\nHow far a step goes.\nIf there is no row at all.")
-    assert row["labels"] == ["has:parameters", "has:raises", "has:examples", "kind:method", "library:tinylib"]
-
-
-def test_field_lists_become_prose_and_labels(site):
-    row = rows_of(site)["tinylib.text.tokens"]
-    assert row["title"] == "Return the words of a text in their order."
-    assert row["text"].endswith("any script that has white space\nthe words, none of them empty")
-    assert row["labels"][:2] == ["has:parameters", "has:returns"]
-
-
-def test_docstrings_of_compiled_objects_are_read(site):
-    row = rows_of(site)["tinylib.core.array.sort"]
-    assert row["title"] == "Sort an array in place along one axis."
-    assert "kind:method" in row["labels"]
-    assert "axis=-1" not in row["text"]
-
-
 def test_nothing_in_a_text_gives_its_labels_away(site):
     texts = [row["text"] for row in rows_of(site).values()]
     assert len(texts) > 100
@@ -229,87 +205,6 @@ def test_nothing_in_a_text_gives_its_labels_away(site):
         "`",
     ):
         assert not [text for text in texts if leak in text], leak
-
-
-def test_parameters_of_every_style_are_described(site):
-    rows = {row["id"]: row for row in sample_data.title_rows(site / "tinylib")}
-    found = {row["title"]: row["text"] for row in rows.values()}
-    assert found == {
-        "matrix": "Coefficients of the equations, one row for each of them, in any floating point type.",
-        "text": "what to cut into words, of any length, in any script that has white space",
-    }  # of others, such as secret_rate, too little is said
-    assert rows["tinylib.linalg.solve.matrix"]["module"] == "tinylib.linalg"
-
-
-def test_an_entry_ends_where_the_next_one_begins():
-    doc = """Summary.
-
-    Args:
-        first_one (`int`, *optional*, defaults to 1):
-            It goes on
-
-            over a blank line.
-        second: on the same line,
-            and on the next
-    A line that stands further left is no part of it.
-
-    Attributes
-    ----------
-    HTMLName2 : str
-        Another style.
-
-    Returns
-    -------
-    third : str
-        No parameter.
-    """
-    described = dict(sample_data.described_parameters(inspect.cleandoc(doc)))
-    assert described == {
-        "first_one": "It goes on over a blank line.",
-        "second": "on the same line, and on the next",
-        "HTMLName2": "Another style.",
-    }
-    assert [" ".join(sample_data.NAME_PART.findall(name)).lower() for name in described][2] == "html name 2"
-
-
-def test_the_titles_of_a_module_stay_together():
-    rows = [
-        {"id": f"{module}.{number}", "module": f"m{module}", "title": "a", "text": f"t {module} {number}"}
-        for module in range(200)
-        for number in range(3)
-    ]
-    splits = sample_data.split_titles(rows)
-    modules = [{row["id"].split(".")[0] for row in split} for split in splits.values()]
-    assert sum(map(len, modules)) == len(set().union(*modules)) == 200
-    assert all(set(row) == {"id", "title", "text"} for split in splits.values() for row in split)
-
-
-def test_titles_replace_what_was_made_for_another_task(site, tmp_path, monkeypatch, capsys):
-    output = tmp_path / "out"
-    monkeypatch.syspath_prepend(site)
-    monkeypatch.setattr(sample_data.gc, "disable", lambda: None)  # for the tests that come after
-    for what in ("texts", "titles"):
-        monkeypatch.setattr(
-            sys, "argv", ["script", what, "--output_dir", str(output), "--packages", "tinylib"]
-        )
-        assert sample_data.main() == 0
-    assert sorted(path.name for path in output.iterdir()) == [name for name in FILES if name != "labels.txt"]
-    assert "labels" not in capsys.readouterr().out.rpartition("words in a text")[2]
-    assert {frozenset(row) for rows in read_rows(output).values() for row in rows} == {
-        frozenset(("id", "title", "text"))
-    }
-    assert sample_data.main() == 0
-    assert "nothing to do" in capsys.readouterr().out
-
-
-def test_labels_too_rare_in_training_are_dropped():
-    rows = [
-        {"id": str(i), "text": f"text {i}", "labels": ["often", "once"] if i == 7 else ["often"]}
-        for i in range(200)
-    ]
-    splits, labels = sample_data.split_rows(rows, min_label_rows=2)
-    assert labels == ["often"]
-    assert all(row["labels"] == ["often"] for split in splits.values() for row in split)
 
 
 def test_run_writes_disjoint_splits_and_says_what(site, tmp_path):
@@ -354,24 +249,6 @@ def test_second_run_reuses_and_force_gives_the_same_bytes(site, tmp_path):
     }
 
 
-@pytest.mark.parametrize("change", ["version", "damaged", "interrupted"])
-def test_stale_output_is_built_again(site, tmp_path, change):
-    output = tmp_path / "out"
-    assert run(site, output).returncode == 0
-    before = (output / "train.jsonl").read_bytes()
-    if change == "version":
-        metadata = site / "tinylib-1.0.dist-info" / "METADATA"
-        metadata.write_text(metadata.read_text().replace("1.0", "1.1"))
-    elif change == "damaged":
-        (output / "train.jsonl").write_bytes(before[:-100])
-    else:
-        (output / "sample_data.json").write_text("{}\n")
-    result = run(site, output)
-    assert result.returncode == 0
-    assert "nothing to do" not in result.stdout
-    assert (output / "train.jsonl").read_bytes() == before
-
-
 def test_files_from_elsewhere_are_not_overwritten(site, tmp_path):
     output = tmp_path / "out"
     output.mkdir()
@@ -381,13 +258,6 @@ def test_files_from_elsewhere_are_not_overwritten(site, tmp_path):
     assert "train.jsonl from elsewhere" in result.stderr
     assert "choose another folder" in result.stderr
     assert (output / "train.jsonl").read_text() == "mine\n"
-
-
-def test_no_package_at_all_is_an_error(tmp_path):
-    result = run(tmp_path, tmp_path / "out")
-    assert result.returncode == 2
-    assert "pip install" in result.stderr
-    assert not (tmp_path / "out").exists()
 
 
 def test_digits_are_drawn_once_and_the_same_each_time(tmp_path, monkeypatch):

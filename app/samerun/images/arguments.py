@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from samerun.arguments import groups
-from samerun.arguments.parsing import SpaceSeparated, changed_option, option
+from samerun.arguments import (
+    BatchArguments,
+    DataArguments,
+    LaunchArguments,
+    ModelArguments,
+    OptimizationArguments,
+    RunArguments,
+)
+from samerun.parsing import SpaceSeparated, changed_option, option
 
 RESIZED_CROP = (
     "--random_crop resizes its crops, but --inference sliding_window resizes nothing; give "
@@ -19,32 +26,32 @@ FORMS = (
 
 @dataclass(frozen=True, kw_only=True)
 class ImageArguments(
-    groups.LaunchArguments,
-    groups.RunArguments,
-    groups.OptimizationArguments,
-    groups.BatchArguments,
-    groups.DataArguments,
-    groups.ModelArguments,
+    LaunchArguments,
+    RunArguments,
+    OptimizationArguments,
+    BatchArguments,
+    ModelArguments,
+    DataArguments,
 ):
     """Images"""
 
     # Other defaults and help for arguments of the groups above; --help shows them in their groups.
-    train_file: SpaceSeparated[str] | None = changed_option(groups.DataArguments, "train_file", FORMS)
+    train_file: SpaceSeparated[str] | None = changed_option(DataArguments, "train_file", FORMS)
     validation_file: SpaceSeparated[str] | None = changed_option(
-        groups.DataArguments,
+        DataArguments,
         "validation_file",
         "the same; without it --validation_split takes rows from training",
     )
     test_file: SpaceSeparated[str] | None = changed_option(
-        groups.DataArguments, "test_file", "the same: images to predict, and to score when they have labels"
+        DataArguments, "test_file", "the same: images to predict, and to score when they have labels"
     )
     learning_rate: float | None = changed_option(
-        groups.OptimizationArguments,
+        OptimizationArguments,
         "learning_rate",
         "peak learning rate (default: 1e-3, of pretrained weights 5e-5)",
     )
     global_batch_size: int | None = changed_option(
-        groups.BatchArguments,
+        BatchArguments,
         "global_batch_size",
         "samples per optimizer step over all processes (default: 128, with pretrained weights 32)",
     )
@@ -75,7 +82,7 @@ class ImageArguments(
     )
     sync_batch_norm: bool = option(
         False,
-        help="compute batch norm over the rows of all processes (default: each process over its own rows)",
+        help="compute batch norm over the rows of all processes, instead of each process's own",
     )
 
     batch_sizes = (128, 32)  # defaults of --global_batch_size for random and for pretrained weights
@@ -100,7 +107,7 @@ class MaskArguments(ImageArguments):
     """Masks"""
 
     train_file: SpaceSeparated[str] | None = changed_option(
-        groups.DataArguments,
+        DataArguments,
         "train_file",
         "folder with images/ and masks/ of equal names, in it or in train/ and val/; CamVid's or "
         "Cityscapes' folders; or csv, "
@@ -137,6 +144,7 @@ class MaskArguments(ImageArguments):
     window_batch_size: int = option(4, at_least=1, help="windows per forward pass in prediction")
     random_scale: tuple[float, ...] | None = option(
         above=0,
+        excludes=("random_crop",),
         help="LOW,HIGH: scale training images by a random factor in this range and crop --image_size "
         "from them",
     )
@@ -150,7 +158,7 @@ class MaskArguments(ImageArguments):
     )
 
     global_batch_size: int | None = changed_option(
-        groups.BatchArguments,
+        BatchArguments,
         "global_batch_size",
         "samples per optimizer step over all processes (default: 16)",
     )
@@ -166,8 +174,6 @@ class MaskArguments(ImageArguments):
             problems.append(
                 f"--random_scale {','.join(map(str, scale))}: expected two numbers, the lower one first"
             )
-        if scale is not None and self.random_crop is not None:
-            problems.append("--random_scale and --random_crop are both given; keep one")
         if self.image_size is not None and len(self.image_size) > 2:
             problems.append(f"--image_size has {len(self.image_size)} numbers, expected HEIGHT,WIDTH")
         if self.random_crop is not None and self.inference == "sliding_window":

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from samerun.errors import InputError, TrainingError
+from samerun.errors import InputError, TrainingError, described, listed, nearest, raise_problems
 from samerun.images.examples import Examples
 from samerun.images.processing import Processing
 from samerun.images.sources import Inspection
 from samerun.models.pretrained import labels_of, set_labels
 from samerun.models.small_cnn import LEAST_SIZE, SmallCNNConfig
-from samerun.reading.problems import described, listed, nearest, raise_problems
 from samerun.reports.card import markdown_table
 
 MOST_CLASSES = 20  # of a confusion matrix in the report; metrics.json has the whole matrix

@@ -13,13 +13,8 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from samerun.errors import InputError, in_short
-from samerun.images.folders import check_output_outside, class_folders
-from samerun.images.idx import images_file, is_idx, labels_file, read_idx
-from samerun.images.sources import ArrayImages, EncodedImages, Images, JoinedImages, JoinedPlaces, Renumbered
-from samerun.reading.cache import cache_folder, content_hash
-from samerun.reading.columns import check_ids, ids_of
-from samerun.reading.splits import (
+from samerun.data.cache import cache_folder, content_hash
+from samerun.data.splits import (
     LIMIT_ARGUMENTS,
     check_columns,
     check_consistent_labels,
@@ -27,9 +22,12 @@ from samerun.reading.splits import (
     expand_patterns,
     read_sources,
     read_split,
-    table_of,
 )
-from samerun.reading.tables import Table, read_table
+from samerun.data.tables import Table, check_ids, dataset_table, ids_of, read_table
+from samerun.errors import InputError, in_short
+from samerun.images.folders import check_output_outside, class_folders
+from samerun.images.idx import images_file, is_idx, labels_file, read_idx
+from samerun.images.sources import ArrayImages, EncodedImages, Images, JoinedImages, JoinedPlaces, Renumbered
 from samerun.task import Mixture
 
 if TYPE_CHECKING:
@@ -188,7 +186,7 @@ def from_table(arguments: Any, split: str, path: Path) -> Examples:
     if path.suffix.lower() == ".parquet" and _holds_images(path, arguments.image_column):
         rows = _parquet_rows(path, arguments.image_column)
         check_columns(rows, str(path), required)
-        table = table_of(rows, str(path), required, optional)
+        table = dataset_table(rows, str(path), required, optional)
     else:
         table = read_table(path, arguments.encoding, required, optional)
     return _of_table(arguments, split, table, path.parent)

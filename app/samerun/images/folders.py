@@ -8,8 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from samerun.errors import InputError
-from samerun.reading.problems import listed
+from samerun.errors import InputError, listed
 
 SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
 

@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from samerun.errors import InputError, collecting
+from samerun.data.cache import fingerprint
+from samerun.data.tables import split_off
+from samerun.errors import SHOWN, InputError, collecting, more
 from samerun.images.augmentation import Augmentation, row_generator
 from samerun.images.decoding import ALPHA, DEEP, too_deep
 from samerun.images.examples import Examples, read_examples
@@ -26,9 +28,6 @@ from samerun.models.pretrained import load_config, load_model_and_new_names
 from samerun.models.sync_batch_norm import allow_single_values, has_batch_norm, synchronise_batch_norm
 from samerun.models.weight_files import model_content
 from samerun.plan import Modes
-from samerun.reading.columns import split_off
-from samerun.reading.fingerprint import fingerprint
-from samerun.reading.problems import SHOWN, more
 from samerun.runtime import Launch
 from samerun.task import Batch, Data, Split, Task, mixing_fingerprint
 

@@ -11,14 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from samerun.errors import InputError, collecting
+from samerun.data.cache import fingerprint, get_or_create
+from samerun.data.splits import LIMIT_ARGUMENTS, expand_patterns
+from samerun.errors import SHOWN, InputError, collecting, listed, raise_problems
 from samerun.images.examples import Examples, above_folders, from_table, named_from, read_each, read_examples
 from samerun.images.folders import check_output_outside, images_below
 from samerun.images.sources import EncodedImages, Images, Inspection, map_rows
-from samerun.reading.cache import get_or_create
-from samerun.reading.fingerprint import fingerprint
-from samerun.reading.problems import SHOWN, listed, raise_problems
-from samerun.reading.splits import LIMIT_ARGUMENTS, expand_patterns
 
 # Folder names of each split.
 SPLIT_FOLDERS = {

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import interpolate, pad
 from transformers import AutoModelForSemanticSegmentation
 
-from samerun.batching.mask_bits import file_names
+from samerun.data.mask_bits import file_names
 from samerun.errors import InputError, TrainingError, in_short
 from samerun.images.arguments import RESIZED_CROP
 from samerun.images.folders import image_extensions

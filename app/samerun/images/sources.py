@@ -17,12 +17,10 @@ import pyarrow
 from PIL import Image
 from pyarrow import parquet
 
-from samerun.errors import InputError, collecting
+from samerun.data.cache import file_state, fingerprint, get_or_create
+from samerun.errors import InputError, collecting, described, raise_problems
 from samerun.images.decoding import Encoded, Header, decode, decode_mask, read_header
 from samerun.output.progress import Phase
-from samerun.reading.cache import get_or_create
-from samerun.reading.fingerprint import file_state, fingerprint
-from samerun.reading.problems import described, raise_problems
 
 THREADS, GROUP = 8, 1024  # threads that read files; files per job of theirs
 CACHE_VERSION, CACHE_FILE = "1", "images.parquet"

@@ -3,8 +3,9 @@
 The loss of image i with elements e (pixels or voxels) that are not ignored, logits z and true classes y:
 
     CE_i   = sum_e w[y_e] * cross_entropy(z_e, y_e) / sum_e w[y_e]
-    Dice_i = mean over the classes c that occur in y of  1 - 2 sum_e p_ec [y_e = c] / (sum_e p_ec + sum_e [y_e
-    = c]) L_i    = cross_entropy_weight * CE_i + dice_weight * Dice_i
+    Dice_i = mean over the classes c that occur in y of
+             1 - 2 sum_e p_ec [y_e = c] / (sum_e p_ec + sum_e [y_e = c])
+    L_i    = cross_entropy_weight * CE_i + dice_weight * Dice_i
 
 with p = softmax(z) and class weights w. The loss of a batch is the mean of L_i, a sum and a count, so it does
 not depend on micro-batches and processes. Dice skips absent classes: its loss for them is 1 for any

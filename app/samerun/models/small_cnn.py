@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.modeling_outputs import ImageClassifierOutput
 
+from samerun.data.files import read_object
 from samerun.errors import InputError
 from samerun.models.weight_files import check_finite_weights, in_one_line
-from samerun.reading.json_files import read_object
 
 MODEL_TYPE = "small_cnn"
 CHANNELS = (16, 32, 64, 128)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from samerun.data.cache import sample_of
 from samerun.errors import InputError
 from samerun.models.adapters import WEIGHTS as ADAPTER_WEIGHTS
 from samerun.models.adapters import base_of
-from samerun.reading.fingerprint import sample_of
 
 # In the order in which transformers looks for them.
 WEIGHTS = (

@@ -25,17 +25,13 @@ CARD = "README.md"
 REPORT = "report.html"
 BEST_PREDICTIONS = "validation_predictions.npz"  # of the best model
 BEST = "best"
-BEST_MODELS, KEPT_WEIGHTS = "best_models", "kept_weights"  # --keep_best and --average_checkpoints
+BEST_MODELS = "best_models"  # --keep_best
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.json"
 PREDICTIONS = "predictions.jsonl"
 PLOTS = "plots"
-OF_A_BEST_MODEL = (
-    "best_metric",
-    "exported",
-    "averaged_steps",
-    "average_metric",
-)  # in metrics.json, besides scores
+# In metrics.json, besides scores. Version 1.0.0 wrote all but the first.
+OF_A_BEST_MODEL = ("best_metric", "exported", "averaged_steps", "average_metric")
 TRACKERS = "trackers.json"  # the run's ids at tracking services
 OURS = (
     RUN_FILE,
@@ -48,11 +44,11 @@ OURS = (
     CARD,
     REPORT,
     BEST_PREDICTIONS,
-    "bootstrap_validation.npz",  # of version 1.0.0, as the next
+    "bootstrap_validation.npz",  # of version 1.0.0, as the next and kept_weights
     "bootstrap_test.npz",
     BEST,
     BEST_MODELS,
-    KEPT_WEIGHTS,
+    "kept_weights",
     CHECKPOINTS,
     PLOTS,
     "tensorboard",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-_exiting = threading.Event()
 _all: weakref.WeakSet[Background] = weakref.WeakSet()
 
 
@@ -18,13 +16,11 @@ class Background:
     def __init__(self) -> None:
         self.thread = ThreadPoolExecutor(1, "background work")
         self._job: Future | None = None
-        self._hurried = threading.Event()
         _all.add(self)
 
     def start(self, job: Callable[[], None]) -> None:
         """Waits for the previous job, raises its error if it failed, and starts this one."""
         self.wait()
-        self._hurried.clear()
         self._job = self.thread.submit(job)
 
     def wait(self) -> None:
@@ -33,18 +29,8 @@ class Background:
         if job is not None:
             job.result()
 
-    def hurry(self) -> None:
-        """Asks the running job to stop waiting for other processes."""
-        self._hurried.set()
-
-    def is_hurried(self) -> bool:
-        """Whether a job should stop waiting for other processes: after `hurry`, or before this process
-        exits."""
-        return self._hurried.is_set() or _exiting.is_set()
-
 
 def finish_all() -> None:
     """Waits for all running jobs, whether they succeed or not. For a process that is about to exit."""
-    _exiting.set()
     for writer in list(_all):
         writer.thread.shutdown()

@@ -27,12 +27,11 @@ LIMITS = (
 SPLITS = {"eval": "validation", "test": "test"}  # prefix of metrics -> split
 
 
-def write_card(folder: Path, card: ModelCard, *, arguments: Any = None, limits: Sequence[str] = ()) -> None:
+def write_card(folder: Path, card: ModelCard, arguments: Any = None) -> None:
     """Writes the model card of the run in `folder` from its run.json, metrics.json and plots/, and from the
     task's part.
 
-    `arguments`: those of the run; the card shows the ones that differ from their defaults. `limits`:
-    sentences of the task.
+    `arguments`: those of the run; the card shows the ones that differ from their defaults.
     """
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
@@ -58,7 +57,7 @@ def write_card(folder: Path, card: ModelCard, *, arguments: Any = None, limits: 
     if arguments is not None:
         changed = yaml.safe_dump(_changed(arguments), allow_unicode=True, sort_keys=False)
         body += ["```yaml", changed.strip(), "```", ""]
-    body += ["## Limits", "", *(f"- {limit}" for limit in [*limits, *LIMITS]), ""]
+    body += ["## Limits", "", *(f"- {limit}" for limit in [*card.limits, *LIMITS]), ""]
     check_present(folder / CARD)
     if written.foreign(folder, [CARD]):
         say(f"note           no model card is written: {folder / CARD} is not a run's file")
@@ -155,8 +154,6 @@ def _facts(run: dict[str, Any], values: dict[str, Any]) -> list[str]:
     plan, resolved = run["plan"], run["arguments"]
     sharded = f", ZeRO-{run['zero_stage']}" if run["zero_stage"] else ", FSDP2" if run.get("fsdp") else ""
     best = f"best at step {values.get('best_step')}"
-    if values.get("exported") == "average":
-        best = f"the weights of steps {', '.join(map(str, values['averaged_steps']))} averaged"
     return [
         f"- {plan['num_rows']} training rows, {values.get('train_steps')} optimizer steps of "
         f"{plan['batch']['global_batch_size']} rows, {best}",

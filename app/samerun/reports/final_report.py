@@ -46,14 +46,14 @@ def write_reports(run: Run, arguments: Any, task: Task, splits: Mapping[str, Spl
     """Writes the model card and, with --report_to html, report.html. Rank 0 only. Errors of the page are
     notes: the run is done."""
     folder, sections, with_page = Path(arguments.output_dir), [], "html" in arguments.report_to
-    card = task.model_card(folder)
+    card = task.card(folder)
     try:
         if with_page:
             with Phase("reporting"):
                 sections = _draw_figures(run, folder, task, splits)
     except Exception as error:
         say(f"note           no figures for {folder / REPORT}: {in_short(error)}")
-    write_card(folder, card, arguments=arguments, limits=task.limits())
+    write_card(folder, card, arguments=arguments)
     try:
         if with_page:
             write_page(folder, card.title, task.shown_metrics, card.metrics, sections, task.best_metric)
@@ -67,7 +67,7 @@ def _draw_figures(run: Run, folder: Path, task: Task, splits: Mapping[str, Split
     path, shown = folder / BEST_PREDICTIONS, ReportContent({}, [])
     if "validation" in splits and path.exists():
         with np.load(path) as file:
-            shown = task.analyse(dict(file), splits["validation"])
+            shown = task.figures(dict(file), splits["validation"])
     events = [*read_history(folder), *read_history(folder, SPEED)]
     step = max((event["step"] for event in events), default=0)
     for name, figure in {

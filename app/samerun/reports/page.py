@@ -75,8 +75,6 @@ def summary(run: dict[str, Any], values: dict[str, Any], metrics: Sequence[str],
     if values.get("best_metric") is not None:
         best, last = values["best_step"], values.get("train_steps")
         which = "that of the last step" if best == last else f"that of step {best} of {last}"
-        if values.get("exported") == "average":
-            which = f"the average of the weights of steps {', '.join(map(str, values['averaged_steps']))}"
         score = f"{best_by} ({values['best_metric']:.4f})"
         sentences.append(f"The best model is {which}, selected by {score} on the validation rows.")
     scores = by_split(values)["test"]

@@ -33,7 +33,7 @@ def _write(arguments: Any, task: Task, split: Split, predictions: Predictions) -
 
 def _lines(task: Task, split: Split, predictions: Predictions) -> Iterator[dict[str, Any]]:
     ids = range(len(split)) if split.ids is None else split.ids
-    for name, line in zip(ids, task.prediction_lines(predictions, split), strict=True):
+    for name, line in zip(ids, task.lines(predictions, split), strict=True):
         yield {"id": name, **line}
 
 

@@ -18,17 +18,23 @@ class QueuedItem(NamedTuple):
 
 
 class BatchQueue:
-    """A bounded queue and one thread that runs the model.
+    """A bounded queue of items that `thread` works on, up to `max_batch` at once.
 
-    When the thread is free it takes up to `max_batch` queued items. `max_wait`: seconds that an incomplete
-    batch waits for more items.
+    Queues that share a thread take turns. `max_wait`: seconds that an incomplete batch waits for more items.
     """
 
     def __init__(
-        self, predict: Callable[[list], Sequence], max_batch: int, max_wait: float, queue_size: int
+        self,
+        predict: Callable[[list], Sequence],
+        thread: ThreadPoolExecutor,
+        *,
+        max_batch: int,
+        max_wait: float,
+        queue_size: int,
     ) -> None:
         """`predict`: items -> a result for each; raises if one of them is wrong."""
-        self._predict, self._max_batch, self._max_wait = predict, max_batch, max_wait
+        self._predict, self._thread = predict, thread
+        self._max_batch, self._max_wait = max_batch, max_wait
         self._queue: asyncio.Queue[QueuedItem] = asyncio.Queue(queue_size)
 
     def __len__(self) -> int:
@@ -47,18 +53,18 @@ class BatchQueue:
 
     async def run(self) -> None:
         """Processes batches until it is cancelled."""
-        with ThreadPoolExecutor(1, "model") as thread:
-            while True:
-                batch = await self._next_batch()
-                items = [queued.item for queued in batch]
-                results = await asyncio.get_running_loop().run_in_executor(thread, self._results, items)
-                for queued, result in zip(batch, results, strict=True):
-                    if queued.future.cancelled():
-                        continue  # the client has disconnected
-                    if isinstance(result, Exception):
-                        queued.future.set_exception(result)
-                    else:
-                        queued.future.set_result(result)
+        while True:
+            batch = await self._next_batch()
+            batch = [queued for queued in batch if not queued.future.cancelled()]  # its client has gone
+            items = [queued.item for queued in batch]
+            results = await asyncio.get_running_loop().run_in_executor(self._thread, self._results, items)
+            for queued, result in zip(batch, results, strict=True):
+                if queued.future.cancelled():
+                    continue
+                if isinstance(result, Exception):
+                    queued.future.set_exception(result)
+                else:
+                    queued.future.set_result(result)
 
     async def _next_batch(self) -> list[QueuedItem]:
         batch = [await self._queue.get()]
@@ -74,10 +80,11 @@ class BatchQueue:
         """A result or an exception for each item. The items of a failing batch are predicted one by one, so
         that one bad item does not fail the others."""
         try:
-            return list(self._predict(items))
+            return list(self._predict(items)) if items else []
         except Exception as error:
             if len(items) > 1:
                 return [self._results([item])[0] for item in items]
-            return [
-                error if isinstance(error, InputError) else RuntimeError(f"{type(error).__name__}: {error}")
-            ]
+            if not isinstance(error, InputError):
+                cause, error = error, RuntimeError(f"{type(error).__name__}: {error}")
+                error.__cause__ = cause  # a future takes no StopIteration
+            return [error]

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from samerun.arguments.parsing import parse, validate
-from samerun.batching.batches import EvalRows
+from samerun.data.batches import EvalRows
 from samerun.errors import InputError, TrainingError
 from samerun.kernels.common import row_lengths
+from samerun.parsing import parse, validate
 from samerun.plan import Modes, evaluation_batch
 from samerun.runtime import describe_launch, quiet_libraries
 from samerun.task import Predictions, Split, Task
@@ -30,7 +30,7 @@ class Predictor:
             raise InputError(
                 f"{launch.world_size} processes were launched, but this needs one; start it with python"
             )
-        quiet_libraries(launch)
+        quiet_libraries(launch.rank)
         self.task = task
         task.load(launch, Modes(False, False, False))  # reads no rows, only configuration and tokenizer
         self.device, self.half = torch.device(launch.device_type), HALF.get(launch.precision)
@@ -40,7 +40,7 @@ class Predictor:
     def __call__(self, items: Sequence[Any]) -> list[dict[str, Any]]:
         """One line per item. Raises `InputError` for a bad item."""
         split = self.task.rows_in_memory(items)
-        return list(self.task.prediction_lines(self._predict(split), split))
+        return list(self.task.lines(self._predict(split), split))
 
     def explain(self, item: Any, line: dict[str, Any]) -> dict[str, Any]:
         """`Task.explain` with the loaded model."""

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
+import ipaddress
 import json
 import logging
+import signal
 import socket
+import urllib.parse
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from aiohttp import web
+from PIL import Image, UnidentifiedImageError
 
 from samerun.errors import InputError
 from samerun.serving.batching import BatchQueue
@@ -20,26 +26,26 @@ from samerun.serving.predictor import Predictor
 
 PAGE = Path(__file__).with_name("page.html")
 SHUTDOWN_SECONDS = 60  # in which open requests are answered
+READ_SECONDS = 30  # in which a connection's first request, and every body, must arrive
+MOST_CONNECTIONS = 512
+MOST_EXPLAINED = 32  # texts of a request
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")  # others may start programs, such as Ghostscript
 EXPECTED = {
     "texts": 'a JSON object with "text", a text, or "texts", a list of them, and optionally "explain": true',
-    "images": "the bytes of an image file as the body",
+    "images": f"the bytes of an image file as the body ({', '.join(FORMATS)})",
 }
 
 
-class Request(NamedTuple):
-    """A text or the bytes of an image. `explain`: whether the answer includes `Predictor.explain`."""
-
-    item: Any
-    explain: bool
-
-
 class Limits(NamedTuple):
-    """`max_wait`: in seconds. `megabytes`: maximum size of a request body."""
+    """`max_wait`: in seconds. `megabytes`: maximum size of a request body. `pixels`: of an image. `hosts`:
+    names besides addresses and `localhost` by which clients may call this server; `*` allows all."""
 
     max_batch: int
     max_wait: float
     queue_size: int
     megabytes: float
+    pixels: int = 50_000_000
+    hosts: tuple[str, ...] = ()
 
 
 class Server:
@@ -51,38 +57,72 @@ class Server:
     ) -> None:
         self._predictor, self._folder, self._model_info, self._limits = predictor, folder, model_info, limits
         self._takes = predictor.task.input_kind
-        self._queue = BatchQueue(self._predict, limits.max_batch, limits.max_wait, limits.queue_size)
+        self._model_thread = ThreadPoolExecutor(1, "model")
+        queue = partial(BatchQueue, thread=self._model_thread, queue_size=limits.queue_size)
+        self._queue = queue(self._predict, max_batch=limits.max_batch, max_wait=limits.max_wait)
+        # One at a time, between the batches of other requests: explaining a text takes several passes.
+        self._explanations = queue(self._explain, max_batch=1, max_wait=0)
+        # Connections that have not sent a request, and when they will be closed.
+        self._silent: dict[asyncio.Protocol, asyncio.TimerHandle] = {}
 
     def application(self) -> web.Application:
         app = web.Application(
-            client_max_size=int(self._limits.megabytes * 2**20), middlewares=[self._as_json]
+            client_max_size=int(self._limits.megabytes * 2**20),
+            middlewares=[self._as_json, self._only_own_pages],
         )
         app.add_routes([
             web.get("/", self._page),
             web.get("/health", self._health),
             web.post("/predict", self._answer),
         ])  # fmt: skip
-        app.cleanup_ctx.append(self._run_queue)  # ends after the last request is answered
+        app.cleanup_ctx.append(self._run_queues)  # ends after the last request is answered
         return app
 
     def serve(self, sock: socket.socket) -> None:
         """Serves until SIGTERM or SIGINT, then answers the open requests."""
-        web.run_app(
-            self.application(), sock=sock, print=None, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS
-        )
+        asyncio.run(self._serve(sock))
 
-    async def _run_queue(self, _app: web.Application) -> AsyncIterator[None]:
-        running = asyncio.create_task(self._queue.run())
+    async def _serve(self, sock: socket.socket) -> None:
+        loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopped.set)
+        runner = web.AppRunner(
+            self.application(), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, handler_cancellation=True
+        )
+        await runner.setup()
+        listener = await loop.create_server(partial(self._accept, runner.server), sock=sock)
+        await stopped.wait()
+        listener.close()
+        await runner.cleanup()
+
+    def _accept(self, server: web.Server) -> asyncio.Protocol:
+        """The protocol of a new connection. One without a request is closed after READ_SECONDS."""
+        if len(server.connections) >= MOST_CONNECTIONS:
+            return _Busy()
+        connection = server()
+        timer = asyncio.get_running_loop().call_later(READ_SECONDS, self._close_silent, connection)
+        self._silent[connection] = timer
+        return connection
+
+    def _close_silent(self, connection: Any) -> None:
+        del self._silent[connection]
+        connection.force_close()
+
+    async def _run_queues(self, _app: web.Application) -> AsyncIterator[None]:
+        running = [asyncio.create_task(queue.run()) for queue in (self._queue, self._explanations)]
         yield
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        self._model_thread.shutdown()
 
     # Requests
 
     @web.middleware
     async def _as_json(self, request: web.Request, handler: Any) -> web.StreamResponse:
         """Turns exceptions into JSON errors."""
+        if request.protocol in self._silent:
+            self._silent.pop(request.protocol).cancel()
         try:
             return await handler(request)
         except web.HTTPRequestEntityTooLarge:
@@ -97,63 +137,118 @@ class Server:
             )
         except InputError as error:
             return _error(400, "; ".join(error.problems))
-        except Exception as error:
+        except Exception:
             logging.getLogger(__name__).exception("a request failed")
-            return _error(500, f"the prediction failed ({error}); the server's output says more")
+            return _error(500, "the prediction failed; the server's output says why")
+
+    @web.middleware
+    async def _only_own_pages(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """Refuses what another site's page makes a browser send: by its `Origin`, or by a host name that it
+        has pointed at this machine."""
+        names = {"Host": request.host, "Origin": request.headers.get("Origin")}
+        for header, value in names.items():
+            if value is not None and not self._is_own(value, request.host if header == "Origin" else None):
+                return _error(
+                    403,
+                    f"the request's {header} is {value!r:.100}; to allow it, start with --allowed_hosts and "
+                    "that name",
+                )
+        return await handler(request)
+
+    def _is_own(self, address: str, host: str | None) -> bool:
+        """Whether a `Host`, or an `Origin` of a page, is this server's. `host`: the `Host` of an `Origin`."""
+        parts = urllib.parse.urlsplit(address if host is not None else f"//{address}")
+        name, allowed = parts.hostname or "", self._limits.hosts
+        if "*" in allowed or name in allowed or (host is not None and parts.netloc == host):
+            return True
+        return host is None and (name in ("localhost", socket.gethostname()) or _is_ip_address(name))
 
     async def _page(self, _request: web.Request) -> web.Response:
         return web.Response(text=PAGE.read_text(encoding="utf-8"), content_type="text/html")
 
     async def _health(self, _request: web.Request) -> web.Response:
-        return _json({"status": "ok", "waiting": len(self._queue), "takes": self._takes, **self._model_info})
+        waiting = len(self._queue) + len(self._explanations)
+        return _json({"status": "ok", "waiting": waiting, "takes": self._takes, **self._model_info})
 
     async def _answer(self, request: web.Request) -> web.Response:
-        body = await request.read()
-        requests = _parse_texts(body) if self._takes == "texts" else [_parse_image(body)]
-        if len(requests) > self._limits.queue_size:
-            return _error(
-                413,
-                f"{len(requests)} texts in one request; send at most {self._limits.queue_size} "
-                "(--queue_size)",
-            )
         try:
-            futures = self._queue.submit(requests)
+            async with asyncio.timeout(READ_SECONDS):
+                body = await request.read()
+        except TimeoutError:
+            return _error(408, f"the body did not arrive within {READ_SECONDS} seconds")
+        if self._takes == "texts":
+            items, explain = _parse_texts(body)
+        else:
+            items, explain = [body], False
+            pixels = _count_pixels(body)
+            if pixels > self._limits.pixels:
+                found, limit = (f"{number / 1e6:.1f} megapixels" for number in (pixels, self._limits.pixels))
+                return _error(
+                    413, f"the image has {found}, this model takes up to {limit}; send a smaller one"
+                )
+        most = MOST_EXPLAINED if explain else self._limits.queue_size
+        if len(items) > most:
+            advice = "with explanations" if explain else "(--queue_size)"
+            return _error(413, f"{len(items)} texts in one request; send at most {most} {advice}")
+        try:
+            lines = await self._results(self._queue.submit(items))
+            if explain:
+                pairs = list(zip(items, lines, strict=True))
+                lines = await self._results(self._explanations.submit(pairs))
         except asyncio.QueueFull:
             message = (
-                f"{len(self._queue)} of {self._limits.queue_size} places in the queue are taken; try "
-                "again in a moment"
+                f"{max(len(self._queue), len(self._explanations))} of {self._limits.queue_size} places in "
+                "the queue are taken; try again in a moment"
             )
             return _error(503, message, headers={"Retry-After": "1"})
+        return _json({"predictions": lines})
+
+    async def _results(self, futures: list[asyncio.Future]) -> list[dict[str, Any]]:
+        """Raises the first error, an `InputError` with the number of its item if there are several."""
         results = await asyncio.gather(*futures, return_exceptions=True)
         for number, result in enumerate(results):
-            if isinstance(result, InputError):
-                raise (
-                    InputError(f"number {number}: {'; '.join(result.problems)}")
-                    if len(results) > 1
-                    else result
-                )
+            if isinstance(result, InputError) and len(results) > 1:
+                raise InputError(f"number {number}: {'; '.join(result.problems)}")
             if isinstance(result, BaseException):
                 raise result
-        return _json({"predictions": results})
+        return results
 
     # In the model's thread
 
-    def _predict(self, requests: list[Request]) -> list[dict[str, Any]]:
-        lines = self._predictor([request.item for request in requests])
-        return [self._complete(*request, line) for request, line in zip(requests, lines, strict=True)]
+    def _predict(self, items: list[Any]) -> list[dict[str, Any]]:
+        return [self._with_mask(line) for line in self._predictor(items)]
 
-    def _complete(self, item: Any, explain: bool, line: dict[str, Any]) -> dict[str, Any]:
-        """The line with the mask's content instead of its file name, and with the explanation."""
+    def _explain(self, pairs: list[tuple[Any, dict[str, Any]]]) -> list[dict[str, Any]]:
+        return [line | self._predictor.explain(item, line) for item, line in pairs]
+
+    def _with_mask(self, line: dict[str, Any]) -> dict[str, Any]:
+        """The line with the mask's content instead of its file name."""
         line = {name: value for name, value in line.items() if name != "image"}  # the image has no file name
         if "mask" in line:
             file = self._folder / line["mask"]
             line["mask"] = f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
             file.unlink()
-        return line | (self._predictor.explain(item, line) if explain else {})
+        return line
 
 
-def _parse_texts(body: bytes) -> list[Request]:
-    """Raises `InputError` for a body that does not match EXPECTED."""
+class _Busy(asyncio.Protocol):
+    """Refuses a connection."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        transport.write(b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+        transport.close()
+
+
+def _is_ip_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _parse_texts(body: bytes) -> tuple[list[str], bool]:
+    """(texts, whether to explain them). Raises `InputError` for a body that does not match EXPECTED."""
     try:
         content = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -165,21 +260,29 @@ def _parse_texts(body: bytes) -> list[Request]:
         or ("text" in content) == ("texts" in content)
     ):
         raise InputError(f"expected {EXPECTED['texts']}; found {str(content)[:60]}")
-    texts, explain = (
-        content["texts"] if "texts" in content else [content["text"]],
-        content.get("explain", False),
-    )
+    texts = content["texts"] if "texts" in content else [content["text"]]
+    explain = content.get("explain", False)
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         raise InputError(f"expected {EXPECTED['texts']}; found {str(texts)[:60]}")
     if not isinstance(explain, bool):
         raise InputError(f'"explain" is {explain!r:.60}; expected true or false')
-    return [Request(text, explain) for text in texts]
+    return texts, explain
 
 
-def _parse_image(body: bytes) -> Request:
+def _count_pixels(body: bytes) -> int:
+    """The pixels of an image, by its header. Raises `InputError` for a body that is no image of FORMATS."""
     if not body:
         raise InputError(f"the body is empty; expected {EXPECTED['images']}")
-    return Request(body, False)
+    try:
+        with Image.open(io.BytesIO(body), formats=FORMATS) as image:
+            return image.width * image.height
+    except UnidentifiedImageError:
+        raise InputError(
+            f"the body is no image that Pillow can read (it begins with {body[:16]!r}); expected "
+            f"{EXPECTED['images']}"
+        ) from None
+    except Exception as error:  # Pillow's formats raise exceptions of many types
+        raise InputError(f"the body cannot be opened as an image ({type(error).__name__})") from None
 
 
 def _json(content: Any) -> web.Response:

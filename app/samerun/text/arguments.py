@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from samerun.arguments import groups
-from samerun.arguments.parsing import SpaceSeparated, option
+from samerun.arguments import (
+    AdapterArguments,
+    BatchArguments,
+    DataArguments,
+    LaunchArguments,
+    ModelArguments,
+    OptimizationArguments,
+    RunArguments,
+)
+from samerun.parsing import SpaceSeparated, option
 
 # Arguments that configure a loss -> the value of --loss that uses them.
 LOSS_SETTINGS = {
@@ -16,17 +24,19 @@ LOSS_SETTINGS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenBatchArguments(groups.BatchArguments):
+class TokenBatchArguments(BatchArguments):
     """Batch, counted in tokens"""
 
     max_tokens_per_micro_batch: int | None = option(
         at_least=1,
+        excludes=("per_device_train_batch_size", "gradient_accumulation_steps"),
         help="maximum number of tokens per process in a micro-batch, padding included, instead of a "
         "number of samples "
         "(default: 2048 on a CPU, no limit on a GPU)",
     )
     max_tokens_per_eval_batch: int | None = option(
         at_least=1,
+        excludes=("per_device_eval_batch_size",),
         help="maximum number of tokens per process in an evaluation batch, padding included, instead of "
         "a number of samples "
         "(default: 2048 for classification on a CPU)",
@@ -34,33 +44,27 @@ class TokenBatchArguments(groups.BatchArguments):
     length_grouping: bool = option(True, help="batch rows of similar length together, to reduce padding")
     padding_free: bool = option(
         False,
+        excludes=("attn_implementation",),
         help="compute without padding tokens, on CPUs; for BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA, "
         "DistilBERT",
     )
-
-    def problems(self) -> list[str]:
-        problems = []
-        if self.max_tokens_per_eval_batch and self.per_device_eval_batch_size:
-            problems.append(
-                "--max_tokens_per_eval_batch and --per_device_eval_batch_size are both given; keep one"
-            )
-        for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
-            if self.max_tokens_per_micro_batch and getattr(self, name) is not None:
-                problems.append(f"--max_tokens_per_micro_batch and --{name} are both given; keep one")
-        return problems
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamingArguments:
     """Streaming"""
 
+    listed_last = True
+
     streaming: bool = option(
         False,
+        excludes=("mixing_weights", "max_train_samples", "sampling"),
         help="read the training rows in buffers during training, for data larger than the disk; needs "
         "--max_steps",
     )
     streaming_buffer_rows: int | None = option(
         at_least=1,
+        needs="streaming",
         help="streaming: rows per buffer; a buffer is shuffled as a whole and is one epoch (default: 100000)",
     )
 
@@ -68,23 +72,13 @@ class StreamingArguments:
 
     def problems(self) -> list[str]:
         if not self.streaming:
-            return (
-                ["--streaming_buffer_rows is given but --streaming is not"]
-                if self.streaming_buffer_rows is not None
-                else []
-            )
+            return []
         problems = [] if self.modes.train else ["--streaming is for training, which is not requested"]
         if self.max_steps is None:
             problems.append("--streaming needs --max_steps: the number of rows is unknown")
         if self.modes.evaluate and self.validation_file is None and self.dataset_name is None:
             problems.append(
                 "--streaming needs --validation_file (or --do_eval false): it splits off no validation rows"
-            )
-        if self.mixing_weights is not None:
-            problems.append("--mixing_weights does not work with --streaming; leave one of them out")
-        if self.max_train_samples is not None:
-            problems.append(
-                "--streaming and --max_train_samples are both given; limit a streaming run by --max_steps"
             )
         return problems
 
@@ -120,7 +114,10 @@ class LossArguments:
         0.05, at_least=0, help="distribution_balanced: shift of logits by class frequency"
     )
     pos_weight: str = option(
-        "none", path=True, help="none, balanced (negatives / positives per label, capped) or a json FILE"
+        "none",
+        path=True,
+        needs="loss=bce",
+        help="none, balanced (negatives / positives per label, capped) or a json FILE",
     )
     pos_weight_cap: float = option(20.0, at_least=1, help="upper limit of --pos_weight balanced")
     sampling: str = option(
@@ -136,19 +133,11 @@ class LossArguments:
 
     def problems(self) -> list[str]:
         changed = {field.name for field in fields(self) if getattr(self, field.name) != field.default}
-        problems = [
+        return [
             f"--{name} needs --loss {loss}, but --loss is {self.loss}"
             for name, loss in LOSS_SETTINGS.items()
             if name in changed and loss != self.loss
         ]
-        if self.streaming and self.sampling == "class_balanced":
-            problems.append("--sampling class_balanced does not work with --streaming; leave one of them out")
-        if self.loss != "bce":
-            bce_only = [name for name in ("pos_weight", "label_smoothing_factor") if name in changed]
-            problems += [
-                f"--{name} needs --loss bce, but --loss is {self.loss}; keep one" for name in bce_only
-            ]
-        return problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +164,7 @@ class DecisionArguments:
     calibration: str = option(
         "none",
         choices=("none", "temperature", "temperature_per_label"),
+        excludes=("export",),
         help="calibrate probabilities by temperature scaling, fitted on the validation rows",
     )
 
@@ -199,8 +189,6 @@ class DecisionArguments:
                 problems.append(
                     f"--{name} needs --do_train and --do_eval: validation rows decide it after training"
                 )
-        if self.calibration != "none" and self.export == "adapter":
-            problems.append("--calibration changes the head, which --export adapter does not save; keep one")
         return problems
 
 
@@ -216,43 +204,37 @@ class LongDocumentArguments:
         "trained, else truncate)",
     )
     stride: int | None = option(
-        at_least=0, help="windows: overlap of two windows, in tokens (default: an eighth of --max_length)"
+        at_least=0,
+        needs="long_documents=windows",
+        help="windows: overlap of two windows, in tokens (default: an eighth of --max_length)",
     )
     max_windows: int | None = option(
-        at_least=1, help="windows: maximum per document; the rest is cut off (default: 8)"
+        at_least=1,
+        needs="long_documents=windows",
+        help="windows: maximum per document; the rest is cut off (default: 8)",
     )
     window_pooling: str | None = option(
-        choices=("max", "mean"), help="windows: pooling of the windows' logits (default: max)"
+        choices=("max", "mean"),
+        needs="long_documents=windows",
+        help="windows: pooling of the windows' logits (default: max)",
     )
 
     def problems(self) -> list[str]:
-        problems = []
-        if self.long_documents != "windows":
-            names = [
-                name
-                for name in ("stride", "max_windows", "window_pooling")
-                if getattr(self, name) is not None
-            ]
-            problems += [
-                f"--{name} needs --long_documents windows; add that, or leave --{name} out" for name in names
-            ]
-        if self.long_documents in ("head_tail", "windows") and self.truncation_side == "left":
-            problems.append(
-                f"--truncation_side left and --long_documents {self.long_documents} are both given; keep one"
-            )
-        return problems
+        if self.long_documents not in ("head_tail", "windows") or self.truncation_side != "left":
+            return []
+        return [f"--truncation_side left and --long_documents {self.long_documents} are both given; keep one"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextArguments(
-    groups.LaunchArguments,
-    groups.RunArguments,
-    groups.OptimizationArguments,
+    LaunchArguments,
+    RunArguments,
+    OptimizationArguments,
     TokenBatchArguments,
     StreamingArguments,
-    groups.DataArguments,
-    groups.AdapterArguments,
-    groups.ModelArguments,
+    AdapterArguments,
+    ModelArguments,
+    DataArguments,
 ):
     """Text"""
 
@@ -273,7 +255,10 @@ class TextArguments(
         "words, for models with a word vocabulary",
     )
     user_dictionary: str | None = option(
-        reads=True, per_machine=True, help="words that --tokenizer_type jieba does not split, one per line"
+        reads=True,
+        per_machine=True,
+        needs="tokenizer_type=jieba",
+        help="words that --tokenizer_type jieba does not split, one per line",
     )
     vocab_size: int = option(8192, at_least=128, help="vocabulary size of --tokenizer_type train")
     max_length: int | None = option(
@@ -286,12 +271,7 @@ class TextArguments(
     )
 
     def problems(self) -> list[str]:
-        problems = []
-        if self.padding_free and self.attn_implementation is not None:
-            problems.append("--padding_free and --attn_implementation are both given; keep one")
-        if self.user_dictionary and self.tokenizer_type != "jieba":
-            problems.append("--user_dictionary is for --tokenizer_type jieba")
-        train = self.modes.train
+        problems, train = [], self.modes.train
         if not train and (self.from_scratch or self.tokenizer_type == "train"):
             argument = "--from_scratch" if self.from_scratch else "--tokenizer_type train"
             problems.append(
@@ -355,7 +335,6 @@ class SourceArguments:
     source_lang: str | None = option(
         help="language code of the documents, for mBART (zh_CN) and NLLB (zho_Hans)"
     )
-    target_lang: str | None = option(help="language code of the titles (default: --source_lang)")
-
-    def problems(self) -> list[str]:
-        return ["--target_lang needs --source_lang"] if self.target_lang and not self.source_lang else []
+    target_lang: str | None = option(
+        needs="source_lang", help="language code of the titles (default: --source_lang)"
+    )

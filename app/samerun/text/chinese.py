@@ -11,8 +11,8 @@ from tokenizers.pre_tokenizers import BertPreTokenizer, PreTokenizer
 from transformers import BertTokenizer, PreTrainedTokenizerBase, RoFormerTokenizer
 from transformers.models.roformer.tokenization_utils import JiebaPreTokenizer
 
+from samerun.data.files import read_text
 from samerun.errors import InputError
-from samerun.reading.text_files import read_text
 
 HAN = "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002ceaf\U0002f800-\U0002fa1f]"
 HAN_WORD = re.compile(HAN * 2)

@@ -21,16 +21,22 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, softplus
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
-from samerun.errors import InputError, TrainingError
+from samerun.data.files import read_object, read_text
+from samerun.data.tables import Table
+from samerun.data.tokens import Ragged
+from samerun.errors import (
+    SHOWN,
+    InputError,
+    TrainingError,
+    described,
+    more,
+    nearest,
+    raise_problems,
+)
 from samerun.kernels.common import send
 from samerun.models import export
 from samerun.models.adapters import loadable
 from samerun.models.pretrained import labels_of, set_labels
-from samerun.reading.json_files import read_object
-from samerun.reading.problems import SHOWN, described, more, nearest, raise_problems
-from samerun.reading.ragged import Ragged
-from samerun.reading.tables import Table
-from samerun.reading.text_files import read_text
 from samerun.reports.card import markdown_table
 from samerun.task import ModelCard
 from samerun.text import long_documents
@@ -308,7 +314,7 @@ def _first_names(names: list[str]) -> str:
 def one_hot(labels: Ragged, rows: np.ndarray, num_labels: int) -> Tensor:
     """(b, labels) float32: 1 for the labels of a row, else 0."""
     dense = torch.zeros(len(rows), num_labels)
-    counts = labels.offsets[rows + 1] - labels.offsets[rows]
+    counts = labels.lengths[rows]
     if counts.sum():
         dense[np.repeat(np.arange(len(rows)), counts), np.concatenate([labels[row] for row in rows])] = 1
     return dense
@@ -718,7 +724,7 @@ def check_export(folder: Path, expected: dict[str, np.ndarray], precision: str) 
             )
 
 
-def model_card(folder: Path, config: Any) -> ModelCard:
+def model_card(folder: Path, config: Any, limits: list[str]) -> ModelCard:
     """The task's part of the model card, with the per-label scores in the folder's metrics.json."""
     rows = json.loads((folder / "metrics.json").read_text(encoding="utf-8")).get("eval_per_label")
     sections = [CARD_NOTE]
@@ -729,4 +735,6 @@ def model_card(folder: Path, config: Any) -> ModelCard:
         sections += markdown_table(columns, [[row[column] for column in columns] for row in frequent])
     usage = long_documents.usage(config) or USAGE
     metrics = [*METRICS, "ece", "calibrated_ece"]
-    return ModelCard("Multi-label text classification", "text-classification", usage, metrics, sections)
+    return ModelCard(
+        "Multi-label text classification", "text-classification", usage, metrics, sections, limits
+    )

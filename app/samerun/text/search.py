@@ -11,9 +11,8 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation import logits_process
 
-from samerun.errors import InputError, in_short
-from samerun.reading.json_files import read_object
-from samerun.reading.problems import nearest
+from samerun.data.files import read_object
+from samerun.errors import InputError, in_short, nearest
 from samerun.text.arguments import SEARCH
 
 # Supported fields of --generation_config: (value, end token ids) -> logits processor. None of them samples or

@@ -10,16 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from samerun.batching.stream import Stream
+from samerun.data.buffers import Buffers
+from samerun.data.cache import fingerprint
+from samerun.data.splits import read_splits
+from samerun.data.stream import Stream
+from samerun.data.tables import Cells, Table, drop_blank, split_off, texts_of
+from samerun.data.tokens import Ragged
 from samerun.errors import InputError, TrainingError
 from samerun.plan import Modes
-from samerun.reading.buffers import Buffers
-from samerun.reading.columns import drop_blank, split_off, take, texts_of
-from samerun.reading.fingerprint import fingerprint
-from samerun.reading.ragged import Ragged, RaggedChunks
-from samerun.reading.splits import read_splits
-from samerun.reading.stored_rows import Column
-from samerun.reading.tables import Table
 from samerun.task import Batch, Mixture, Split
 from samerun.text.long_documents import LongDocuments
 
@@ -30,10 +28,10 @@ class TextSplit(Split):
     `texts`, `titles`: columns. `where`: row number -> file and line for messages, if the split has several
     files."""
 
-    tokens: Ragged | RaggedChunks
-    targets: Ragged | RaggedChunks | None
+    tokens: Ragged
+    targets: Ragged | None
     texts: Sequence[str]
-    titles: Column | None = None
+    titles: Cells | None = None
     where: Callable[[int], str] | None = None
 
 
@@ -68,9 +66,9 @@ class TextCollator:
         self,
         path: str,
         texts: Sequence[str],
-        tokens: Ragged | RaggedChunks,
-        targets: Ragged | RaggedChunks | None,
-        titles: Column | None = None,
+        tokens: Ragged,
+        targets: Ragged | None,
+        titles: Cells | None = None,
         **more: Any,
     ) -> TextSplit:
         """The split of these texts. `path`: name in messages; `more`: further fields of `TextSplit`."""
@@ -91,7 +89,7 @@ class TextCollator:
             **more,
         )
 
-    def __call__(self, tokens: Ragged | RaggedChunks, targets: Any, rows: np.ndarray) -> Batch:
+    def __call__(self, tokens: Ragged, targets: Any, rows: np.ndarray) -> Batch:
         """Pads ids and mask to the longest row and to the multiple: (b, width), or with windows (b, windows,
         width)."""
         side, ids = self.tokenizer.padding_side, [tokens[row] for row in rows]
@@ -136,7 +134,7 @@ def read_tables(
         parts = split_off(tables["train"], arguments.validation_split, arguments.seed)
         table, train_targets = tables["train"], targets["train"]
         for name, rows in zip(("train", "validation"), parts, strict=True):
-            tables[name], targets[name] = take(table, rows), train_targets.take(rows)
+            tables[name], targets[name] = table.take(rows), train_targets.take(rows)
         notes.append(f"{len(parts[1])} training rows are kept for validation (--validation_split)")
     for table in tables.values():
         texts_of(table, arguments.text_column)

@@ -12,6 +12,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from samerun.data.buffers import Buffers
+from samerun.data.tables import (
+    Cells,
+    Table,
+    check_ids,
+    ids_of,
+    note_blank,
+    note_cut,
+    note_repeated_texts,
+    texts_of,
+)
+from samerun.data.tokens import Ragged, encode_cached
 from samerun.kernels.bigbird import choose_attention, padding_of
 from samerun.kernels.enable import check_padding_free, enable_kernels
 from samerun.models import adapters
@@ -20,12 +32,6 @@ from samerun.models.export import export_model
 from samerun.models.pretrained import check_vocabulary, load_config, load_model_and_new_names
 from samerun.models.weight_files import model_content
 from samerun.plan import Modes
-from samerun.reading.buffers import Buffers
-from samerun.reading.columns import check_ids, ids_of, note_blank, note_cut, note_repeated_texts, texts_of
-from samerun.reading.ragged import Ragged, RaggedChunks
-from samerun.reading.stored_rows import Column
-from samerun.reading.tables import Table
-from samerun.reading.tokens import encode_cached
 from samerun.runtime import Launch
 from samerun.task import Data, Task, mixing_fingerprint
 from samerun.text.long_documents import LongDocuments
@@ -70,17 +76,15 @@ class TextTask(Task):
     def prepare_tokenizer(self, tokenizer: Any) -> None:
         """Applies the task's settings to the tokenizer. Raises `InputError`."""
 
-    def vocabulary_columns(self, table: Table) -> list[Column]:
+    def vocabulary_columns(self, table: Table) -> list[Cells]:
         """The columns on which --tokenizer_type train trains."""
         return [table.columns[self.arguments.text_column]]
 
     @abstractmethod
-    def encode_targets(self, table: Table, targets: Any, notes: list[str]) -> Ragged | RaggedChunks:
+    def encode_targets(self, table: Table, targets: Any, notes: list[str]) -> Ragged:
         """The ids of a split's targets. Called before texts are tokenized. Raises `InputError`."""
 
-    def prepare_targets(
-        self, tables: dict[str, Table], encoded: dict[str, Ragged | RaggedChunks], notes: list[str]
-    ) -> None:
+    def prepare_targets(self, tables: dict[str, Table], encoded: dict[str, Ragged], notes: list[str]) -> None:
         """Derives settings from the targets of all splits, such as weights of the loss. `encoded`: by
         split."""
 
@@ -237,7 +241,7 @@ class TextTask(Task):
             "words": words,
         }
 
-    def titles_of(self, table: Table) -> Column | None:
+    def titles_of(self, table: Table) -> Cells | None:
         """The reference titles of a file, for title generation."""
         return None
 
@@ -302,7 +306,9 @@ class TextTask(Task):
         weights = weights if change is None else change(weights)
         export_model(path, exported, weights, check, self.tokenizer, self.max_length)
 
+    @property
     def limits(self) -> list[str]:
+        """Sentences for the model card."""
         return [f"Texts are cut to {self.long_documents.limit} tokens."]
 
     def with_kernels(self, model: torch.nn.Module) -> torch.nn.Module:

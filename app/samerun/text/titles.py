@@ -16,15 +16,12 @@ from torch.nn.functional import cross_entropy, pad
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 from transformers.modeling_outputs import BaseModelOutput
 
-from samerun.errors import TrainingError
+from samerun.data.tables import Cells, Table, is_blank, texts_of
+from samerun.errors import TrainingError, raise_problems
 from samerun.metrics.rouge import ROUGE_METRICS
 from samerun.metrics.rouge_tokenizers import choose_tokenizer
 from samerun.models import export
 from samerun.models.adapters import loadable
-from samerun.reading.columns import blank_rows, texts_of
-from samerun.reading.problems import raise_problems
-from samerun.reading.stored_rows import Column
-from samerun.reading.tables import Table
 from samerun.reports.card import markdown_table
 from samerun.task import Batch
 from samerun.text.chinese import join_chinese
@@ -63,7 +60,7 @@ def lead_remark(metrics: dict[str, Any]) -> list[str]:
     ]
 
 
-def read_titles(table: Table, column: str, split: str) -> Column | None:
+def read_titles(table: Table, column: str, split: str) -> Cells | None:
     """The titles of a file; None for a test file without titles. Raises `InputError` for empty titles and
     other types."""
     if column not in table.columns or (
@@ -72,7 +69,7 @@ def read_titles(table: Table, column: str, split: str) -> Column | None:
         table.columns.pop(column, None)
         return None
     titles = texts_of(table, column)
-    empty = blank_rows(titles)
+    empty = [row for row, title in enumerate(titles) if is_blank(title)]
     raise_problems(
         [f"{table.where(row)}: {column} is empty; give it a title or leave the row out" for row in empty]
     )
@@ -167,7 +164,7 @@ def prediction_lines(tokenizer: Any, ids: np.ndarray, scores: np.ndarray) -> Ite
         yield {"title": candidates[0]["title"], **({"candidates": candidates} if len(candidates) > 1 else {})}
 
 
-def rouge_tokenizer_for(requested: str, references: Column | None) -> str:
+def rouge_tokenizer_for(requested: str, references: Cells | None) -> str:
     """--rouge_tokenizer; "auto" is resolved by the script of the references."""
     if requested != "auto":
         return requested
@@ -178,8 +175,8 @@ def plain_model(model: Any, search: Generation) -> Any:
     """`export.plain_model` with the generation configuration to export."""
     plain = export.plain_model(model)
     generation, trained = deepcopy(search.config), model.generation_config
-    ids = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id", "forced_bos_token_id")
-    for name in (*ids, *SETTINGS):
+    tokens = ("decoder_start", "eos", "pad", "bos", "forced_bos", "forced_eos")
+    for name in (*(f"{token}_token_id" for token in tokens), *SETTINGS):
         if getattr(generation, name) is None:
             setattr(generation, name, getattr(trained, name))
     if generation.num_beams == 1:  # transformers refuses to save these settings with greedy search

@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer
 
-from samerun.errors import InputError
+from samerun.data.cache import fingerprint, get_or_create
+from samerun.data.tables import Cells
+from samerun.data.tokens import Ragged
+from samerun.errors import InputError, listed, nearest
 from samerun.models.pretrained import explain_failed_load
-from samerun.reading.cache import get_or_create
-from samerun.reading.fingerprint import fingerprint
-from samerun.reading.problems import listed, nearest
-from samerun.reading.ragged import RaggedChunks
-from samerun.reading.stored_rows import Column
 from samerun.text.chinese import backend_json, jieba_tokenizer
 from samerun.text.vocabulary import train_tokenizer
 
@@ -41,7 +39,7 @@ OFFSET_POSITIONS = {
 IDS_ALONE = {"return_attention_mask": False, "return_token_type_ids": False}
 
 
-def load_tokenizer(arguments: Any, train_texts: Sequence[Column], notes: list[str]) -> Any:
+def load_tokenizer(arguments: Any, train_texts: Sequence[Cells], notes: list[str]) -> Any:
     """The model's tokenizer, that of --tokenizer_name, or a new one trained on the columns `train_texts`.
 
     Raises `InputError` if the tokenizer cannot be loaded or has no padding token.
@@ -158,14 +156,12 @@ class TitleEncoder:
         }
 
 
-def note_unknown(tokens: RaggedChunks, tokenizer: Any, path: str, notes: list[str]) -> None:
+def note_unknown(tokens: Ragged, tokenizer: Any, path: str, notes: list[str]) -> None:
     """Notes a file with a large share of unknown tokens: the tokenizer is probably for another language."""
     total = int(tokens.lengths.sum())
     if tokenizer.unk_token_id is None or not total:
         return
-    unknown = (
-        sum(int(np.count_nonzero(chunk.values == tokenizer.unk_token_id)) for chunk in tokens.chunks) / total
-    )
+    unknown = sum(np.count_nonzero(ids == tokenizer.unk_token_id) for ids, _ in tokens.chunks) / total
     if unknown > MAX_UNKNOWN_SHARE:
         notes.append(
             f"{path}: {unknown:.0%} of the tokens are unknown to the tokenizer; is it one for this language?"
@@ -197,7 +193,7 @@ class _Concatenated:
     """The cells of several columns, one column after the other. Unlike a generator it can be iterated
     twice."""
 
-    columns: Sequence[Column]
+    columns: Sequence[Cells]
 
     def __len__(self) -> int:
         return sum(map(len, self.columns))
@@ -206,7 +202,7 @@ class _Concatenated:
         return chain.from_iterable(self.columns)
 
 
-def _train_or_load(texts: Sequence[Column], vocab_size: int) -> Any:
+def _train_or_load(texts: Sequence[Cells], vocab_size: int) -> Any:
     """A tokenizer trained on these texts; trained once per machine, then loaded from the cache."""
     key = fingerprint([str(vocab_size), *(column.fingerprint for column in texts)])[:40]
     corpus = _Concatenated(texts)

@@ -6,34 +6,42 @@ import importlib.util
 import math
 from dataclasses import dataclass
 
-from samerun.arguments import groups
-from samerun.arguments.parsing import SpaceSeparated, changed_option, option
+from samerun.arguments import (
+    BatchArguments,
+    FileArguments,
+    LaunchArguments,
+    OptimizationArguments,
+    RunArguments,
+)
+from samerun.parsing import SpaceSeparated, changed_option, option
 
 REQUIREMENTS = "requirements-vision.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
-class VolumeDataArguments(groups.FileArguments):
+class VolumeDataArguments(FileArguments):
     """Data"""
 
     train_file: SpaceSeparated[str] | None = changed_option(
-        groups.FileArguments,
+        FileArguments,
         "train_file",
         "folder with images/ and labels/ of equal names (NIfTI), and split.csv (file,split) if it "
         "has several splits; or "
         "a csv, tsv, json, jsonl or parquet file of paths; one or several, and patterns ('hospital-*')",
     )
     validation_file: SpaceSeparated[str] | None = changed_option(
-        groups.FileArguments,
+        FileArguments,
         "validation_file",
         "the same; without it --validation_split takes volumes from training",
     )
     test_file: SpaceSeparated[str] | None = changed_option(
-        groups.FileArguments, "test_file", "volumes to predict, and to score when they have labels"
+        FileArguments, "test_file", "volumes to predict, and to score when they have labels"
     )
     image_column: str = option("image", help="column of the images' paths, relative to the file")
     label_column: str = option("label", help="column of the labels' paths")
-    id_column: str = option("id", help="column that names a volume in predictions (default: its file's name)")
+    id_column: str = option(
+        "id", help="column that names a volume in predictions; without it, its file's name does"
+    )
     encoding: str = option("utf-8", help="encoding of text files")
     validation_split: float = option(
         0.1,
@@ -72,10 +80,10 @@ class NetworkArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class VolumeArguments(
-    groups.LaunchArguments,
-    groups.RunArguments,
-    groups.OptimizationArguments,
-    groups.BatchArguments,
+    LaunchArguments,
+    RunArguments,
+    OptimizationArguments,
+    BatchArguments,
     NetworkArguments,
     VolumeDataArguments,
 ):

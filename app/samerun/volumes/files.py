@@ -12,18 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from samerun.errors import InputError, collecting
-from samerun.plan import Modes
-from samerun.reading.columns import split_off
-from samerun.reading.problems import described, raise_problems
-from samerun.reading.splits import (
+from samerun.data.splits import (
     LIMIT_ARGUMENTS,
     check_consistent_labels,
     common_parent,
     expand_patterns,
     read_sources,
 )
-from samerun.reading.tables import Table, read_table
+from samerun.data.tables import Table, read_table, split_off
+from samerun.errors import InputError, collecting, described, raise_problems
+from samerun.plan import Modes
 from samerun.task import Mixture
 
 SUFFIXES = (".nii", ".nii.gz")

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from samerun.batching.mask_bits import file_names, pack, packed_bytes, unpack
+from samerun.data.cache import fingerprint
+from samerun.data.mask_bits import file_names, pack, packed_bytes, unpack
 from samerun.output import written
-from samerun.reading.fingerprint import fingerprint
 from samerun.reports.figures import with_legend
 from samerun.task import Batch
 from samerun.volumes.nifti import IGNORED, write_like

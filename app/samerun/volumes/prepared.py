@@ -15,11 +15,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from samerun.errors import InputError, collecting
+from samerun.data.cache import content_hash, fingerprint, get_or_create
+from samerun.errors import InputError, collecting, listed, raise_problems
 from samerun.output.progress import Phase
-from samerun.reading.cache import content_hash, get_or_create
-from samerun.reading.fingerprint import fingerprint
-from samerun.reading.problems import listed, raise_problems
 from samerun.volumes.files import VolumeFile, Volumes
 from samerun.volumes.nifti import (
     IGNORED,

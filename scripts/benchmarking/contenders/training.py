@@ -54,7 +54,7 @@ class TrainingContender:
         """The application's own command up to the end of training."""
         return application.train(self.script, self.options(), self.measure_ours)
 
-    def measure_ours(self, train: Callable[[], Any], run: Any, training: Any, state: Any) -> dict[str, Any]:
+    def measure_ours(self, train: Callable[[], Any], training: Any) -> dict[str, Any]:
         return self.measure_training(training.model, train)
 
     def bare(self) -> dict[str, Any]:

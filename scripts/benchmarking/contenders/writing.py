@@ -25,7 +25,7 @@ def watch_prediction(
 ) -> dict[str, Any]:
     watch = Watch(settings)
     predictions, _ = watch.repeat(predict, settings["max_steps"])
-    titles = [line["title"] for line in task.prediction_lines(predictions, rows.split)]
+    titles = [line["title"] for line in task.lines(predictions, rows.split)]
     alone = titles_alone(settings, task.tokenizer, rows.split, model.device)
     return watch.measurements() | {"titles": titles, "alone": alone}
 

@@ -7,12 +7,12 @@ from image_classify import Arguments
 from images_job import CLASSES, idx, pixels, write_folder, write_idx
 from PIL import Image
 
-from samerun.arguments.parsing import SpaceSeparated
+from samerun.data import cache
 from samerun.errors import InputError
 from samerun.images import sources
 from samerun.images.decoding import read_header
 from samerun.images.examples import read_examples
-from samerun.reading import fingerprint
+from samerun.parsing import SpaceSeparated
 
 
 def read(source, split="train", notes=None, **given):
@@ -229,7 +229,7 @@ def test_unchanged_files_are_not_read_again(tmp_path, monkeypatch, token_cache):
     first = found.inspect()  # files of this moment may change again within the resolution of the clock
     assert found.inspect() == first
     assert len(opened) == 2 * len(files)
-    monkeypatch.setattr(fingerprint, "SETTLED", -1.0)
+    monkeypatch.setattr(cache, "SETTLED", -1.0)
     opened.clear()
     assert found.inspect() == first
     assert len(opened) == len(files)

@@ -7,11 +7,11 @@ from image_classify import Arguments, ImageClassification
 from images_job import write_folder, write_idx
 from PIL import Image
 
-from samerun.arguments.parsing import parse
 from samerun.errors import InputError, TrainingError
 from samerun.images.image_task import ImageTask, Targets
 from samerun.images.processing import Processing
 from samerun.images.sources import ArrayImages
+from samerun.parsing import parse
 from samerun.plan import Modes
 from samerun.task import check_finite
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from samerun.arguments.parsing import SpaceSeparated
 from samerun.errors import InputError
 from samerun.images.arguments import MaskArguments
 from samerun.images.image_task import inspect_all
@@ -21,6 +20,7 @@ from samerun.images.masks import (
     read_pairs,
 )
 from samerun.images.segmenter import mask_names
+from samerun.parsing import SpaceSeparated
 
 EMPTY = np.zeros((4, 6), dtype=np.uint8)
 

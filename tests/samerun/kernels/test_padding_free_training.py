@@ -10,13 +10,13 @@ from linear_task import make_plan
 from test_encoders import LENGTHS, classifier
 from text_tasks import classification
 
-from samerun.batching.batches import TrainSteps
+from samerun.data.batches import TrainSteps
+from samerun.evaluate import predict
 from samerun.kernels.padding_free import use_padding_free
+from samerun.optimizer import build_optimizer
 from samerun.task import Batch, Split
 from samerun.text.splits import lengths_of, pad_rows
-from samerun.training.evaluation import predict
-from samerun.training.optimizer import build_optimizer
-from samerun.training.step import seed_step, train_step
+from samerun.train import seed_step, train_step
 
 TASK = classification(3)
 ROWS = np.array([*LENGTHS, 3, 18, 30, 2])

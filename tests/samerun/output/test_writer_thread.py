@@ -2,7 +2,6 @@ import threading
 
 import pytest
 
-from samerun.output import writer_thread
 from samerun.output.writer_thread import Background, finish_all
 
 
@@ -45,17 +44,3 @@ def test_a_process_that_ends_waits_for_it():
     finish_all()  # well or not
     assert done == [1]
     Background().wait()
-
-
-def test_work_that_waits_for_others_is_hurried_by_the_run_and_by_the_end(monkeypatch):
-    monkeypatch.setattr(writer_thread, "_exiting", threading.Event())
-    writer, seen = Background(), []
-    writer.start(lambda: seen.append(writer.is_hurried()))
-    writer.wait()
-    writer.hurry()
-    assert writer.is_hurried()
-    writer.start(lambda: seen.append(writer.is_hurried()))
-    writer.wait()
-    assert seen == [False, False]
-    finish_all()
-    assert writer.is_hurried()

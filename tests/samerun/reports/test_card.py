@@ -30,8 +30,9 @@ def folder(tmp_path):
     return write
 
 
-def card(folder, metrics=("loss", "auc"), sections=(), **metadata):
-    write_card(folder, ModelCard("A title", "text-classification", "usage()", metrics, sections), **metadata)
+def card(folder, metrics=("loss", "auc"), sections=(), limits=(), **metadata):
+    content = ModelCard("A title", "text-classification", "usage()", metrics, sections, limits)
+    write_card(folder, content, **metadata)
     return (folder / "README.md").read_text(encoding="utf-8")
 
 
@@ -143,7 +144,3 @@ def test_facts_of_the_run(folder):
     assert "- learning rate 0.001 (linear, 2 warm-up steps), weight decay 0.01, clipping 1, seed 42" in text
     assert "- 4 process(es) on cuda, torchrun, ZeRO-2, mixed precision bf16" in text
     assert "- torch 2.13\n" in text
-    averaged = folder(
-        metrics={"train_steps": 6, "best_step": 4, "exported": "average", "averaged_steps": [2, 4]}
-    )
-    assert "6 optimizer steps of 15 rows, the weights of steps 2, 4 averaged\n" in card(averaged)

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from linear_task import LinearTask
 
-from samerun.arguments.parsing import option
 from samerun.output import written
+from samerun.parsing import option
 from samerun.reports import figures, final_report
-from samerun.reports.page import summary
 from samerun.task import ReportContent, Section
 
 HISTORY = [
@@ -38,7 +37,7 @@ METRICS = {
 
 
 class Judged(LinearTask):
-    def analyse(self, best, split):
+    def figures(self, best, split):
         figure, axes = figures.new_figure("errors")
         axes.plot(best["error"])
         section = Section("Worst rows", "By error.", ["text"], [["<script>alert(1)</script>"]])
@@ -92,7 +91,7 @@ def test_the_page_has_figures_tables_and_no_text_that_is_run(finished):
 
 def test_a_figure_that_cannot_be_drawn_does_not_fail_a_run_that_is_done(finished, capsys):
     class Broken(LinearTask):
-        def analyse(self, best, split):
+        def figures(self, best, split):
             raise ZeroDivisionError("no rows")
 
     write(finished, Broken())
@@ -135,9 +134,3 @@ def test_curves_of_metrics_are_those_of_shares():
     history = [{"step": step, "eval_rougeL": 0.1 * step, "eval_gen_len": 9.0} for step in (1, 2)]
     (figure,) = figures.curves(history, ("loss", "rougeL", "gen_len")).values()
     assert [line.get_label() for line in figure.axes[0].get_lines()] == ["rougeL"]
-
-
-def test_the_summary_says_when_the_best_model_is_an_average():
-    values = METRICS | {"exported": "average", "averaged_steps": [1, 3]}
-    said = " ".join(summary(RUN, values, (), "loss"))
-    assert "The best model is the average of the weights of steps 1, 3, selected by loss (0.6000)" in said

@@ -10,7 +10,7 @@ from accelerate.utils import LoggerType
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from samerun.arguments.groups import TRACKERS
+from samerun.arguments import TRACKERS
 from samerun.output import written
 from samerun.reports.tracker import (
     HISTORY,

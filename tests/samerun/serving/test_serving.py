@@ -1,14 +1,21 @@
 import asyncio
+import io
 import json
+import os
+import signal
+import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("aiohttp")
 from aiohttp.test_utils import TestClient, TestServer
+from PIL import Image
 
 from samerun.errors import InputError
+from samerun.serving import web
 from samerun.serving.batching import BatchQueue
 from samerun.serving.web import Limits, Server
 
@@ -106,7 +113,7 @@ def test_a_full_queue_refuses_and_goes_on(tmp_path):
         ({"text": "a", "explain": 1}, 400, '"explain" is 1; expected true or false'),
         ({"text": "a", "labels": 1}, 400, 'expected a JSON object with "text"'),
         ({"text": "bad"}, 400, "text 0: is bad"),
-        ({"text": "broken"}, 500, "the prediction failed"),
+        ({"text": "broken"}, 500, "the prediction failed; the server's output says why"),
         ({"texts": ["a"] * 7}, 413, "send at most 6"),
         ({"text": "a" * 20_000}, 413, "the request has more than 0.01 MB"),
     ],
@@ -124,7 +131,8 @@ def test_what_cannot_be_answered_is_explained(body, status, message, tmp_path):
 def test_a_wrong_text_costs_the_others_nothing():
     async def check():
         predictor = Predictor()
-        batches = BatchQueue(predictor, 4, 0.01, 8)
+        thread = ThreadPoolExecutor(1)
+        batches = BatchQueue(predictor, thread, max_batch=4, max_wait=0.01, queue_size=8)
         running = asyncio.create_task(batches.run())
         found = await asyncio.gather(*batches.submit(["a", "bad", "b"]), return_exceptions=True)
         running.cancel()
@@ -152,11 +160,11 @@ def test_requests_that_wait_are_answered_before_the_server_ends(tmp_path):
 def test_masks_come_with_the_answer(tmp_path):
     class Drawing(Predictor):
         def __call__(self, items):
-            (tmp_path / "0.png").write_bytes(items[0])
+            (tmp_path / "0.png").write_bytes(b"png")
             return [{"image": "image 0", "mask": "0.png", "shares": {"sky": 1.0}}]
 
     async def check(client):
-        status, answer = await post(client, b"png")
+        status, answer = await post(client, image("PNG"))
         assert (status, answer) == (
             200,
             {"predictions": [{"mask": "data:image/png;base64,cG5n", "shares": {"sky": 1.0}}]},
@@ -168,3 +176,105 @@ def test_masks_come_with_the_answer(tmp_path):
 
     served(check, Drawing("images"), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def image(kind, size=(4, 3)):
+    file = io.BytesIO()
+    Image.new("RGB", size).save(file, kind)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (image("JPEG"), 200),
+        (image("WEBP"), 200),
+        (image("EPS"), 400),
+        (image("PNG", (4, 4)), 413),
+        (b"", 400),
+    ],
+)
+def test_images_of_few_formats_and_pixels_are_decoded(body, status, tmp_path):
+    async def check(client):
+        assert (await post(client, body))[0] == status
+
+    served(check, Predictor("images"), tmp_path, Limits(4, 0, 6, 0.01, pixels=12))
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "localhost:8000"}, 200),
+        ({"Host": "[::1]:8000", "Origin": "http://[::1]:8000"}, 200),
+        ({"Host": "models.example"}, 200),
+        ({"Host": "elsewhere.example"}, 403),  # a name that points here
+        ({"Host": "localhost:8000", "Origin": "http://elsewhere.example"}, 403),
+        ({"Host": "localhost:8000", "Origin": "null"}, 403),
+        ({"Host": "localhost:8000", "Origin": "https://models.example"}, 200),
+    ],
+)
+def test_pages_of_other_sites_cannot_ask(headers, status, tmp_path):
+    async def check(client):
+        response = await client.post("/predict", data='{"text": "a"}', headers=headers)
+        assert response.status == status
+
+    served(check, Predictor(), tmp_path, Limits(4, 0, 6, 0.01, hosts=("models.example",)))
+
+
+def test_explanations_let_others_pass_and_end_with_their_client(tmp_path):
+    predictor, explained, go_on = Predictor(), [], threading.Semaphore(0)
+
+    def explain(item, line):
+        explained.append(item)
+        go_on.acquire(timeout=30)
+        return {}
+
+    predictor.explain = explain
+
+    async def check(client):
+        assert (await post(client, {"texts": ["a"] * 33, "explain": True}))[0] == 413
+        long = asyncio.create_task(post(client, {"texts": ["a"] * 32, "explain": True}))
+        while not explained:
+            await asyncio.sleep(0.01)
+        other = asyncio.create_task(post(client, {"text": "other"}))
+        while not other.done():
+            go_on.release()
+            await asyncio.sleep(0.05)
+        assert other.result()[0] == 200
+        assert len(explained) < 32
+        long.cancel()
+        go_on.release(40)
+        assert (await post(client, {"texts": ["d"], "explain": True}))[0] == 200
+        assert len(explained) < 32
+
+    served(check, predictor, tmp_path, Limits(4, 0, 40, 0.01))
+
+
+def test_slow_and_many_connections_are_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr(web, "READ_SECONDS", 0.3)
+    monkeypatch.setattr(web, "MOST_CONNECTIONS", 2)
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+
+    async def answer(*parts):
+        reader, writer = await asyncio.open_connection(*sock.getsockname())
+        for part in parts:
+            writer.write(part)
+        return await asyncio.wait_for(reader.read(12), 30), writer
+
+    async def check():
+        serving = asyncio.create_task(Server(Predictor(), tmp_path, {}, Limits(4, 0, 6, 1))._serve(sock))
+        while not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            await asyncio.sleep(0.01)
+        assert (await answer(b"POST /predict HTTP/1.1\r\n"))[0] == b""  # never asks
+        head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+        (first, one), (second, two) = [await answer(head, b"{") for _ in range(2)]
+        assert first == second == b"HTTP/1.1 408"
+        assert (await answer(b""))[0] == b"HTTP/1.1 503"
+        one.close()
+        two.close()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(serving, 30)
+
+    asyncio.run(check())
+    sock.close()

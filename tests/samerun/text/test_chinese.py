@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tables import cells_of
 from transformers import AutoTokenizer, BertTokenizer, RoFormerTokenizer
 
+from samerun.data.tokens import encode_cached
 from samerun.errors import InputError
-from samerun.reading.stored_rows import Column
-from samerun.reading.tokens import encode_cached
 from samerun.text.chinese import jieba_tokenizer
 from samerun.text.tokenizer import TextEncoder, load_tokenizer, tokenizer_fingerprint
 from samerun.text.vocabulary import SPECIAL_TOKENS, train_tokenizer
@@ -162,7 +162,7 @@ def test_copies_pickles_and_processes_give_the_same_ids(folder, dictionary, toke
     for other in (pickle.loads(pickle.dumps(own)), copy.deepcopy(own)):
         assert ids_of(other) == ids_of(own)
     assert tokenizer_fingerprint(own) == tokenizer_fingerprint(pickle.loads(pickle.dumps(own)))
-    texts = Column.of(TEXTS * 400)
+    texts = cells_of(TEXTS * 400)
     found = encode_cached(texts, TextEncoder(own, 12), tokenizer_fingerprint(own), num_proc=2)["input_ids"]
     assert [found[row].tolist() for row in range(len(TEXTS))] == own(TEXTS, truncation=True, max_length=12)[
         "input_ids"

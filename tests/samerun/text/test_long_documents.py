@@ -13,14 +13,13 @@ import torch
 from classify import Arguments, MultiLabelClassification
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig
 
-from samerun.arguments.parsing import SpaceSeparated, validate
-from samerun.batching.batches import EvalRows, widths_of
+from samerun.data.batches import EvalRows, widths_of
 from samerun.errors import InputError, TrainingError
 from samerun.kernels.common import row_lengths
 from samerun.kernels.padding_free import use_padding_free
-from samerun.memory.dry_run import dry_run
-from samerun.memory.layout import Layout
+from samerun.memory import Layout, dry_run
 from samerun.models.windows import pool_windows
+from samerun.parsing import SpaceSeparated, validate
 from samerun.plan import Modes
 from samerun.text.classifier import check_export, usage
 from samerun.text.long_documents import LongDocuments

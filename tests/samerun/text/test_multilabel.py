@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tables
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,13 +18,10 @@ from transformers import (
     RobertaConfig,
 )
 
-from samerun.errors import InputError, TrainingError
+from samerun.data.tokens import Ragged
+from samerun.errors import SHOWN, InputError, TrainingError
 from samerun.models.export import export_model
 from samerun.models.pretrained import labels_of, own_labels
-from samerun.reading.problems import SHOWN
-from samerun.reading.ragged import Ragged
-from samerun.reading.stored_rows import Column
-from samerun.reading.tables import Table
 from samerun.text.multilabel import (
     MultiLabelLoss,
     calibrated,
@@ -55,12 +53,7 @@ TABLES = {"train": SimpleNamespace(path="a.csv"), "validation": SimpleNamespace(
 
 
 def table(cells, name="labels"):
-    return Table(
-        "train.jsonl",
-        "jsonl",
-        {name: Column.of(list(cells))},
-        Column.of([row + 1 for row in range(len(cells))]),
-    )
+    return tables.table({name: cells}, "train.jsonl", "jsonl", range(1, len(cells) + 1))
 
 
 def read(cells, notes=None, **given):
@@ -109,8 +102,7 @@ def test_repeated_labels_count_once_and_are_noted():
 
 
 def columns(*cells, names=("x", "y")):
-    cells_of = {name: Column.of(list(own)) for name, own in zip(names, zip(*cells, strict=True), strict=True)}
-    made = Table("a.csv", "csv", cells_of, Column.of([2, 3, 4][: len(cells)]))
+    made = tables.table(dict(zip(names, zip(*cells, strict=True), strict=True)), "a.csv")
     return written(
         read_labels(
             made, SimpleNamespace(label_columns=names, label_column="labels", label_separator="|"), []
@@ -149,7 +141,7 @@ def test_label_numbers_are_sorted_and_unknown_labels_are_named_once_each():
 
 
 def test_a_label_column_without_a_1_is_no_unknown_label():
-    made = Table("a.csv", "csv", {"x": Column.of(["1", "0"]), "y": Column.of(["0", "0"])}, Column.of([2, 3]))
+    made = tables.table({"x": ["1", "0"], "y": ["0", "0"]}, "a.csv")
     found = read_labels(made, SimpleNamespace(label_columns=("x", "y"), label_column="labels"), [])
     assert found.names == ["x", "y"]
     ids = label_ids(made, found, ["x"], False, [])
@@ -164,7 +156,7 @@ def test_taken_rows_have_the_labels_that_they_have_alone(rows, data):
 
 
 def test_taken_rows_of_label_columns_keep_every_name():
-    made = Table("a.csv", "csv", {"x": Column.of(["1", "0"]), "y": Column.of(["1", "1"])}, Column.of([2, 3]))
+    made = tables.table({"x": ["1", "0"], "y": ["1", "1"]}, "a.csv")
     found = read_labels(made, SimpleNamespace(label_columns=("x", "y"), label_column="labels"), []).take(
         np.array([1])
     )
@@ -571,12 +563,12 @@ def test_the_cards_table_has_labels_by_support(tmp_path):
         for name, support in (("rare", 1), ("often", 9), ("never", None))
     ]
     (tmp_path / "metrics.json").write_text(json.dumps({"eval_per_label": table}), encoding="utf-8")
-    text = "\n".join(model_card(tmp_path, BertConfig()).sections)
+    text = "\n".join(model_card(tmp_path, BertConfig(), []).sections)
     assert (
         text.index("| often | 0.5000 | 9 |") < text.index("| rare | 0.5000 | 1 |") < text.index("| never |")
     )
     (tmp_path / "metrics.json").write_text("{}", encoding="utf-8")
-    assert len(model_card(tmp_path, BertConfig()).sections) == 1
+    assert len(model_card(tmp_path, BertConfig(), []).sections) == 1
 
 
 NAMES = ["a", "b=c", "标签"]

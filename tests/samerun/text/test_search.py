@@ -51,6 +51,7 @@ def model():
     model = EncoderDecoderModel(EncoderDecoderConfig.from_encoder_decoder_configs(*parts)).eval()
     for part in (model.config, model.generation_config):
         part.decoder_start_token_id, part.pad_token_id, part.eos_token_id = 2, 0, 3
+    model.generation_config.forced_eos_token_id = 3  # as BART's and PEGASUS'
     return model
 
 
@@ -71,7 +72,8 @@ def test_every_setting_is_passed_on_and_stored(read, model, tmp_path):
         alone = model.generate(**inputs, do_sample=False)
     assert torch.equal(alone, found[:, : alone.shape[1]])
     # Trained on without the file: the model's own settings are kept.
-    assert plain_model(model, SEARCH).generation_config.suppress_tokens == [9]
+    kept = plain_model(model, SEARCH).generation_config
+    assert (kept.suppress_tokens, kept.forced_eos_token_id) == ([9], 3)
     for name in EACH:
         setattr(model.generation_config, name, None)
     without = searching(num_beams=2, max_title_length=6).search(model, inputs, None)[0][:, 0]

@@ -10,10 +10,10 @@ import pytest
 import torch
 from classify import Arguments, MultiLabelClassification
 
-from samerun.arguments.parsing import parse, validate
-from samerun.batching.batches import TrainSteps
-from samerun.batching.stream import Stream
+from samerun.data.batches import TrainSteps
+from samerun.data.stream import Stream
 from samerun.errors import InputError
+from samerun.parsing import parse, validate
 from samerun.plan import Modes, make_plan
 
 ROWS, BUFFER, BATCH = 40, 16, 4  # two and a half buffers a pass

@@ -1,17 +1,17 @@
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from classify import Arguments, MultiLabelClassification
+from tables import table
 
-from samerun.arguments.parsing import SpaceSeparated
-from samerun.batching.batches import collate_share
+from samerun.data.batches import collate_share
+from samerun.data.tables import FILE, Source
 from samerun.errors import InputError
+from samerun.parsing import SpaceSeparated
 from samerun.plan import Modes
-from samerun.reading.columns import take
-from samerun.reading.stored_rows import Column
-from samerun.reading.tables import Source, Table
 from samerun.task import Batch
 from samerun.text.splits import lengths_of, mixture_of, pad_rows
 
@@ -42,10 +42,8 @@ def mixed():
     """A table of rows of three files, the last two of one pattern."""
     files = [("a.csv", 0), ("b-1.csv", 1), ("b-2.csv", 1)]
     sources = tuple(Source(path, "csv", number) for path, number in files)
-    lines = Column.of(list(range(2, 12)))
-    return Table(
-        "a.csv and 2 more", "csv", {}, lines, sources=sources, source=np.repeat([0, 1, 2], [6, 2, 2])
-    )
+    made = table({}, "a.csv and 2 more", lines=range(2, 12), sources=sources)
+    return replace(made, rows=made.rows.add_column(FILE, np.repeat([0, 1, 2], [6, 2, 2])))
 
 
 def test_weights_belong_to_files_and_patterns(mixed):
@@ -59,7 +57,7 @@ def test_weights_belong_to_files_and_patterns(mixed):
 
 def test_a_file_that_gives_no_row_is_refused(mixed):
     with pytest.raises(InputError, match=r"b-1\.csv \(0 training rows, weight 1\) gives no row"):
-        mixture_of(take(mixed, np.arange(6)), (1, 1), [])
+        mixture_of(mixed.take(np.arange(6)), (1, 1), [])
 
 
 def test_the_fingerprint_knows_the_rows_and_how_they_are_mixed_but_not_the_files(bert_folder, tmp_path):

@@ -4,10 +4,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from tables import cells_of
 from transformers import AutoTokenizer, BertConfig, RobertaConfig
 
 from samerun.errors import InputError
-from samerun.reading.stored_rows import Column
 from samerun.text.tokenizer import (
     TextEncoder,
     TitleEncoder,
@@ -41,7 +41,7 @@ def test_a_tokenizer_without_padding(arguments, bert_folder, tmp_path):
 
 
 def test_a_vocabulary_is_trained_once(arguments, token_cache, monkeypatch):
-    texts = Column.of(TEXTS)
+    texts = cells_of(TEXTS)
     asked = arguments(tokenizer_type="train", vocab_size=128)
     first = load_tokenizer(asked, [texts], [])
     assert first.tokenize("matrix") == ["matrix"]

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from samerun.data import cache
 from samerun.errors import InputError
 from samerun.plan import Modes
-from samerun.reading import cache, fingerprint
 from samerun.volumes.files import find_splits
 from samerun.volumes.prepared import check_headers, check_values, choose_classes, prepare
 
@@ -189,7 +189,7 @@ def test_volumes_are_prepared_once_and_again_when_a_file_changes(folder, write, 
     write(folder / "images" / "v0.nii.gz", np.random.default_rng(1).random((7, 8, 9)).astype(np.float32))
     load(folder)
     assert len(kept() - first) == 1
-    monkeypatch.setattr(fingerprint, "SETTLED", -1.0)  # files not changed of late are not read again
+    monkeypatch.setattr(cache, "SETTLED", -1.0)  # files not changed of late are not read again
     load(folder)
     monkeypatch.setattr(cache, "file_record", None)
     load(folder)

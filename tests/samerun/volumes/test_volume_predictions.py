@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from samerun.batching.mask_bits import bits, pack, unpack
+from samerun.data.mask_bits import bits, pack, unpack
 from samerun.reports.figures import LINE
 from samerun.volumes.files import VolumeFile, Volumes
 from samerun.volumes.nifti import IGNORED

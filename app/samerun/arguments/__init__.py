@@ -1,3 +1,0 @@
-"""Arguments: dataclasses from the command line and YAML, and the groups that tasks share. Nothing here needs
-torch.
-"""

@@ -1,0 +1,266 @@
+"""The micro-batches of each optimizer step, and the batches of an evaluation, for one process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from multiprocessing.queues import Queue
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader, Dataset
+
+from samerun.data.order import epoch_order, evaluation_batches, mixed_rows, share_out, share_out_tokens
+from samerun.errors import InputError, TrainingError, in_short
+from samerun.plan import Plan
+from samerun.signals import ignore_signals
+from samerun.task import Batch, Split
+
+Collate = Callable[[np.ndarray], Batch]
+
+
+@dataclass(frozen=True)
+class EpochRows:
+    """The training rows of an epoch."""
+
+    split: Split
+    lengths: np.ndarray  # (rows,) tokens
+    widths: np.ndarray  # (rows,) tokens with padding, see `widths_of`
+    order: np.ndarray  # row numbers in training order
+
+
+class TrainSteps(Dataset):
+    """Maps an optimizer step to this process's micro-batches: a function of (seed, step), so a run can resume
+    at any step."""
+
+    def __init__(
+        self,
+        split: Split,
+        plan: Plan,
+        rank: int,
+        seed: int,
+        length_grouping: bool,
+        padding_free: bool = False,
+    ) -> None:
+        """`padding_free`: the model skips the padding of a batch."""
+        self.split, self.plan, self.rank, self.padding_free = split, plan, rank, padding_free
+        self.has_tokens = split.lengths is not None
+        self._entered: int | None = None  # current epoch of a stream
+        # A cached epoch of a stream would keep its buffer on the disk.
+        cached_epochs = 2 if split.stream is None else 1
+        self._epoch = lru_cache(maxsize=cached_epochs)(
+            partial(self._make_epoch, seed, length_grouping and self.has_tokens)
+        )
+
+    def _make_epoch(self, seed: int, length_grouping: bool, epoch: int) -> EpochRows:
+        split = self.split if self.split.stream is None or epoch == 0 else self.split.stream.split(epoch)
+        lengths, size, mixture, weights = (
+            row_lengths_of(split),
+            self.plan.batch.global_batch_size,
+            split.mixture,
+            split.weights,
+        )
+        if mixture is None:
+            order = epoch_order(seed, epoch, lengths, size, length_grouping, weights)
+        else:
+            rows = mixed_rows(seed, epoch, mixture.source, mixture.counts)
+            row_weights = None if weights is None else weights[rows]
+            order = rows[epoch_order(seed, epoch, lengths[rows], size, length_grouping, row_weights)]
+        return EpochRows(split, lengths, widths_of(split), order)
+
+    def _epoch_at(self, step: int) -> EpochRows:
+        return self._epoch(self.plan.epoch_of(step)[0])
+
+    def begin(self, step: int, start: Any) -> None:
+        """Prepares a stream for training from optimizer step `step`. `start`: `start_at(step)`, from the
+        checkpoint."""
+        if self.split.stream is not None:
+            self.split.stream.begin(self.plan.epoch_of(step)[0], start)
+
+    def enter(self, step: int) -> None:
+        """Call before each optimizer step: in a new epoch, a stream starts to read the buffer of the next
+        epoch."""
+        epoch, last = self.plan.epoch_of(step)[0], self.plan.epoch_of(self.plan.total_steps - 1)[0]
+        if self.split.stream is not None and epoch != self._entered:
+            self._entered = epoch
+            self._epoch(epoch)
+            self.split.stream.enter(epoch, epoch == last)
+
+    def start_at(self, step: int) -> Any:
+        """The start of the epoch of optimizer step `step` in the stream, for a checkpoint; None without a
+        stream."""
+        return None if self.split.stream is None else self.split.stream.start_of(self.plan.epoch_of(step)[0])
+
+    def close(self) -> None:
+        """Ends the stream."""
+        if self.split.stream is not None:
+            self.split.stream.close()
+
+    def rows(self, step: int) -> np.ndarray:
+        """The rows of the global batch of optimizer step `step` (0-based)."""
+        position, size = self.plan.epoch_of(step)[1], self.plan.batch.global_batch_size
+        return self._epoch_at(step).order[position * size : (position + 1) * size]
+
+    def __len__(self) -> int:
+        return self.plan.total_steps
+
+    def shares(self, step: int) -> list[list[np.ndarray]]:
+        """The rows of optimizer step `step`, as [micro-batch][process]."""
+        batch, rows, epoch = self.plan.batch, self.rows(step), self._epoch_at(step)
+        if batch.max_tokens is not None:
+            return share_out_tokens(rows, epoch.widths, batch.world_size, batch.max_tokens, self.padding_free)
+        return share_out(rows, epoch.lengths, batch.world_size, batch.accumulation)
+
+    def tokens(self, step: int) -> tuple[int | None, int | None]:
+        """Returns (tokens, tokens with padding) of the global batch of optimizer step `step`; Nones for data
+        without tokens."""
+        if not self.has_tokens:
+            return None, None
+        epoch = self._epoch_at(step)
+        tokens = int(epoch.lengths[self.rows(step)].sum())
+        if self.padding_free:
+            return tokens, tokens
+        shares = (share for micro_batch in self.shares(step) for share in micro_batch if len(share))
+        return tokens, sum(len(share) * int(epoch.widths[share].max()) for share in shares)
+
+    def largest_micro_batch(self) -> Batch:
+        """A micro-batch of maximal size: the longest rows of the file, or of the first buffer of a stream."""
+        batch, lengths = self.plan.batch, row_lengths_of(self.split)
+        size = min(batch.micro_batch_size, len(lengths))
+        if batch.max_tokens is not None:
+            size = min(size, max(1, batch.max_tokens // int(widths_of(self.split).max())))
+        longest = np.argpartition(-lengths, size - 1)[:size]
+        return self.split.collate(longest[np.argsort(-lengths[longest], kind="stable")])
+
+    def __getitem__(self, step: int) -> list[Batch]:
+        rows, split = self.rows(step), self._epoch_at(step).split
+        collate = split.collate
+        if split.augment is not None:
+            collate = partial(split.augment, epoch=self.plan.epoch_of(step)[0])
+        return [collate_share(collate, share[self.rank], rows) for share in self.shares(step)]
+
+
+def collate_share(collate: Collate, rows: np.ndarray, others: np.ndarray) -> Batch:
+    """Collates `rows`. If there are none, returns one of `others` as a placeholder: its row numbers are
+    -1."""
+    if len(rows):
+        return collate(rows)
+    return collate(others[-1:]).placeholder()
+
+
+def train_loader(
+    steps: TrainSteps, first_step: int, num_workers: int, pin_memory: bool
+) -> Iterable[list[Batch]]:
+    """Iterates over the micro-batches of the steps from `first_step` on.
+
+    Raises `InputError` for unreadable rows, and `TrainingError` if a worker dies.
+    """
+    loader = DataLoader(
+        _WithoutTracebacks(steps) if num_workers else steps,
+        batch_size=None,
+        sampler=range(first_step, len(steps)),
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        multiprocessing_context="fork" if num_workers else None,
+        worker_init_fn=_start_worker,
+    )
+    return _surviving_its_workers(loader) if num_workers else loader
+
+
+def _start_worker(_worker: int) -> None:
+    """Ends a worker that cannot send a batch. By default its queue drops the batch, and the run waits for it
+    forever."""
+    ignore_signals()
+    Queue._on_queue_feeder_error = staticmethod(_end_worker)
+
+
+def _end_worker(error: Exception, _batch: object) -> None:
+    print(f"a batch cannot be sent to the training process: {in_short(error)}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+class _WithoutTracebacks(Dataset):
+    """Returns an `InputError` instead of raising it: torch would add the worker's traceback to its
+    message."""
+
+    def __init__(self, steps: TrainSteps) -> None:
+        self.steps = steps
+
+    def __getitem__(self, step: int) -> list[Batch] | InputError:
+        try:
+            return self.steps[step]
+        except InputError as error:
+            return error
+
+
+def _surviving_its_workers(loader: DataLoader) -> Iterator[list[Batch]]:
+    """Iterates over the loader. Raises `TrainingError` if a worker dies.
+
+    torch's handler of SIGCHLD is removed: it raises anywhere in the main thread, even while the run reports
+    its end. Without the handler, the loader checks every few seconds whether its workers are alive.
+    """
+    try:
+        try:
+            batches = iter(loader)  # a worker may die while the others start
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for item in batches:
+            if isinstance(item, InputError):
+                raise item
+            yield item
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker"):
+            raise
+        raise TrainingError(
+            f"a data loader worker died: {in_short(error)}. It was killed, perhaps because memory "
+            "ran out, or /dev/shm is too "
+            "small (docker run --shm-size); try fewer --dataloader_num_workers"
+        ) from error
+
+
+@dataclass(frozen=True)
+class EvalRows:
+    """A split to evaluate, in batches of `batch_size` rows, or of at most `max_tokens` tokens if set."""
+
+    split: Split
+    batch_size: int
+    max_tokens: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def batches(self, world_size: int, rank: int, first: int = 0) -> Iterable[Batch]:
+        """Yields this process's batches from index `first` on. All processes have the same number of
+        batches."""
+        all_rows = np.arange(len(self))
+        for rows in self._shares(world_size, rank)[first:]:
+            yield collate_share(self.split.collate, rows, all_rows)
+
+    def num_batches(self, world_size: int) -> int:
+        """The number of batches per process."""
+        return len(self._shares(world_size, 0))
+
+    def _shares(self, world_size: int, rank: int) -> list[np.ndarray]:
+        max_tokens = None if self.split.lengths is None else self.max_tokens
+        return evaluation_batches(widths_of(self.split), self.batch_size, max_tokens, world_size, rank)
+
+
+def row_lengths_of(split: Split) -> np.ndarray:
+    """(rows,) tokens per row; ones for data without tokens."""
+    return np.ones(len(split), dtype=np.int64) if split.lengths is None else split.lengths
+
+
+def widths_of(split: Split) -> np.ndarray:
+    """(rows,) tokens per row with the padding of a batch of that row alone."""
+    multiple = split.padding_multiple
+    return (
+        -(-np.maximum(row_lengths_of(split), 1) // multiple) * multiple
+        if split.widths is None
+        else split.widths
+    )

@@ -1,0 +1,258 @@
+"""Reads the rows of a split from one file, several files, or a data set of `datasets`."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from samerun.data.cache import cache_folder, content_hash, fingerprint
+from samerun.data.files import matching
+from samerun.data.tables import Table, concatenate, dataset_table, read_table
+from samerun.errors import InputError, collecting, in_short, listed, raise_problems
+from samerun.output.progress import Phase
+
+if TYPE_CHECKING:
+    import datasets
+
+T = TypeVar("T")
+SPLIT_ARGUMENTS = {
+    "train": "dataset_split",
+    "validation": "dataset_validation_split",
+    "test": "dataset_test_split",
+}
+LIMIT_ARGUMENTS = {
+    "train": "max_train_samples",
+    "validation": "max_eval_samples",
+    "test": "max_predict_samples",
+}
+
+
+def read_splits(
+    arguments: Any, required: dict[str, tuple[str, ...]], train: bool, *, optional: tuple[str, ...]
+) -> dict[str, Table]:
+    """Reads the tables of several splits.
+
+    `required`: the necessary columns by split; `optional`: columns that are read if they exist. Other columns
+    are not read. With `train`, the validation split may be missing: it can be split off the training rows.
+    Raises `InputError` with the problems of all files.
+    """
+    tables, problems = {}, []
+    names = max(required.values(), key=len, default=())
+    duplicates = [name for name, count in Counter(names).items() if count > 1]
+    if duplicates:
+        raise InputError(
+            f"column {duplicates[0]!r} is used twice; texts and targets need columns of their own"
+        )
+    for split, columns in required.items():
+        optional_columns = optional
+        if split == "test":
+            if arguments.id_column == "id":  # the default
+                optional_columns = (*optional, "id")
+            else:
+                columns = (*columns, arguments.id_column)
+        with collecting(problems):
+            table = read_split(arguments, split, columns, optional_columns)
+            if table is not None:
+                tables[split] = table
+            elif split != "validation" or not train:
+                problems.append(f"no {split} rows: give --{split}_file or --dataset_name")
+    if problems:
+        raise InputError(*problems)
+    return tables
+
+
+def read_split(
+    arguments: Any, split: str, required: tuple[str, ...] = (), optional: tuple[str, ...] = ()
+) -> Table | None:
+    """Reads "train", "validation" or "test" from its files or from --dataset_name; None if neither is given.
+
+    Raises `InputError` with the problems of all files.
+    """
+    patterns = getattr(arguments, f"{split}_file")
+    if patterns is not None:
+        patterns = (patterns,) if isinstance(patterns, str) else patterns
+        table = read_files(f"--{split}_file", patterns, arguments.encoding, required, optional)
+    elif arguments.dataset_name is not None:
+        table = _dataset_split(arguments, split, required, optional)
+    else:
+        return None
+    limit = getattr(arguments, LIMIT_ARGUMENTS[split])
+    return table if table is None or limit is None or limit >= len(table) else table.take(np.arange(limit))
+
+
+def read_files(
+    argument: str,
+    patterns: Sequence[str],
+    encoding: str,
+    required: Sequence[str] = (),
+    optional: Sequence[str] = (),
+) -> Table:
+    """The concatenated rows of the files of an argument (`expand_patterns`).
+
+    Raises `InputError` with the problems of all files, and if their columns differ.
+    """
+    read = partial(read_table, encoding=encoding, required=required, optional=optional)
+    return read_sources(expand_patterns(argument, patterns), read, partial(_concatenated, argument))
+
+
+def read_sources(
+    paths: Sequence[tuple[str, int]],
+    read: Callable[[str], T | None],
+    join: Callable[[Sequence[tuple[T, int]]], T],
+) -> T | None:
+    """What `read` returns for the paths (`expand_patterns`); None if there is nothing. Several results, with
+    the index of their pattern, are joined by `join`. Raises `InputError` with the problems of all paths."""
+    if len(paths) == 1:
+        return read(paths[0][0])
+    parts, problems = [], []
+    for path, number in paths:
+        with collecting(problems):
+            part = read(path)
+            if part is not None:
+                parts.append((part, number))
+    raise_problems(problems)
+    return join(parts) if len(parts) > 1 else next((part for part, _ in parts), None)
+
+
+def expand_patterns(argument: str, patterns: Sequence[str]) -> list[tuple[str, int]]:
+    """Expands the patterns of an argument to (file or folder, index of its pattern); sorted within a pattern.
+
+    Raises `InputError` for a pattern without files, and for files that are named twice.
+    """
+    expanded = {pattern: matching(pattern) for pattern in patterns}
+    files = [(path, number) for number, pattern in enumerate(patterns) for path in expanded[pattern]]
+    duplicates = [path for path, count in Counter(str(Path(path)) for path, _ in files).items() if count > 1]
+    problems = [
+        f"{argument} {pattern}: no file matches this pattern"
+        for pattern, paths in expanded.items()
+        if not paths
+    ]
+    problems += [
+        f"{argument}: {path} is named twice, so its rows would count twice; name it once"
+        for path in duplicates
+    ]
+    if problems:
+        raise InputError(*problems)
+    return files
+
+
+def common_parent(paths: Sequence[str]) -> str | None:
+    """The common parent of several folders, to which the names of their rows are relative; None for a single
+    folder."""
+    return os.path.commonpath(map(os.path.abspath, paths)) if len(paths) > 1 else None
+
+
+def check_consistent_labels(argument: str, labelled: Sequence[tuple[str, bool]]) -> None:
+    """Raises `InputError` if only some sources of an argument have labels. `labelled`: (path, whether it has
+    labels)."""
+    having, lacking = ([path for path, has in labelled if has is wanted] for wanted in (True, False))
+    if having and lacking:
+        raise InputError(
+            f"{argument}: {having[0]} has labels, but {lacking[0]} has none; give all of them labels, or none"
+        )
+
+
+def _concatenated(argument: str, numbered: Sequence[tuple[Table, int]]) -> Table:
+    """One table of several files. Raises `InputError` if their columns differ."""
+    tables, numbers = zip(*numbered, strict=True)
+    problems = []
+    for name in dict.fromkeys(name for table in tables for name in table.columns):
+        having = [table.path for table in tables if name in table.columns]
+        lacking = [table.path for table in tables if name not in table.columns]
+        if lacking:
+            problems.append(
+                f"{argument}: the files have different columns: {name!r} is in {listed(having)}, "
+                f"but not in {listed(lacking)}; give all of them the same columns"
+            )
+    if problems:
+        raise InputError(*problems)
+    return concatenate(f"{tables[0].path} and {len(tables) - 1} more", tables, numbers)
+
+
+def _dataset_split(
+    arguments: Any, split: str, required: tuple[str, ...], optional: tuple[str, ...]
+) -> Table | None:
+    import datasets
+
+    name = getattr(arguments, SPLIT_ARGUMENTS[split])
+    if arguments.streaming:  # `load_dataset` would download all splits
+        rows = load_from(arguments, split, partial(_read_stream, name or split))
+    else:
+        rows = load_from(arguments, split, partial(datasets.load_dataset, split=name))
+        if name is None:  # `rows` has all splits
+            if split not in rows:
+                return None
+            rows = rows[split]
+    name = name or split
+    check_columns(rows, f"dataset {arguments.dataset_name}, split {name}", required)
+    return dataset_table(rows, f"{arguments.dataset_name} ({name})", required, optional)
+
+
+def open_stream(split: str, *name: str | None, **version: Any) -> tuple[datasets.IterableDataset, str]:
+    """Returns (a split of a data set, whose rows are read lazily; a hash of the data set's version)."""
+    import datasets
+
+    builder = datasets.load_dataset_builder(*name, **version)
+    return builder.as_streaming_dataset(split=split), str(builder.hash)
+
+
+def _read_stream(split: str, *name: str | None, **version: Any) -> datasets.Dataset:
+    import datasets
+
+    rows, _ = open_stream(split, *name, **version)
+    return datasets.Dataset.from_list(list(rows), features=rows.features)
+
+
+def load_from(arguments: Any, split: str, load: Callable[..., Any]) -> Any:
+    """Calls `load` with --dataset_name, its configuration and its revision. Raises `InputError` if loading
+    fails.
+
+    `split`: "train", "validation" or "test", whose argument the message names.
+    """
+    import datasets
+
+    datasets.disable_progress_bars()  # they would also appear in log files
+    name, argument = arguments.dataset_name, SPLIT_ARGUMENTS[split]
+    if arguments.dataset_revision and Path(name).is_dir():
+        raise InputError(f"--dataset_revision: {name} is a folder, which has no revisions; leave it out")
+    cache_dir, files = arguments.cache_dir, local_files(name)
+    if files and not arguments.streaming:  # `datasets` knows local files by their times of modification alone
+        content = fingerprint(map(content_hash, files))[:40]
+        cache_dir = (cache_folder("datasets") if cache_dir is None else Path(cache_dir)) / content
+    try:
+        with Phase(f"reading {name}"):
+            return load(
+                name,
+                arguments.dataset_config_name,
+                revision=arguments.dataset_revision,
+                cache_dir=None if cache_dir is None else str(cache_dir),
+            )
+    except Exception as error:
+        requested = getattr(arguments, argument)
+        is_split_error = requested is not None and isinstance(error, ValueError | AssertionError)
+        what = (
+            f"--{argument} {requested} of --dataset_name {name}"
+            if is_split_error
+            else f"--dataset_name {name}"
+        )
+        raise InputError(f"{what}: cannot be loaded ({in_short(error)})") from error
+
+
+def local_files(name: str) -> list[Path]:
+    """The files of a data set, sorted; [] if it is none of this machine."""
+    return sorted(path for path in Path(name).rglob("*") if path.is_file())
+
+
+def check_columns(rows: datasets.Dataset, what: str, required: Sequence[str]) -> None:
+    """Raises `InputError` for missing columns. `what`: the name of the rows in the message."""
+    missing = [column for column in required if column not in rows.column_names]
+    if missing:
+        raise InputError(
+            *(f"{what}: has no column {c!r}; it has {', '.join(rows.column_names)}" for c in missing)
+        )

@@ -1,0 +1,362 @@
+"""Tables: the rows of files and data sets as a `datasets.Dataset`, each with its line, and checks of columns.
+
+The rows of a valid file are cached in an Arrow file under a hash of its bytes, so a machine reads it only
+once. Cells become Python objects only while they are read. Cells of a JSON column may have different types,
+but an Arrow column has one: texts are stored as they are, other cells as JSON documents after a mark.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from samerun.data.cache import content_hash, fingerprint, get_or_create
+from samerun.data.files import Row, kind_of, location, read_rows
+from samerun.errors import SHOWN, InputError, described, raise_problems
+from samerun.output.files import file_record
+from samerun.output.progress import counted
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+FORMAT_VERSION = "5"  # of the cached rows; part of their cache key
+LINE, FILE = "__line__", "__file__"  # columns beside those of the file
+JSON_MARK = "\0json\0"
+BATCH_ROWS = 10_000
+BATCH_CHARACTERS = 2**26  # limits the memory of a batch
+BLANK = {"Zs", "Zl", "Zp", "Cc", "Cf"}  # categories of separators, control and format characters
+
+
+class Cells(Sequence[Any]):
+    """The cells of a column, decoded when they are read. `rows`: a dataset of this column alone."""
+
+    def __init__(self, rows: Dataset) -> None:
+        self.rows = rows
+        self._arrow = rows.with_format("arrow")
+        (feature,) = rows.features.values()
+        is_stored = getattr(feature, "dtype", None) == "large_string"
+        self.decode = _from_stored if is_stored else partial(cell_of, class_names(feature))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, row: Any) -> Any:
+        if isinstance(row, slice):
+            return self.take(np.arange(len(self))[row])
+        return self.decode(self._arrow[int(row)].column(0)[0].as_py())
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._arrow.iter(BATCH_ROWS):
+            yield from map(self.decode, batch.column(0).to_pylist())
+
+    def take(self, rows: np.ndarray) -> Cells:
+        """The cells of these rows, in this order."""
+        return Cells(self.rows.select(rows, new_fingerprint="selected"))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """`fingerprint` of the cells. All of them must be texts."""
+        return fingerprint(self)
+
+
+class Source(NamedTuple):
+    """One of a table's files. `argument`: the index of the name or pattern that matched it."""
+
+    path: str
+    kind: str
+    argument: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of a file or a data set. `rows` has the columns, the line of each row, and, with several
+    sources, the number of each row's source."""
+
+    path: str
+    kind: str  # "csv", "tsv", "json" (one array), "jsonl" or "parquet", by content: a .json file may be jsonl
+    rows: Dataset
+    classes: dict[str, list[str]] = field(default_factory=dict)  # class names of ClassLabels, by column
+    sources: tuple[Source, ...] = ()  # the files of a table of several files
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def columns(self) -> dict[str, Cells]:
+        names = [name for name in self.rows.column_names if name not in (LINE, FILE)]
+        return {name: self._cells(name) for name in names}
+
+    @cached_property
+    def lines(self) -> Cells:
+        """The first line of each row, from 1; in json and parquet files, the number of the row from 1."""
+        return self._cells(LINE)
+
+    @cached_property
+    def source(self) -> np.ndarray:
+        """(rows,) index into `sources`, which must not be empty."""
+        return np.fromiter(self._cells(FILE), np.int32, len(self))
+
+    def _cells(self, name: str) -> Cells:
+        return Cells(self.rows.select_columns([name]))
+
+    def where(self, row: int) -> str:
+        """The location of a row for messages, see `files.location`."""
+        path, kind = self.sources[self.source[row]][:2] if self.sources else (self.path, self.kind)
+        return location(path, kind, self.lines[row])
+
+    def take(self, rows: np.ndarray) -> Table:
+        """Some rows, with their original lines."""
+        return replace(self, rows=self.rows.select(rows, new_fingerprint="selected"))
+
+
+def read_table(
+    path: str, encoding: str = "utf-8", required: Sequence[str] = (), optional: Sequence[str] = ()
+) -> Table:
+    """Reads the rows of one file. Its extension selects the reader: .csv .tsv .json .jsonl .ndjson .parquet;
+    .gz of text files.
+
+    The table has the `required` columns and the non-empty `optional` ones. Cells of csv and tsv files are
+    str; missing cells are None. Blank lines are skipped. Raises `InputError` with the first 20 problems and
+    the number of the others.
+    """
+    path = os.fspath(path)
+    kind = kind_of(path)
+    content, names = content_hash(path), list(dict.fromkeys([*required, *optional]))
+    key = fingerprint([FORMAT_VERSION, content, kind, encoding, str(len(required)), *required, *names])[:40]
+    store = partial(_store, path, content, encoding, required, names)
+    folder = get_or_create("rows", key, store)
+    rows, kind = open_rows(folder), next(folder.glob("*.arrow")).stem
+    empty = [name for name in names if name not in required and _is_empty(rows, name)]
+    return Table(path, kind, rows.remove_columns(empty))
+
+
+def _store(
+    path: str, content: str, encoding: str, required: Sequence[str], names: Sequence[str], folder: Path
+) -> None:
+    """`content`: the hash of the file before reading."""
+    kind, rows = read_rows(path, encoding, required, names)
+    rows = counted(rows, f"reading {path}", "rows")
+    write_rows(folder / f"{kind}.arrow", rows, names, partial(location, path, kind))
+    if file_record(Path(path))["sha256"] != content:
+        raise InputError(f"{path}: changed while it was read: start again when it is complete")
+
+
+def write_rows(path: Path, rows: Iterable[Row], columns: Sequence[str], where: Callable[[int], str]) -> None:
+    """Writes the cells of `columns` and the lines of the rows to an Arrow file; missing cells become null.
+
+    `where`: the location of a line for messages. Raises `InputError` for cells that are neither texts nor
+    JSON values, and all errors of the iterator `rows`.
+    """
+    schema = pa.schema([*((name, pa.large_string()) for name in columns), (LINE, pa.int64())])
+    # Twice as fast as `Dataset.from_generator`, which takes rows one by one.
+    with pa.ipc.new_stream(str(path), schema) as stream:
+        for cells in _batches(rows, columns, where):
+            stream.write_batch(pa.record_batch(list(map(pa.array, cells, schema.types)), schema))
+
+
+def _batches(
+    rows: Iterable[Row], columns: Sequence[str], where: Callable[[int], str]
+) -> Iterator[list[list]]:
+    """Yields the stored cells of some rows: a list for each column, and the lines."""
+    batch, characters = [[] for _ in (*columns, LINE)], 0
+    for line, row in rows:
+        for name, cells in zip(columns, batch, strict=False):
+            try:
+                cells.append(_to_stored(row.get(name)))
+            except InputError as error:
+                raise InputError(f"{where(line)}: {name} {error}") from None
+            characters += len(cells[-1] or "")
+        batch[-1].append(line)
+        if len(batch[-1]) == BATCH_ROWS or characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [[] for _ in batch], 0
+    if batch[-1]:
+        yield batch
+
+
+def open_rows(folder: Path) -> Dataset:
+    """The rows of all the Arrow files in a folder, mapped into memory."""
+    import datasets  # takes half a second; tasks without files do not need it
+
+    return datasets.concatenate_datasets(
+        [datasets.Dataset.from_file(str(file)) for file in sorted(folder.glob("*.arrow"))]
+    )
+
+
+def dataset_table(rows: Dataset, path: str, required: Sequence[str], optional: Sequence[str]) -> Table:
+    """The table of a data set of `datasets`, which must have the required columns."""
+    names = [name for name in dict.fromkeys([*required, *optional]) if name in rows.column_names]
+    names = [name for name in names if name in required or not _is_empty(rows, name)]
+    features = {name: class_names(rows.features[name]) for name in names}
+    classes = {name: labels for name, labels in features.items() if labels is not None}
+    lines = np.arange(1, len(rows) + 1)
+    # Messages name rows of a data set as they name those of parquet files: by row numbers.
+    return Table(path, "parquet", rows.select_columns(names).add_column(LINE, lines), classes)
+
+
+def concatenate(path: str, tables: Sequence[Table], arguments: Sequence[int]) -> Table:
+    """One table of the files' tables, which must have the same columns. `arguments`: `Source.argument` of
+    each."""
+    import datasets
+
+    names = tables[0].rows.column_names
+    rows = datasets.concatenate_datasets([table.rows.select_columns(names) for table in tables])
+    number = np.repeat(np.arange(len(tables), dtype=np.int32), list(map(len, tables)))
+    files = zip(tables, arguments, strict=True)
+    sources = tuple(Source(table.path, table.kind, argument) for table, argument in files)
+    return Table(path, tables[0].kind, rows.add_column(FILE, number), sources=sources)
+
+
+def _is_empty(rows: Dataset, name: str) -> bool:
+    return all(cell is None for cell in Cells(rows.select_columns([name])))
+
+
+def _to_stored(cell: Any) -> str | None:
+    """Raises `InputError` with the end of a message: "is ..."."""
+    if cell is None:
+        return None
+    try:
+        is_plain = isinstance(cell, str) and not cell.startswith(JSON_MARK)
+        text = cell if is_plain else JSON_MARK + json.dumps(cell, ensure_ascii=False)
+        text.encode()
+    except RecursionError:
+        raise InputError("is nested too deeply") from None
+    except TypeError:
+        raise InputError(f"is {described(cell)}, expected a text, a number or a list") from None
+    except UnicodeEncodeError:
+        raise InputError("holds half of a character (a lone surrogate): remove or complete it") from None
+    return text
+
+
+def _from_stored(text: str | None) -> Any:
+    if text is None or not text.startswith(JSON_MARK):
+        return text
+    return json.loads(text[len(JSON_MARK) :])
+
+
+def class_names(feature: Any) -> list[str] | None:
+    """The class names of a ClassLabel or a list of ClassLabels; None for other features."""
+    import datasets
+
+    inner = feature if isinstance(feature, datasets.ClassLabel) else getattr(feature, "feature", None)
+    return inner.names if isinstance(inner, datasets.ClassLabel) else None
+
+
+def cell_of(names: list[str] | None, cell: Any) -> Any:
+    """A cell of a data set, with the numbers of classes (also in lists) replaced by their names. None for -1,
+    which marks rows without a class."""
+    if names is None:
+        return cell
+    if isinstance(cell, list):
+        return [cell_of(names, number) for number in cell]
+    return None if cell is None or cell < 0 else names[cell]
+
+
+# Columns
+
+
+def split_off(table: Table, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (training rows, validation rows) as ascending row numbers; `share` of the rows, at random, for
+    validation.
+
+    The result depends on the seed and the number of rows alone. Raises `InputError` for fewer than two rows.
+    """
+    if len(table) < 2:
+        raise InputError(
+            f"{table.path}: has {len(table)} row(s), too few to take validation rows from; give "
+            "--validation_file"
+        )
+    count = min(max(1, round(len(table) * share)), len(table) - 1)
+    held_out = np.zeros(len(table), dtype=bool)
+    held_out[np.random.default_rng([seed, 0]).permutation(len(table))[:count]] = True
+    return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+
+
+def texts_of(table: Table, column: str) -> Cells:
+    """A column of texts. Raises `InputError` for cells of other types, each with its line."""
+    cells = table.columns[column]
+    raise_problems(
+        [
+            f"{table.where(row)}: {column} is {described(cell)}, expected a text"
+            for row, cell in enumerate(cells)
+            if not isinstance(cell, str)
+        ]
+    )
+    return cells
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text has no visible characters: only separators, control and format characters (such as
+    zero-width ones)."""
+    if text[:1].isalnum():  # the usual case, ten times as fast
+        return False
+    return all(unicodedata.category(character) in BLANK for character in text)
+
+
+def drop_blank(table: Table, column: str, notes: list[str]) -> Table:
+    """Removes training rows without visible text and adds a note. Raises `InputError` if no row is left."""
+    blank = [row for row, text in enumerate(texts_of(table, column)) if is_blank(text)]
+    if len(blank) == len(table):
+        raise InputError(f"{table.path}: every {column} is empty; nothing to train on")
+    if not blank:
+        return table
+    if table.sources:
+        shown = ", ".join(map(table.where, blank[:SHOWN]))
+    else:
+        shown = f"line {', '.join(str(table.lines[row]) for row in blank[:SHOWN])}"
+    notes.append(
+        f"{table.path}: {len(blank)} row(s) without a text left out "
+        f"({shown}{', ...' if len(blank) > SHOWN else ''})"
+    )
+    return table.take(np.setdiff1d(np.arange(len(table)), blank))
+
+
+def note_blank(table: Table, texts: Cells, notes: list[str]) -> None:
+    """Adds a note about evaluation rows without visible text, which are kept."""
+    if blank := sum(map(is_blank, texts)):
+        notes.append(f"{table.path}: {blank} row(s) have no text; they are kept and read as an empty text")
+
+
+def note_cut(table: Table, what: str, cut: np.ndarray, limit: int | str, notes: list[str]) -> None:
+    """Adds a note about truncated texts. `what`: their plural noun; `cut`: (rows,) bool; `limit`: in
+    tokens."""
+    if count := int(cut.sum()):
+        share = f"{count} of {len(table)} {what} ({count / len(table):.1%})"
+        notes.append(f"{table.path}: {share} are cut to {limit} tokens")
+
+
+def note_repeated_texts(texts: Mapping[str, Iterable[str]], notes: list[str]) -> None:
+    """Adds notes about duplicate training texts, and about validation and test texts that are also training
+    texts. `texts`: by split."""
+    hashes = {split: list(map(hash, column)) for split, column in texts.items()}
+    seen = set(hashes["train"])
+    if repeated := len(hashes["train"]) - len(seen):
+        notes.append(f"{repeated} training row(s) repeat the text of an earlier row")
+    for split in ("validation", "test"):
+        if shared := sum(value in seen for value in hashes.get(split, [])):
+            notes.append(f"{shared} of {len(hashes[split])} {split} texts are in the training rows too")
+
+
+def ids_of(table: Table, column: str) -> Sequence[Any]:
+    """The ids of the rows in predictions: the cells of `column`, or row numbers from 0."""
+    return table.columns.get(column, range(len(table)))
+
+
+def check_ids(table: Table, column: str) -> None:
+    """Raises `InputError` for ids that cannot be written as JSON, before any work is done."""
+    wrong = []
+    for row, value in enumerate(table.columns.get(column, [])):
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            wrong.append(f"{table.where(row)}: {column} is {described(value)}, expected a text or a number")
+    raise_problems(wrong)

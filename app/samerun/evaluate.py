@@ -1,0 +1,282 @@
+"""Evaluation and prediction. Every row of a file counts exactly once, whatever the number of processes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+import zipfile
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from samerun import signals
+from samerun.arguments import OptimizationArguments, RunArguments
+from samerun.data.batches import EvalRows
+from samerun.data.cache import sample_of
+from samerun.errors import StopRequested, TrainingError, in_short, is_out_of_memory
+from samerun.kernels.common import row_lengths
+from samerun.metrics.additional import compute_additional
+from samerun.output import predictions as output
+from samerun.output.progress import Phase
+from samerun.output.run_folder import BEST
+from samerun.output.versions import code_version, library_versions
+from samerun.parsing import as_dict, names_of
+from samerun.plan import evaluation_batch
+from samerun.runtime import Run
+from samerun.signals import stop_requested
+from samerun.task import Batch, Predictions, Split, Task
+
+PARTS = 20
+SECONDS_BETWEEN_PARTS = 2.0  # at least: short predictions are not saved
+MAX_SAVED_BYTES = 4 * 2**30  # of all predictions; masks may be larger
+Part = tuple[np.ndarray, dict[str, np.ndarray]]  # (n,) row numbers in the file; (n, ...) of `Task.predict`
+
+
+def evaluate(
+    run: Run, model: Any, task: Task, rows: EvalRows, stoppable: bool = False
+) -> tuple[dict[str, float | None], Predictions | None]:
+    """Evaluates all rows. Returns (metrics, on every process; predictions, None except on rank 0)."""
+    predictions, _ = predict(run, model, task, rows, stoppable, label="evaluating")
+    with Phase("scoring", shown=run.is_main):
+        return run.on_main(lambda: score(task, predictions, rows.split)), predictions
+
+
+def score(task: Task, predictions: Predictions, split: Split) -> dict[str, float | None]:
+    """The metrics of the task and of --metrics. Rank 0 only."""
+    scores = task.score(predictions, split)
+    if task.additional_metrics:
+        references = task.as_references(predictions, split)
+        scores |= compute_additional(task.additional_metrics, *references, taken=scores)
+    return scores
+
+
+@torch.no_grad()
+def predict(
+    run: Run,
+    model: Any,
+    task: Task,
+    rows: EvalRows,
+    stoppable: bool = False,
+    *,
+    label: str = "predicting",
+    saved: SavedParts | None = None,
+) -> tuple[Predictions | None, float]:
+    """Predicts all rows. Returns (`Task.predict`'s arrays in the file's order, None except on rank 0; rows
+    per second). `label`: for the progress bar; `saved`: parts to go on from, and to add to.
+
+    Raises `StopRequested` after a batch if `stoppable` and any process was requested to stop, and
+    `TrainingError` if a row is missing or duplicated.
+    """
+    started = time.perf_counter()
+    was_training, dtype = model.training, input_dtype(run, model)
+    model.eval()
+    numbers: list[torch.Tensor] = []  # rows of this process that are not gathered yet; likewise `arrays`
+    arrays: list[dict[str, torch.Tensor]] = []
+    first, before = (0, 0) if saved is None else (saved.num_batches, saved.num_rows)
+    processes, done = run.launch.world_size, before
+    with Phase(label, "rows", len(rows), before, shown=run.is_main) as phase:
+        for num_batches, batch in enumerate(rows.batches(processes, run.launch.rank, first), first + 1):
+            predictions = _predict_batch(run, model, task, batch, dtype)
+            real = batch.is_real
+            numbers.append(batch.rows[real])
+            arrays.append({name: tensor.cpu()[real] for name, tensor in predictions.items()})
+            if stoppable and stop_requested(run):
+                model.train(was_training)
+                raise StopRequested("stop requested during an evaluation")
+            done += processes * len(numbers[-1])
+            phase.update(min(done, len(rows)) - phase.done)
+            if saved is not None and saved.is_due(num_batches):
+                saved.add(num_batches, _gather(run, numbers, arrays))
+                numbers, arrays = [], []
+    model.train(was_training)
+    last, rate = _gather(run, numbers, arrays), (len(rows) - before) / (time.perf_counter() - started)
+    if last is None:
+        return None, rate
+    return _in_order([*(saved.parts if saved is not None else []), last], len(rows)), rate
+
+
+def _gather(run: Run, numbers: list[torch.Tensor], arrays: list[dict[str, torch.Tensor]]) -> Part | None:
+    """Gathers the predictions of several batches from all processes; None except on rank 0. Empties
+    `arrays`."""
+    order = run.gather_rows(torch.cat(numbers))
+    gathered = {
+        name: run.gather_rows(torch.cat([batch.pop(name) for batch in arrays])) for name in list(arrays[0])
+    }
+    if not run.is_main:
+        return None
+    return order.numpy(), {name: tensor.numpy() for name, tensor in gathered.items()}
+
+
+def _in_order(parts: list[Part], num_rows: int) -> Predictions:
+    """Joins the parts in the file's order. Raises `TrainingError` if a row is missing or duplicated."""
+    order = np.concatenate([rows for rows, _ in parts])
+    if not np.array_equal(np.sort(order), np.arange(num_rows)):
+        raise TrainingError(
+            f"evaluation saw {len(order)} rows instead of each of {num_rows} once; please report this"
+        )
+    places = np.argsort(order)
+    return {
+        name: np.concatenate([arrays.pop(name) for _, arrays in parts])[places] for name in list(parts[0][1])
+    }
+
+
+def _predict_batch(
+    run: Run, model: Any, task: Task, batch: Batch, dtype: torch.dtype | None
+) -> dict[str, torch.Tensor]:
+    """Calls `Task.predict`. Raises `TrainingError` if memory does not suffice."""
+    try:
+        # generate() bypasses the prepared model's forward, which would switch autocast on.
+        with run.accelerator.autocast(), row_lengths(batch.lengths):
+            return task.predict(model, batch.to(run.device, dtype))
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        largest = max(
+            (tuple(tensor.shape) for tensor in batch.inputs.values()),
+            key=lambda shape: torch.Size(shape).numel(),
+        )
+        raise TrainingError(
+            f"out of memory while predicting a batch of {largest[0]} rows x "
+            f"{'x'.join(map(str, largest[1:]))}. Try a smaller "
+            f"--per_device_eval_batch_size or --max_tokens_per_eval_batch ({in_short(error)})"
+        ) from error
+
+
+def eval_rows(run: Run, arguments: Any, task: Task, split: Split) -> EvalRows:
+    """The batches of an evaluation, longest rows first."""
+    by_tokens = task.evaluates_by_tokens and run.device.type == "cpu"
+    return EvalRows(split, *evaluation_batch(arguments, by_tokens, split.evaluation_rows))
+
+
+def input_dtype(run: Run, model: torch.nn.Module) -> torch.dtype | None:
+    """The dtype of a model's inputs: that of its weights, which DeepSpeed keeps in half precision. Under FSDP
+    fp32, although gathered weights may be in half precision."""
+    if run.fsdp is not None:
+        return torch.float32
+    return next((parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()), None)
+
+
+# Parts of a long prediction
+
+
+class SavedParts:
+    """Parts of a large file's predictions in `PREDICTIONS_FILE.unfinished/`, so that an interruption costs a
+    twentieth of them at most. All processes must call the methods; only rank 0 reads and writes, so machines
+    need not share a disk."""
+
+    def __init__(self, run: Run, folder: Path, key: str, rows: EvalRows) -> None:
+        """`key`: a hash of everything that the predictions depend on. Parts with another one are removed."""
+        self._run, self._folder, self._key, self._total_rows = run, folder, key, len(rows)
+        self._total_batches = rows.num_batches(run.launch.world_size)
+        self.parts: list[Part] = []  # on rank 0
+        self.num_batches, self.num_rows, note = run.on_main(self._open)  # of each process; of all
+        run.print(*([f"note           {note}"] if note else []))
+        self._enabled, self._saved_at = True, time.perf_counter()
+
+    def _open(self) -> tuple[int, int, str | None]:
+        num_batches = 0
+        for path in sorted(self._folder.glob("*.npz")):
+            first, last = map(int, path.stem.split("-"))
+            try:
+                with np.load(path) as file:
+                    if str(file["key"]) != self._key:
+                        self._remove()
+                        return 0, 0, f"{self._folder} is of another prediction; starting again"
+                    if first != num_batches:
+                        break
+                    arrays = {name[1:]: file[name] for name in file.files if name.startswith("_")}
+                    self.parts.append((file["rows"], arrays))
+            except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+                break
+            num_batches = last
+        done = sum(len(rows) for rows, _ in self.parts)
+        note = f"{done} of {self._total_rows} rows are predicted already ({self._folder})" if done else None
+        return num_batches, done, note
+
+    def is_due(self, num_batches: int) -> bool:
+        """Whether a part is due after this number of batches."""
+        ends_part = num_batches % -(-self._total_batches // PARTS) == 0 and num_batches < self._total_batches
+        seconds = time.perf_counter() - self._saved_at
+        return self._enabled and ends_part and self._run.any(seconds > SECONDS_BETWEEN_PARTS)
+
+    def add(self, num_batches: int, part: Part | None) -> None:
+        """Saves the predictions since the last part; `part`: None except on rank 0. After a failure, as on a
+        full disk, the prediction continues without saving."""
+        problem = self._run.on_main(lambda: self._write(num_batches, part))
+        if problem is not None:
+            self._enabled = False
+            self._run.print(
+                f"note           {self._folder}: {problem}; an interrupted prediction cannot be "
+                "resumed from here"
+            )
+        self._saved_at = time.perf_counter()
+
+    def _write(self, num_batches: int, part: Part) -> str | None:
+        """Writes a part; returns an error message or None."""
+        rows, arrays = part
+        self.parts.append(part)
+        expected = sum(values.nbytes for values in arrays.values()) / len(rows) * self._total_rows
+        if expected > MAX_SAVED_BYTES:
+            return f"predictions of {expected / 2**30:.0f} GB are too large to save in parts"
+        path = self._folder / f"{self.num_batches:09}-{num_batches:09}.npz"
+        try:
+            self._folder.mkdir(exist_ok=True)
+            with path.with_suffix(".unfinished").open("wb") as file:
+                named = {f"_{name}": values for name, values in arrays.items()}
+                np.savez(file, key=self._key, rows=rows, **named)
+                file.flush()
+                os.fsync(file.fileno())
+            path.with_suffix(".unfinished").replace(path)
+        except OSError as error:
+            return f"cannot be written ({error.strerror})"
+        self.num_batches, self.num_rows = num_batches, self.num_rows + len(rows)
+        signals.set_stop_message(f"the same command goes on after {self.num_rows} of {self._total_rows} rows")
+        return None
+
+    def remove(self) -> None:
+        """Removes the parts, once all predictions are written."""
+        self._run.on_main(self._remove)
+        signals.set_stop_message(signals.NOTHING_TO_SAVE)
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):  # the folder may be missing, or hold other files
+            for path in [*self._folder.glob("*.npz"), *self._folder.glob("*.unfinished")]:
+                path.unlink(missing_ok=True)
+            self._folder.rmdir()
+
+
+def open_saved_parts(
+    run: Run, arguments: Any, fingerprint: dict[str, Any], rows: EvalRows
+) -> SavedParts | None:
+    """Opens the saved parts of this command's test predictions. Returns None if the predictions go to no
+    regular file, or the rows have no content hash. `fingerprint`: `Data.fingerprint`."""
+    path = output.path_of(arguments)
+    if rows.split.content is None or not output.is_regular_file(path):
+        return None
+    key = run.on_main(lambda: _hash_of_causes(run, arguments, fingerprint, rows))
+    return SavedParts(run, path.with_name(f"{path.name}.unfinished"), key, rows)
+
+
+def _hash_of_causes(run: Run, arguments: Any, fingerprint: dict[str, Any], rows: EvalRows) -> str:
+    """A hash of everything that predictions depend on. The model's files are part of it; paths, and the
+    arguments of training, are not."""
+    trained = arguments.modes.train
+    model = Path(arguments.output_dir) / BEST if trained else Path(arguments.model_name_or_path)
+    files = [path for path in sorted(model.iterdir()) if path.is_file()] if model.is_dir() else []
+    ignored = {field.name for group in (RunArguments, OptimizationArguments) for field in fields(group)}
+    names = set(names_of(arguments, per_machine=False, reads=False)) - ignored
+    causes = [
+        {name: value for name, value in sorted(as_dict(arguments).items()) if name in names},
+        {path.name: sample_of(path) for path in files},
+        fingerprint,
+        [len(rows), rows.split.content(), rows.batch_size, rows.max_tokens],
+        [run.launch.world_size, run.device.type, run.launch.precision],
+        [code_version(), library_versions()],
+    ]
+    return hashlib.sha256(json.dumps(causes, default=str).encode()).hexdigest()

@@ -1,0 +1,135 @@
+"""Runs any task from its arguments to its output files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from samerun import checkpoint, runtime, signals, start
+from samerun.data.stream import read_ahead
+from samerun.evaluate import eval_rows, evaluate, open_saved_parts, predict, score
+from samerun.output.predictions import metrics_name
+from samerun.output.progress import Phase
+from samerun.output.run_folder import BEST, METRICS, merge_metrics, read_metrics
+from samerun.plan import Modes, make_plan
+from samerun.reports import results
+from samerun.reports.final_report import write_reports
+from samerun.runtime import Run
+from samerun.start import make_fingerprint, open_run
+from samerun.task import Data, Task
+from samerun.train import Training
+
+
+def run(task_class: type[Task], arguments: Any) -> None:
+    """Trains, evaluates and predicts as the arguments request. Reports errors and ends the process with their
+    exit code."""
+    with signals.failures_end_the_job(debug=arguments.debug):
+        run_task(task_class(arguments), arguments)
+
+
+def run_task(task: Task, arguments: Any) -> None:
+    """Executes a whole run. Raises `InputError` before it changes existing files, `TrainingError` and
+    `StopRequested` later."""
+    modes = arguments.modes
+    launch = start.check(arguments)
+    data = task.load(launch, modes)
+    plan = make_plan(arguments, data.splits["train"], launch) if modes.train else None
+    if modes.train:
+        read_ahead(data.splits["train"], launch.local_rank)
+    started = runtime.start(launch, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
+    fingerprint = make_fingerprint(arguments, plan, data.fingerprint)
+    # Before the output folder is opened: an error in the model must not harm existing files.
+    model = build_model(task, arguments.seed) if modes.train else None
+    opened = open_run(started, arguments, plan, fingerprint, data.notes, task.details)
+
+    metrics: dict[str, Any] = {}
+    if opened.complete:
+        metrics |= started.on_main(lambda: read_metrics(Path(arguments.output_dir) / METRICS))
+    elif modes.train:
+        training = Training(started, arguments, task, data, plan, model, opened=opened)
+        del model
+        metrics |= training.fit()
+        metrics |= training.finish()
+        training.release()
+    if modes.predict or not modes.train:
+        model = load_exported(started, arguments, task, modes.train)
+    if modes.evaluate and not modes.train:
+        scores, _ = evaluate(
+            started, model, task, eval_rows(started, arguments, task, data.splits["validation"])
+        )
+        metrics |= {f"eval_{name}": value for name, value in scores.items()}
+    if modes.evaluate:
+        metrics |= baseline(started, task, data.splits["validation"], "eval")
+    if modes.predict:
+        metrics |= predict_test(started, arguments, task, model, data)
+    started.on_main(lambda: merge_metrics(Path(arguments.output_dir), metrics, metrics_name(arguments)))
+    if modes.train:
+        started.on_main(lambda: write_reports(started, arguments, task, data.splits))
+    results.track(started, metrics)
+    results.push_to_hub(started, arguments)
+    report(started, arguments, task, metrics)
+    signals.finish(started)
+
+
+def build_model(task: Task, seed: int) -> torch.nn.Module:
+    """Builds the model to train, with the same initial weights on every process."""
+    torch.manual_seed(seed)
+    return task.build()
+
+
+def load_exported(started: Run, arguments: Any, task: Task, trained: bool) -> Any:
+    """Loads this run's best model, or --model_name_or_path without training, and prepares it on every
+    process."""
+    if trained:
+        model = load_best(started, arguments, task.load_exported)
+    else:
+        model = task.load_exported(arguments.model_name_or_path)
+    return started.accelerator.prepare_model(model.to(started.device), evaluation_mode=True)
+
+
+def load_best(started: Run, arguments: Any, load: Callable[[Path], Any]) -> Any:
+    """Calls `load` on best/ on every process. Machines without a shared disk receive a temporary copy."""
+    folder = Path(arguments.output_dir) / BEST
+    place = checkpoint.fetch(started, folder, arguments.shared_output_dir)
+    try:
+        return load(place)
+    finally:
+        checkpoint.discard(started, place, folder)
+
+
+def baseline(started: Run, task: Task, split: Any, name: str) -> dict[str, Any]:
+    """The baseline's metrics, prefixed with `name`."""
+    return started.on_main(lambda: {f"{name}_{key}": value for key, value in task.baseline(split).items()})
+
+
+def predict_test(started: Run, arguments: Any, task: Task, model: Any, data: Data) -> dict[str, Any]:
+    """Writes the predictions of all test rows, resuming an interrupted prediction. Returns test_* metrics,
+    with scores if the rows are labelled."""
+    split = data.splits["test"]
+    rows = eval_rows(started, arguments, task, split)
+    saved = open_saved_parts(started, arguments, data.fingerprint, rows)
+    predictions, rate = predict(started, model, task, rows, saved=saved)
+    results.write_predictions(started, arguments, task, split, predictions)
+    if saved is not None:
+        saved.remove()
+    metrics = {"test_rows": len(split), "test_samples_per_second": rate}
+    if split.labelled:
+        with Phase("scoring", shown=started.is_main):
+            scores = started.on_main(lambda: score(task, predictions, split))
+        metrics |= {f"test_{name}": value for name, value in scores.items()}
+        metrics |= baseline(started, task, split, "test")
+    return metrics
+
+
+def report(started: Run, arguments: Any, task: Task, metrics: dict[str, Any]) -> None:
+    """Prints the main metrics."""
+    by_split = results.by_split(metrics)
+    table = results.table(by_split, task.shown_metrics)
+    remarks = [f"{split}: {line}" for split, scores in by_split.items() for line in task.remarks(scores)]
+    # app/predict.py: its output folder is a temporary one.
+    only_predicts = arguments.modes == Modes(train=False, evaluate=False, predict=True)
+    place = (only_predicts and arguments.predictions_file) or arguments.output_dir
+    started.print(*table, *remarks, f"done           {place}")

@@ -1,0 +1,155 @@
+"""The optimizer of --optim, its parameter groups and learning rates, and the size of its state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from samerun import fsdp, optim_arguments
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Muon (Jordan et al., kellerjordan.github.io/posts/muon) for groups with `hidden`, AdamW for all others,
+    as one optimizer.
+
+    Muon orthogonalises the updates of matrices between hidden layers. As its authors recommend, AdamW trains
+    embeddings, outputs, biases and norms.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], muon: dict[str, Any], adamw: dict[str, Any]) -> None:
+        super().__init__(groups, {})
+        self._parts = [
+            (hidden, make([group for group in self.param_groups if group["hidden"] is hidden], **settings))
+            for hidden, make, settings in ((True, torch.optim.Muon, muon), (False, torch.optim.AdamW, adamw))
+            if any(group["hidden"] is hidden for group in self.param_groups)
+        ]
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        """Steps both. `load_state_dict` replaces this optimizer's state and groups, so both parts take them
+        anew."""
+        for hidden, part in self._parts:
+            part.state = self.state
+            part.param_groups = [group for group in self.param_groups if group["hidden"] is hidden]
+            part.step()
+
+
+def build_optimizer(
+    arguments: Any,
+    model: nn.Module,
+    learning_rate: float,
+    scale_of: Callable[[nn.Module, str], float],
+    *,
+    device_type: str = "cpu",
+) -> torch.optim.Optimizer:
+    """Builds the optimizer of --optim, without weight decay on biases and norms; the default is AdamW
+    (Loshchilov and Hutter, arXiv:1711.05101).
+
+    `learning_rate`: at its peak; `scale_of(model, name)`: a parameter's factor on it; `device_type`: of the
+    parameters in training.
+    """
+    decays = _parameters_with_decay(model)
+    hidden = hidden_matrices(model) if arguments.optim == "muon" else set()
+    groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            scale = scale_of(model, name)
+            decay = arguments.weight_decay if name in decays else 0.0
+            groups.setdefault((scale, decay, name in hidden), []).append(parameter)
+    peaks = [
+        {
+            "params": parameters,
+            "weight_decay": decay,
+            "lr": learning_rate * scale,
+            "peak_lr": learning_rate * scale,
+        }
+        | ({"hidden": is_hidden} if arguments.optim == "muon" else {})
+        for (scale, decay, is_hidden), parameters in groups.items()
+    ]
+    return _make(arguments, peaks, learning_rate, device_type)
+
+
+def _make(
+    arguments: Any, groups: list[dict[str, Any]], learning_rate: float, device_type: str
+) -> torch.optim.Optimizer:
+    optim, settings, rate = arguments.optim, optim_arguments.settings_of(arguments), {"lr": learning_rate}
+    adam = {"betas": (arguments.adam_beta1, arguments.adam_beta2), "eps": arguments.adam_epsilon}
+    # `fused` steps a small encoder on a CPU ten times faster than torch's default. On a GPU the default is
+    # fast, and the momentum of fused SGD is undefined if fp16 skips the first step. For sharded parameters
+    # only AdamW can be fused.
+    sharded = any(fsdp.is_sharded(parameter) for group in groups for parameter in group["params"])
+    fused = {"fused": device_type == "cpu" and not sharded}
+    if optim == "muon":
+        return MuonWithAdamW(groups, rate | settings, rate | adam | {"fused": True})
+    if optim == "adafactor":
+        return torch.optim.Adafactor(groups, **rate, **settings)
+    if optim == "sgd":
+        return torch.optim.SGD(groups, **rate, **settings, **fused)
+    if optim == "adagrad":
+        return torch.optim.Adagrad(groups, **rate, **settings, **fused)
+    if optim == "rmsprop":
+        return torch.optim.RMSprop(groups, **rate, **settings)
+    if optim in ("adamw_bnb_8bit", "lion_32bit"):
+        import bitsandbytes
+
+        if optim == "lion_32bit":
+            return bitsandbytes.optim.Lion(groups, **rate, betas=adam["betas"], optim_bits=32)
+        return bitsandbytes.optim.AdamW(
+            groups, **rate, **adam, optim_bits=8, min_8bit_size=optim_arguments.SMALL_8BIT
+        )
+    return torch.optim.AdamW(groups, **rate, **adam, fused=True)
+
+
+def set_learning_rate(optimizer: Any, multiplier: float) -> None:
+    """Sets every group to `multiplier` times its peak."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak_lr"] * multiplier
+
+
+def hidden_matrices(model: nn.Module) -> set[str]:
+    """Names of the linear layers' weights, except the last one, the output's, and those tied to
+    embeddings."""
+    embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    names = [name for name, weight in model.named_parameters() if id(weight) in linear - embedded]
+    return set(names[:-1])
+
+
+def state_bytes(arguments: Any, model: nn.Module) -> float:
+    """Bytes of state per trained element, averaged over the model: the optimizer's and that of
+    --ema_decay."""
+    optim, total, elements = arguments.optim, 0, 0
+    hidden = hidden_matrices(model) if optim == "muon" else set()
+    for name, parameter in model.named_parameters():
+        size = parameter.numel() if parameter.requires_grad else 0
+        elements += size
+        if optim == "adafactor" and parameter.ndim > 1:
+            total += 4 * (size // parameter.shape[-1] + size // parameter.shape[-2])
+        elif optim == "adafactor" or name in hidden:
+            total += 4 * size
+        elif optim == "adamw_bnb_8bit" and size >= optim_arguments.SMALL_8BIT:
+            total += 2 * size + 2 * 4 * -(
+                -size // 256
+            )  # two 8-bit moments, and an fp32 scale per block of 256
+        else:
+            total += 4 * size * optim_arguments.moments(optim, optim_arguments.settings_of(arguments))
+    return total / max(1, elements) + (4 if arguments.ema_decay else 0)
+
+
+def _parameters_with_decay(model: nn.Module) -> set[str]:
+    """Names of the parameters with weight decay: matrices, except biases and the parameters of normalisation
+    layers."""
+    names = set()
+    for module_name, module in model.named_modules():
+        is_norm = isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.modules.batchnorm._NormBase) or (
+            type(module).__name__.endswith(("Norm", "LayerNorm"))
+        )
+        if is_norm:
+            continue
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.ndim > 1 and not name.endswith("bias"):
+                names.add(f"{module_name}.{name}" if module_name else name)
+    return names

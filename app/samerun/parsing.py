@@ -1,0 +1,446 @@
+"""Turns the command line and a YAML file into a dataclass.
+
+An argument is a field of a frozen dataclass, declared with `option(...)`: name, type, default, help and
+limits. A YAML file (`--config`) may set the same fields; the command line wins. Unknown names, wrong types
+and values out of range are reported together, with the most similar name. `trainer_names.py` has other names
+that are accepted. `--learning-rate` means `--learning_rate`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import json
+import math
+import operator
+import os
+import shutil
+import sys
+import textwrap
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import yaml
+
+from samerun.data.files import read_text
+from samerun.errors import InputError
+from samerun.trainer_names import BOOLEANS, TRAINER_NAMES, translate
+
+T = TypeVar("T")
+Values = list[str] | None  # the unparsed values of an argument; None: null in YAML
+# --help shows these and the task's own arguments; `--help all` shows all.
+MOST_USED = (
+    *("model_name_or_path", "train_file", "validation_file", "test_file", "max_length", "global_batch_size"),
+    *("learning_rate", "num_train_epochs", "output_dir", "resume_from_checkpoint", "do_predict"),
+    "mixed_precision",
+)
+LIMITS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
+
+
+def option(
+    default: Any = None,
+    *,
+    help: str,
+    choices: tuple[str, ...] | None = None,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    needs: str | None = None,
+    excludes: tuple[str, ...] = (),
+    hidden: bool = False,
+    reads: bool = False,
+    path: bool = False,
+    per_machine: bool = False,
+) -> Any:
+    """Declares a dataclass field as an argument.
+
+    `needs`: another argument, or "name=value", without which this one has no effect. `excludes`: arguments
+    that may not be given beside this one. `validate` checks both. `reads`: the value is an input file or
+    folder. `path`: it is another path. `~` is expanded in both. `per_machine`: the machines of a job may have
+    different values; for input files, their contents must be equal instead.
+    """
+    metadata = {"help": help, "choices": choices, "needs": needs, "excludes": excludes, "hidden": hidden}
+    metadata |= {"reads": reads, "path": path or reads, "per_machine": per_machine}
+    metadata |= {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def changed_option(group: type, name: str, help: str) -> Any:
+    """Redeclares the argument `name` of a group in a task's own dataclass, with another help text or type and
+    no default."""
+    return dataclasses.field(
+        default=None, metadata={**group.__dataclass_fields__[name].metadata, "help": help}
+    )
+
+
+def parse(cls: type[T], argv: list[str] | None = None, description: str = "") -> T:
+    """Builds `cls` from the command line and from the YAML file named by `--config`. --help prints the help
+    and exits.
+
+    Raises `InputError` with every problem found: unknown names, missing or malformed values, values out of
+    range.
+    """
+    problems: list[str] = []
+    given = _read_command_line(sys.argv[1:] if argv is None else argv, cls, problems)
+    if "help" in given:
+        print(_help(cls, description, everything=given["help"] == ["all"]))
+        sys.exit(0)
+    found: dict[str, tuple[Values, str]] = {}
+    if "config" in given:
+        file = os.path.expanduser(" ".join(given.pop("config") or []))
+        found |= _translated(_read_config(file, cls, problems), cls, f"{file}: ", problems)
+    found |= _translated(given, cls, "--", problems)
+    arguments = {}
+    for name, (values, source) in found.items():
+        try:
+            arguments[name] = convert(values, cls.__dataclass_fields__[name], cls)
+        except ValueError as error:
+            problems.append(f"{source}: {error}")
+    if problems:
+        raise InputError(*problems)
+    return cls(**arguments)
+
+
+def validate(arguments: Any) -> None:
+    """Raises `InputError` with all arguments that contradict each other, by `needs` and `excludes` and by the
+    groups' methods `problems`."""
+    problems = []
+    for field in dataclasses.fields(arguments):
+        if is_given(arguments, field.name):
+            problems += _unmet_conditions(arguments, field)
+    for group in type(arguments).__mro__:
+        if "problems" in vars(group):
+            problems += group.problems(arguments)
+    if problems:
+        raise InputError(*problems)
+
+
+def is_given(arguments: Any, name: str) -> bool:
+    """Whether an argument has another value than its default, None and false. False if the task has no such
+    argument."""
+    field = arguments.__dataclass_fields__.get(name)
+    return field is not None and getattr(arguments, name) not in (None, False, field.default)
+
+
+def _unmet_conditions(arguments: Any, field: dataclasses.Field) -> list[str]:
+    """The messages of `needs` and `excludes`. Arguments that the task does not have count as met."""
+    problems, values, fields = [], as_dict(arguments), arguments.__dataclass_fields__
+    needed, _, value = (field.metadata["needs"] or "").partition("=")
+    if value and values.get(needed, value) != value:
+        problems.append(f"--{field.name} needs --{needed} {value}, but --{needed} is {values[needed]}")
+    if not value and needed in values and not is_given(arguments, needed):
+        problems.append(f"--{field.name} is given but --{needed} is not")
+    for other in field.metadata["excludes"]:
+        if is_given(arguments, other):
+            words = [
+                f"--{name} {values[name]}" if fields[name].metadata["choices"] else f"--{name}"
+                for name in (field.name, other)
+            ]
+            problems.append(f"{' and '.join(words)} are both given; keep one")
+    return problems
+
+
+def as_dict(arguments: Any) -> dict[str, Any]:
+    """The arguments by name."""
+    return {f.name: getattr(arguments, f.name) for f in dataclasses.fields(arguments)}
+
+
+def names_of(arguments: Any, **settings: bool) -> list[str]:
+    """The names of the arguments with these settings of `option`, such as `reads=True`."""
+    fields = dataclasses.fields(arguments)
+    return [f.name for f in fields if all(f.metadata[key] == value for key, value in settings.items())]
+
+
+# The types of arguments
+
+
+class SpaceSeparated(tuple):
+    """Values separated by spaces, such as `--train_file a.csv b.csv`. Those of a plain `tuple` are separated
+    by commas."""
+
+
+class Kind(NamedTuple):
+    """How values of a type are described and read."""
+
+    noun: str
+    metavar: str  # in --help
+    read: Callable[[str], Any]  # raises ValueError or KeyError
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def _steps(text: str) -> int | float:
+    value = _number(text)
+    if 0 < value < 1:
+        return value
+    if not value.is_integer():
+        raise ValueError
+    return int(value)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError
+    return value
+
+
+def _comma_separated(read: Callable[[str], Any]) -> Callable[[str], tuple]:
+    return lambda text: tuple(read(part.strip()) for part in text.split(",") if part.strip())
+
+
+KINDS = {
+    str: Kind("a text", "TEXT", str),
+    int: Kind("a whole number", "N", int),
+    float: Kind("a number", "X", _number),
+    bool: Kind("true or false", "true|false", lambda text: BOOLEANS[text.lower()]),
+    int | float: Kind("a whole number, or a share of all steps below 1,", "N|SHARE", _steps),
+    dict[str, Any]: Kind('a JSON object, such as {"power": 2}', "JSON", _json_object),
+    tuple[str, ...]: Kind("names separated by commas", "A,B", _comma_separated(str)),
+    tuple[int, ...]: Kind("whole numbers separated by commas", "N,N", _comma_separated(int)),
+    tuple[float, ...]: Kind("numbers separated by commas", "X,X", _comma_separated(_number)),
+    SpaceSeparated[str]: Kind("names separated by spaces", "TEXT", str),
+    SpaceSeparated[float]: Kind("numbers separated by spaces", "X", _number),
+}
+
+
+@functools.cache
+def _types(cls: type) -> dict[str, tuple[Any, bool]]:
+    """The plain type of each field, and whether None is allowed."""
+    types_ = {}
+    for name, hint in typing.get_type_hints(cls).items():
+        members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        plain = [member for member in members if member is not type(None)]
+        types_[name] = functools.reduce(operator.or_, plain), len(plain) < len(members)
+    return types_
+
+
+def type_of(cls: type, name: str) -> Any:
+    """The type of an argument, without None."""
+    return _types(cls)[name][0]
+
+
+def _takes_several(cls: type, name: str) -> bool:
+    return typing.get_origin(type_of(cls, name)) is SpaceSeparated
+
+
+def describe_value(cls: type, field: dataclasses.Field) -> str:
+    """Describes the valid values of a field for users: "a whole number at least 1"."""
+    limits = field.metadata
+    if limits["choices"]:
+        return "one of " + ", ".join(limits["choices"])
+    ranges = [f"{key.replace('_', ' ')} {limits[key]}" for key in LIMITS if limits[key] is not None]
+    return " ".join([KINDS[type_of(cls, field.name)].noun, " and ".join(ranges)]).strip()
+
+
+def convert(values: Values, field: dataclasses.Field, cls: type) -> Any:
+    """Converts texts to the type of their field. Raises `ValueError` with the end of a message: "... is not a
+    number"."""
+    kind, optional = _types(cls)[field.name]
+    several = _takes_several(cls, field.name)
+    if optional and (values is None or (len(values) == 1 and values[0].lower() in ("none", "null"))):
+        return None
+    if not values:
+        raise ValueError(f"has no value, expected {describe_value(cls, field)}")
+    shown = " ".join(values)
+    if len(values) > 1 and not several:
+        raise ValueError(f"expected one value, found {len(values)}: {shown}")
+    try:
+        items = [KINDS[kind].read(text) for text in values]
+    except (ValueError, KeyError):
+        raise ValueError(f"{shown!r} is not {describe_value(cls, field)}") from None
+    if any(item in ("", (), {}) for item in items):
+        raise ValueError("is empty")
+    if field.metadata["path"]:  # not Path.expanduser, which would normalize hub names
+        items = [os.path.expanduser(item) for item in items]
+    value = SpaceSeparated(items) if several else items[0]
+    choices = field.metadata["choices"]
+    for item in value if isinstance(value, tuple) else (value,):
+        if choices is not None and item not in choices:
+            near = difflib.get_close_matches(str(item), choices, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"{item!r} is not one of {', '.join(choices)}{hint}")
+        if any(
+            field.metadata[key] is not None and not holds(item, field.metadata[key])
+            for key, holds in LIMITS.items()
+        ):
+            raise ValueError(f"{shown} is out of range, expected {describe_value(cls, field)}")
+    return value
+
+
+# The command line and the file
+
+
+def _read_command_line(argv: list[str], cls: type, problems: list[str]) -> dict[str, Values]:
+    """The values of each argument, which are all words until the next --name. Appends to `problems`."""
+    given: dict[str, Values] = {}
+    values: list[str] | None = None
+    for word in argv:
+        if not word.startswith("--") and word != "-h":
+            if values is not None:
+                values.append(word)
+            elif not problems:
+                problems.append(f"unexpected value {word!r}: arguments are written --name value")
+            continue
+        written, equals, value = ("help" if word == "-h" else word[2:]).partition("=")
+        values = [value] if equals else []
+        name = written.replace("-", "_")
+        positive = name.removeprefix("no_")
+        if name in cls.__dataclass_fields__ or name in TRAINER_NAMES or name in ("help", "config"):
+            given[name] = values
+        elif positive in cls.__dataclass_fields__ and type_of(cls, positive) is bool and not equals:
+            given[positive] = values = ["false"]
+        else:
+            problems.append(f"unknown argument --{written}{_nearest(written, cls, '--')}")
+    return given
+
+
+def _nearest(name: str, cls: type, prefix: str = "") -> str:
+    visible = [f.name for f in dataclasses.fields(cls) if not f.metadata["hidden"]]
+    near = difflib.get_close_matches(name.replace("-", "_"), visible, 1)
+    return f"; did you mean {prefix}{near[0]}?" if near else " (--help all lists the arguments)"
+
+
+def _translated(
+    given: dict[str, Values], cls: type, prefix: str, problems: list[str]
+) -> dict[str, tuple[Values, str]]:
+    """Translates names of transformers. Returns {name: (values, name in messages)}. Appends to
+    `problems`."""
+    found: dict[str, tuple[Values, str]] = {}
+    for given_name, given_values in given.items():
+        name, values, source = given_name, given_values, f"{prefix}{given_name}"
+        is_ours = name in cls.__dataclass_fields__
+        if values == [] and (not is_ours or type_of(cls, name) is bool):
+            values = ["true"]
+        if name in TRAINER_NAMES and (values is None or len(values) == 1):
+            try:
+                name, values = translate(name, values and values[0], is_ours)
+            except ValueError as error:
+                problems.append(f"{source}: {error}")
+                continue
+        if name is None:
+            continue
+        if name not in cls.__dataclass_fields__:
+            problems.append(f"{source} means --{name}, which this command does not have")
+        elif name in found and str(found[name][0]).lower() != str(values).lower():
+            problems.append(f"{found[name][1]} and {source} both set --{name}; keep one")
+        else:
+            found[name] = values, source
+    return found
+
+
+class _Loader(yaml.BaseLoader):
+    """Keeps values as texts, as on a command line: YAML 1.1 reads `no` as false, 1:30 as 90 and 010 as 8.
+
+    Duplicate keys are errors; PyYAML silently keeps the last one.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [key.value for key, _ in node.value]
+        for number, (key, _) in enumerate(node.value):
+            if not isinstance(key, yaml.ScalarNode) or key.value in keys[:number]:
+                problem = f"key {key.value!r:.80} appears twice or is not a name"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _read_mapping(path: str) -> dict[str, Any]:
+    """Reads a YAML file with one mapping. Raises `InputError` with file and line."""
+    try:
+        content = yaml.load(read_text(path), Loader=_Loader)
+    except (yaml.YAMLError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        reason = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise InputError(f"{path}{line}: not valid YAML: {reason}") from None
+    except RecursionError:
+        raise InputError(f"{path}: not valid YAML: nested too deeply; expected `name: value` lines") from None
+    if not isinstance(content, dict):
+        type_name = "nothing" if not content else "a list" if isinstance(content, list) else "a text"
+        raise InputError(f"{path}: expected `name: value` lines, found {type_name}")
+    return content
+
+
+def _read_config(path: str, cls: type, problems: list[str]) -> dict[str, Values]:
+    """The values in a YAML file. Appends to `problems`; raises `InputError` if it has no arguments."""
+    given: dict[str, Values] = {}
+    for name, value in _read_mapping(path).items():
+        is_list = isinstance(value, list)
+        if name in TRAINER_NAMES and name not in cls.__dataclass_fields__:
+            given[name] = [json.dumps(value) if isinstance(value, dict | list) else value] if value else None
+        elif name not in cls.__dataclass_fields__:
+            wrong = f"unknown key {name}{_nearest(name, cls)}"
+            if isinstance(value, dict):
+                wrong = f"{name} is a section; write arguments without sections, each as `name: value`"
+            problems.append(f"{path}: {wrong}")
+        elif is_list and _takes_several(cls, name):
+            given[name] = list(map(str, value))
+        elif is_list and typing.get_origin(type_of(cls, name)) is tuple:
+            given[name] = [",".join(map(str, value))]
+        elif is_list or isinstance(value, dict):
+            problems.append(
+                f"{path}: {name}: expected one value, found {'a list' if is_list else 'a mapping'}"
+            )
+        else:
+            given[name] = [value] if value else None
+    return given
+
+
+# --help
+
+
+def groups_of(cls: type) -> dict[type, list[dataclasses.Field]]:
+    """The visible arguments by the class that declares them first, in the order of --help. Groups with
+    `listed_last` come last."""
+    groups: dict[type, list[dataclasses.Field]] = {}
+    seen: set[str] = set()
+    owners = list(reversed(cls.__mro__))
+    for owner in sorted(owners, key=lambda owner: vars(owner).get("listed_last", False)):
+        inherited = {name for base in owner.__mro__[1:] for name in getattr(base, "__dataclass_fields__", ())}
+        names = [name for name in getattr(owner, "__dataclass_fields__", ()) if name not in inherited | seen]
+        seen.update(names)
+        fields = [cls.__dataclass_fields__[name] for name in names]
+        if fields := [field for field in fields if not field.metadata["hidden"]]:
+            groups[owner] = fields
+    return groups
+
+
+def _help(cls: type, description: str, everything: bool) -> str:
+    """The text of --help: the most used arguments and the task's own, or all."""
+    width = max(shutil.get_terminal_size().columns - 2, 50)
+    name = os.path.basename(sys.argv[0])
+    lines = [f"usage: {name} [--config FILE.yaml] [--name value ...]", "", description.strip(), ""]
+    entries = {"Arguments in a file": [("config FILE.yaml", "any of these; the command line wins")]}
+    for owner, fields in groups_of(cls).items():
+        shown = [f for f in fields if everything or owner is cls or f.name in MOST_USED]
+        title = (owner.__doc__ or owner.__name__).strip().splitlines()[0]
+        entries[title] = [
+            (
+                f"{f.name} {'|'.join(f.metadata['choices'] or ()) or KINDS[type_of(cls, f.name)].metavar}",
+                f.metadata["help"] + ("" if f.default is None else f" (default: {f.default})"),
+            )
+            for f in shown
+        ]
+    for title, described in entries.items():
+        lines += [f"{title}:"] if described else []
+        for argument, text in described:
+            lines += [
+                f"  --{argument}",
+                textwrap.fill(text, width, initial_indent=" " * 8, subsequent_indent=" " * 8),
+            ]
+        lines += [""] if described else []
+    if not everything:
+        lines.append("These are the task's own and the most used arguments; --help all lists all by group.")
+    lines.append(
+        "Other names of transformers' TrainingArguments are translated, or refused with the name to use."
+    )
+    return "\n".join(lines)

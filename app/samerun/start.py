@@ -1,0 +1,379 @@
+"""Before a run: its command is checked, the processes are compared, its folder is locked and run.json
+written."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import get_token
+
+from samerun import checkpoint, deepspeed, machines, optim_arguments, signals
+from samerun.data.files import matching
+from samerun.errors import InputError, collecting
+from samerun.output import predictions, run_folder, status, written
+from samerun.output.files import as_json, file_record, write_json
+from samerun.output.run_folder import BEST, RUN_FILE, STATUS
+from samerun.output.versions import code_version, library_versions
+from samerun.parsing import SpaceSeparated, as_dict, names_of
+from samerun.plan import Plan, describe
+from samerun.reports import results
+from samerun.runtime import Launch, Machine, Run, connect, describe_launch
+
+# Arguments of a single start, not of the training.
+OF_A_START = ("resume_from_checkpoint", "overwrite_output_dir", "max_train_time")
+_lock: Any = None  # of the output folder; held until the process ends
+
+
+# The command
+
+
+def check(arguments: Any, machine: Machine | None = None) -> Launch:
+    """Describes the launch. Raises `InputError` with everything that is wrong before any data is read.
+
+    `machine`: the machine of a launch that is only planned; None for this one.
+    """
+    problems: list[str] = []
+    launch, train = None, arguments.modes.train
+    with collecting(problems):
+        launch = describe_launch(arguments, machine)
+    # Only rank 0 writes, and --output_dir need not exist on other machines.
+    if arguments.output_dir is not None and (launch is None or launch.rank == 0):
+        folder = Path(arguments.output_dir)
+        resume = arguments.resume_from_checkpoint is not None or run_folder.was_restarted(folder)
+        with collecting(problems):
+            run_folder.check_output_dir(folder, train, arguments.overwrite_output_dir, resume)
+        problems += _path_conflicts(arguments, folder, train)
+    if launch is not None and train:
+        problems += optim_arguments.refusals(
+            arguments.optim, launch.deepspeed_config, launch.deepspeed_file, launch.fsdp is not None
+        )
+        if arguments.ema_decay is not None and deepspeed.uses_nvme(launch.deepspeed_config or {}):
+            problems.append(
+                f"--ema_decay does not work with offloading to nvme ({launch.deepspeed_file}); offload to "
+                "cpu, or leave --ema_decay out"
+            )
+    problems += [
+        f"--report_to {name}: not installed (pip install {name})"
+        for name in arguments.report_to
+        if name not in ("none", "html") and importlib.util.find_spec(name) is None
+    ]
+    if arguments.push_to_hub and not arguments.hub_dry_run and get_token() is None:
+        problems.append("--push_to_hub: no token; log in first (hf auth login)")
+    if problems:
+        raise InputError(*problems)
+    if machine is None and launch.rank == 0:
+        results.check_upload(arguments)
+    if launch.world_size > launch.local_world_size:
+        connect(launch, _facts_to_compare(arguments, launch), arguments.start_timeout)
+    return launch
+
+
+def _path_conflicts(arguments: Any, folder: Path, train: bool) -> list[str]:
+    """Input files that this run would remove or replace, and result files that it could not write. `folder`:
+    --output_dir."""
+    # Not Path.resolve, which raises for circular links.
+    inputs = {
+        f"--{name} {path}": Path(os.path.realpath(path))
+        for name, path in _paths(arguments, names_of(arguments, reads=True))
+    }
+    problems = []
+    if train and arguments.overwrite_output_dir:
+        removed = [Path(os.path.realpath(folder / name)) for name in run_folder.OURS]
+        problems += [
+            f"--overwrite_output_dir would remove {name}, which is read; name another --output_dir"
+            for name, path in inputs.items()
+            if any(path.is_relative_to(other) for other in removed)
+        ]
+    metrics = predictions.metrics_name(arguments)
+    with collecting(problems):
+        if not train:  # for training `check_output_dir` does it
+            written.check_foreign(folder, [metrics])
+        if not (train and arguments.overwrite_output_dir):
+            run_folder.read_metrics(folder / metrics)
+    if arguments.do_predict:
+        path = predictions.path_of(arguments)
+        what = f"--predictions_file {path}" if arguments.predictions_file is not None else str(path)
+        problem = predictions.problem(path, folder, train and arguments.overwrite_output_dir)
+        same = next((name for name, other in inputs.items() if other == Path(os.path.realpath(path))), None)
+        if same:
+            problems.append(f"{what}: would replace {same}; name another")
+        elif problem is not None:
+            problems.append(f"{what}: {problem}")
+    return problems
+
+
+def _facts_to_compare(arguments: Any, launch: Launch) -> dict[str, Any]:
+    """{section: {name: value}} of everything that must be equal on all machines and is known before files are
+    parsed.
+
+    Only local rank 0 adds the sections that take time: files, code and libraries.
+    """
+    values = {f"--{name}": getattr(arguments, name) for name in names_of(arguments, per_machine=False)}
+    values |= {"--mixed_precision": launch.precision, "the number of processes": launch.world_size}
+    fsdp = {
+        f"fsdp_{name}": str(value) for name, value in (asdict(launch.fsdp) if launch.fsdp else {}).items()
+    }
+    facts = {"arguments": values, "DeepSpeed file": launch.deepspeed_config or {}, "fsdp_config": fsdp}
+    if launch.local_rank == 0:
+        names = names_of(arguments, reads=True, per_machine=True)
+        if arguments.streaming:  # the first buffer is compared instead
+            names.remove("train_file")
+        files: dict[str, str] = {}
+        for name, path in _paths(arguments, names):
+            key = f"--{name} ({Path(path).name})"
+            # Files of two folders may have the same name.
+            files[key] = "; ".join(filter(None, [files.get(key), _file_summary(path)]))
+        facts |= {"files": files, "code": code_version(), "libraries": library_versions()}
+    return facts
+
+
+def _paths(arguments: Any, names: list[str]) -> list[tuple[str, str]]:
+    """(argument, path) of every file and folder that the named arguments give, with patterns expanded."""
+    values = [(name, getattr(arguments, name)) for name in names if getattr(arguments, name) is not None]
+    patterns = [
+        (name, pattern)
+        for name, value in values
+        for pattern in (value if isinstance(value, SpaceSeparated) else (value,))
+    ]
+    return [(name, path) for name, pattern in patterns for path in matching(pattern)]
+
+
+def _file_summary(path: str) -> str:
+    """Size and hash of a file. A missing file is no error here: its reader reports it later in more
+    detail."""
+    try:
+        record = file_record(Path(path))
+        return f"{record['bytes']} bytes, sha256 {record['sha256'][:12]}"
+    except OSError as error:
+        return f"unreadable ({error.strerror})"
+
+
+# The output folder
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run that holds the lock of its output folder.
+
+    `resume`: the checkpoint to resume from. `complete`: the folder holds this run, finished and without a
+    checkpoint, so that there is nothing to train. `replace`, on rank 0 with --overwrite_output_dir: removes
+    the previous run. Call it just before training, so that an error in preparing the model does not cost that
+    run."""
+
+    fingerprint: dict[str, Any]
+    resume: Path | None
+    replace: Callable[[], None] | None
+    complete: bool = False
+
+
+def make_fingerprint(arguments: Any, plan: Plan | None, task_fingerprint: dict[str, Any]) -> dict[str, Any]:
+    """The values that must be equal on all machines and in a checkpoint to resume from."""
+    if plan is None:
+        return task_fingerprint
+    order = {"global_batch_size": plan.batch.global_batch_size, "length_grouping": arguments.length_grouping}
+    # These decide which tensors a checkpoint has.
+    state = {"optim": optim_arguments.in_words(arguments), "ema_decay": arguments.ema_decay}
+    return {**task_fingerprint, **order, "seed": arguments.seed, **state}
+
+
+def open_run(
+    run: Run,
+    arguments: Any,
+    plan: Plan | None,
+    fingerprint: dict[str, Any],
+    notes: list[str],
+    details: dict[str, Any],
+) -> OpenedRun:
+    """Compares the processes' data, locks the folder, writes run.json and prints the launch, the plan and
+    `notes`.
+
+    `details`: the task's own entries of run.json. Raises `InputError`.
+    """
+    own = {"rank": run.launch.rank, "host": platform.node(), "compared": {"data": fingerprint}}
+    differences = machines.differences(run.gather([own]))
+    if differences:
+        raise InputError(*differences)
+    folder = Path(arguments.output_dir)
+    description = {**_description(run, arguments, plan, fingerprint), **details} if plan is not None else {}
+    signals.set_time_limit(arguments.max_train_time)
+    resume, replaces, complete, changes = run.on_main(
+        partial(_take_folder, run, arguments, plan, fingerprint, description)
+    )
+    if arguments.shared_output_dir:
+        checkpoint.check_shared(run, folder)
+    lines = [*run.summary(), *(describe(plan) if plan else [])]
+    lines += [f"note           {note}" for note in [*notes, *changes]]
+    if complete:
+        lines.append(f"training       is complete in {folder}; nothing to do")
+    elif plan and (resume is not None or arguments.resume_from_checkpoint is not None):
+        lines.append(f"resume         {resume or 'no checkpoint yet, starting from the beginning'}")
+    run.print(*lines)
+    replace = partial(_replace_run, folder, description) if replaces else None
+    return OpenedRun(fingerprint, resume, replace, complete)
+
+
+def _take_folder(
+    run: Run, arguments: Any, plan: Plan | None, fingerprint: dict[str, Any], description: dict[str, Any]
+) -> tuple[Path | None, bool, bool, list[str]]:
+    """Locks the folder and writes run.json, unless a previous run is to be replaced later or is complete;
+    rank 0 only. Returns (checkpoint to resume from, whether to replace a previous run, whether it is
+    complete, notes)."""
+    global _lock
+    folder = Path(arguments.output_dir)
+    _lock = run_folder.lock(folder)
+    written.add(folder)
+    if plan is None:
+        return None, False, False, []
+    restarted = run_folder.was_restarted(folder)
+    resume = "auto" if restarted else arguments.resume_from_checkpoint
+    holds_a_run = run_folder.holds_a_run(folder)
+    # Another run may have used the folder since `check`.
+    run_folder.check_output_dir(folder, True, arguments.overwrite_output_dir, resume is not None)
+    if arguments.overwrite_output_dir and not restarted and holds_a_run:
+        return None, True, False, []
+    if holds_a_run and resume not in (None, "auto"):
+        _check_own_checkpoint(folder, Path(resume))
+    if not holds_a_run:
+        run_folder.clear(folder)
+    run_folder.recover_folder(folder / BEST)
+    for name in (checkpoint.FOLDER, run_folder.BEST_MODELS):
+        checkpoint.tidy(folder / name)
+    path = None if resume is None else checkpoint.find(folder / checkpoint.FOLDER, resume)
+    if path is None and restarted and arguments.resume_from_checkpoint is not None:
+        # Stopped before its first checkpoint: begins where it began before.
+        path = checkpoint.find(folder / checkpoint.FOLDER, arguments.resume_from_checkpoint)
+    if path is None and holds_a_run and not restarted and _is_complete(folder, plan, fingerprint):
+        return None, False, True, _changed_arguments(folder / RUN_FILE, arguments)
+    step, notes = 0, []
+    if path is not None:
+        notes = _changed_arguments(path.parent.parent / run_folder.RUN_FILE, arguments)
+        step = checkpoint.load_state(path, fingerprint).step
+    _begin(folder, description, step)
+    return path, False, False, notes
+
+
+def _check_own_checkpoint(folder: Path, path: Path) -> None:
+    """Raises `InputError` for another run's checkpoint: histories and best models would be mixed."""
+    own = (folder / checkpoint.FOLDER).resolve()
+    if (path / checkpoint.MANIFEST).exists() and path.resolve().parent != own:
+        raise InputError(
+            f"--resume_from_checkpoint {path}: --output_dir {folder} already holds another run; name another "
+            "--output_dir, or go on with that run by --resume_from_checkpoint auto"
+        )
+
+
+def _is_complete(folder: Path, plan: Plan, fingerprint: dict[str, Any]) -> bool:
+    """Whether the run in `folder`, which has no checkpoint, is this one and finished. False if it ended
+    before its first checkpoint was due.
+
+    Raises `InputError` if it is another run, or if the checkpoint to go on from is missing.
+    """
+    way_out = "name another --output_dir, or replace that run by --overwrite_output_dir"
+    try:
+        before, state = (
+            json.loads((folder / name).read_text(encoding="utf-8")) for name in (RUN_FILE, STATUS)
+        )
+        saved, steps, saves = (
+            before["fingerprint"],
+            before["plan"]["total_steps"],
+            before["plan"]["save_steps"],
+        )
+        name, step = state["state"], state["step"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"--output_dir {folder} holds a run without checkpoints, and its {RUN_FILE} or {STATUS} cannot "
+            f"be read ({type(error).__name__}); {way_out}"
+        ) from None
+    # Through JSON: a tuple was written as a list.
+    now = json.loads(as_json(fingerprint))
+    differences = [
+        f"--output_dir {folder} holds another run: {checkpoint.difference(key, saved.get(key), now.get(key))}"
+        for key in {**now, **saved}
+        if saved.get(key) != now.get(key)
+    ]
+    if differences:
+        raise InputError(*differences[:-1], f"{differences[-1]}; {way_out}")
+    if name == "done" and (folder / BEST).is_dir() and steps == plan.total_steps:
+        return True
+    if name != "done" and step == 0 and saves is not None:
+        return False
+    ended = f"finished after {steps} steps" if name == "done" else "is not finished"
+    raise InputError(
+        f"--output_dir {folder} holds a run that {ended}, without a checkpoint to go on from to step "
+        f"{plan.total_steps}; {way_out}"
+    )
+
+
+def _changed_arguments(run_file: Path, arguments: Any) -> list[str]:
+    """A note on the arguments that differ from those in run.json, which the checkpoint's run wrote when it
+    last started."""
+    try:
+        before = json.loads(run_file.read_text(encoding="utf-8"))["arguments"]
+    except (OSError, ValueError, KeyError):
+        return []
+    now = json.loads(as_json(as_dict(arguments)))
+    names = [
+        name
+        for name in names_of(arguments, per_machine=False, reads=False)
+        if name in before and name not in OF_A_START
+    ]
+    changes = [
+        checkpoint.difference(f"--{name}", before[name], now[name])
+        for name in names
+        if before[name] != now[name]
+    ]
+    return [f"changed since the checkpoint: {'; '.join(changes)}"] if changes else []
+
+
+def _replace_run(folder: Path, description: dict[str, Any]) -> None:
+    run_folder.clear(folder)
+    _begin(folder, description, 0)
+
+
+def _begin(folder: Path, description: dict[str, Any], step: int) -> None:
+    written.add(folder, folder / run_folder.RUN_FILE)
+    write_json(folder / run_folder.RUN_FILE, description)
+    status.begin(folder, step)
+    signals.on_immediate_stop(partial(status.end, "stopped"))
+
+
+def _description(run: Run, arguments: Any, plan: Plan, fingerprint: dict[str, Any]) -> dict[str, Any]:
+    launch, hardware = run.launch, run.device.type
+    if hardware == "cuda":
+        hardware = torch.cuda.get_device_name(run.device)
+    elif hardware == "cpu":
+        hardware = f"{os.cpu_count()} CPU cores"
+    return {
+        "arguments": as_dict(arguments),
+        "launcher": launch.launcher,
+        "launcher_process": os.getppid(),
+        "slurm_job": os.environ.get("SLURM_JOB_ID"),
+        "world_size": launch.world_size,
+        "device": run.device.type,
+        "hardware": hardware,
+        "backend": launch.backend,
+        "mixed_precision": launch.precision,
+        "zero_stage": launch.zero_stage,
+        "fsdp": asdict(run.fsdp) if run.fsdp is not None else None,
+        "deepspeed_file": launch.deepspeed_file,
+        "deepspeed_config": _as_json_values(run.deepspeed_config),
+        "plan": asdict(plan),
+        "fingerprint": fingerprint,
+        "versions": library_versions(),
+    }
+
+
+def _as_json_values(config: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Replaces infinities by "inf": DeepSpeed and Accelerate add them, and JSON has none."""
+    return (
+        None if config is None else json.loads(json.dumps(config, default=str).replace("Infinity", '"inf"'))
+    )

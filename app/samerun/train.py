@@ -1,0 +1,666 @@
+"""A training, top to bottom: prepare or resume, the loop, one step, what is due after it, the end.
+
+The loss summed over a micro-batch is multiplied by (accumulation x processes / targets of the global batch).
+Accelerate or DeepSpeed divides by the accumulation, DDP, ZeRO or FSDP by the processes. The result is the
+gradient of the mean over the global batch, also for the incomplete last batch of an epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import torch
+from accelerate.utils.memory import clear_device_cache
+from torch.profiler import record_function
+
+from samerun import best_models, checkpoint, deepspeed, fsdp, machines, signals
+from samerun.average import WeightAverage, averaged
+from samerun.checkpoint import CheckpointTarget, TrainState
+from samerun.data.batches import TrainSteps, train_loader
+from samerun.errors import EXIT_STOPPED, InputError, StopRequested, TrainingError, in_short, is_out_of_memory
+from samerun.evaluate import eval_rows, evaluate, input_dtype
+from samerun.kernels.common import row_lengths, widest_float
+from samerun.kernels.embeddings import reuse_gradient_memory
+from samerun.layers import checkpoint_activations, compile_layers, has_statistics
+from samerun.memory import dry_run, layout_of, memory_lines
+from samerun.optimizer import build_optimizer, set_learning_rate, state_bytes
+from samerun.output import status
+from samerun.output.progress import Phase
+from samerun.output.run_folder import BEST, BEST_MODELS, begin_best, merge_metrics
+from samerun.output.writer_thread import Background
+from samerun.parsing import as_dict
+from samerun.plan import Plan
+from samerun.profiling import StepClock, memory_mb, peak_memory_mb, profiled
+from samerun.reports import final_report
+from samerun.reports.tracker import Tracker, project_of, read_history
+from samerun.runtime import Run
+from samerun.signals import stop_requested, stop_run
+from samerun.task import Batch, Data, Predictions, Task, higher_is_better
+
+if TYPE_CHECKING:
+    from samerun.start import OpenedRun
+
+SYNCHRONOUS = ("cpu",)  # devices on which reading a result does not wait
+SKIPPED_LIMIT = 20  # fp16 updates skipped in a row; a loss scale of 2**16 is down to 1 after 16
+READ_SECONDS = 2.0  # the host waits for a GPU at least this often, and then learns of requests to stop
+
+
+class Training:
+    """Model, data and progress of a training. All processes must call all of its methods."""
+
+    # Prepare or resume
+
+    def __init__(
+        self,
+        run: Run,
+        arguments: Any,
+        task: Task,
+        data: Data,
+        plan: Plan,
+        model: torch.nn.Module,
+        *,
+        opened: OpenedRun,
+    ) -> None:
+        """Prepares `model` and its optimizer with Accelerate and restores the checkpoint to resume from, if
+        there is one."""
+        self.run, self.arguments, self.task, self.plan = run, arguments, task, plan
+        self.folder, self.fingerprint = Path(arguments.output_dir), opened.fingerprint
+        self.state, self.writer = TrainState(), Background()
+        self.save_stalls: list[float] = []  # seconds for which each checkpoint blocked the training
+        self.greater_is_better = higher_is_better(arguments, task.best_metric)
+        place = None
+        if opened.resume is not None:
+            place = checkpoint.fetch(run, opened.resume, arguments.shared_output_dir)
+            self.state = checkpoint.load_state(place, opened.fingerprint)
+            checkpoint.load_weights(place, model)
+            self.state = best_models.recover(
+                run, self.folder, self.state, task, arguments.keep_best, self._is_complete()
+            )
+        if self.state.loss_settings is None:
+            self.state.loss_settings = task.loss_settings
+        run.on_main(partial(best_models.check_space, self.folder, arguments, model))
+        self.batches = train_batches(arguments, data, plan, run.launch.rank)
+        self.batches.begin(self.state.step, self.state.stream)
+        validation = data.splits.get("validation")
+        self.validation = None if validation is None else eval_rows(run, arguments, task, validation)
+        self._prepare_model(model)
+        self.model, self.optimizer = run.prepare(
+            model,
+            lambda model: build_optimizer(
+                arguments, model, plan.learning_rate, task.learning_rate_scale, device_type=run.device.type
+            ),
+        )
+        self.average = WeightAverage(run, self.model, arguments.ema_decay) if arguments.ema_decay else None
+        if opened.replace is not None:
+            run.on_main(opened.replace)
+        self.tracker = Tracker(
+            run.accelerator, self.folder, plan.total_steps, self.state.step, place is not None
+        )
+        self.tracker.start_trackers(project_of(arguments, task.name), arguments.run_name, as_dict(arguments))
+        if place is not None:
+            self._restore(place)
+            checkpoint.discard(run, place, opened.resume)
+
+    def _prepare_model(self, model: torch.nn.Module) -> None:
+        """Applies gradient checkpointing, kernels and compilation before Accelerate wraps the model; prints
+        the memory estimate."""
+        run, arguments = self.run, self.arguments
+        if arguments.gradient_checkpointing or run.launch.recomputes_activations:
+            checkpoint_activations(model)
+        layout = layout_of(run.launch, self.plan.batch, arguments.kernels, state_bytes(arguments, model))
+        if run.is_main:
+            try:
+                batch = self.batches.largest_micro_batch()
+                lines = memory_lines(dry_run(model, self.task, batch, layout), layout)
+            except Exception as error:  # for example, the forward pass reads values of tensors
+                reason = f"a dry run of the model fails ({type(error).__name__})"
+                lines = [f"memory         no estimate: {reason}"]
+            run.print(*lines)
+        if layout.reuses_gradient_memory:
+            reuse_gradient_memory(model)
+        compiles = arguments.torch_compile or run.launch.torch_compile
+        if compiles and run.launch.zero_stage == 3:
+            # ZeRO-3's hooks around every module break the graph into hundreds of pieces, and torch recompiles
+            # until it gives up.
+            run.print("note           --torch_compile is ignored under ZeRO-3")
+        elif compiles:
+            compile_layers(model)
+
+    def _restore(self, place: Path) -> None:
+        """Restores optimizer state and averaged weights from a checkpoint, whose weights the model has
+        already."""
+        checkpoint.restore_optimizer(self.run, place, self.model, self.optimizer, self.state, self._idle_step)
+        if self.average is not None:
+            self.average.restore(checkpoint.load_average(place))
+
+    def _idle_step(self) -> None:
+        """Does a step at learning rate 0, which creates the optimizer's state."""
+        self.model.train()  # gradient checkpointing depends on it
+        set_learning_rate(self.optimizer, 0.0)
+        with buffers_kept(self.model):
+            train_step(self.run, self.model, self.optimizer, self.task, self.batches[0], 0.0, weight=0.0)
+
+    # The loop
+
+    def fit(self) -> dict[str, float | None]:
+        """Trains to the end of the plan, or until early stopping. Returns the train_* metrics.
+
+        Raises `TrainingError` for a non-finite loss or gradient, before the step is saved, and
+        `StopRequested` after a checkpoint if any process was requested to stop.
+        """
+        run, state, clock = self.run, self.state, StepClock(self.run.device)
+        if self._is_complete() or self._out_of_patience():
+            run.print(f"training       is complete ({state.step} steps); nothing to do")
+            metrics = self._train_metrics(clock)
+            return {k: value for k, value in metrics.items() if value is not None and k != "peak_memory_mb"}
+        signals.defer()
+        if stop_requested(run):
+            stop_run(run, f"before step {state.step + 1}; there was nothing new to save")
+        self._fit_into_memory()
+        self.model.train()
+        stopped_early = state.unevaluated and self._evaluate_and_save(eval_due=True)
+        if not stopped_early:
+            self._run_steps(clock)
+        if stop_requested(run):
+            self._save_and_stop(unevaluated=False)
+        self._wait_for_checkpoint()
+        synchronise_buffers(run, self.model)
+        signals.exit_with(EXIT_STOPPED)  # everything is on disk
+        return self._train_metrics(clock)
+
+    def _is_complete(self) -> bool:
+        return self.state.step >= self.plan.total_steps and not self.state.unevaluated
+
+    def _run_steps(self, clock: StepClock) -> None:
+        """Trains, logs, evaluates and saves until the plan ends or patience runs out."""
+        run, plan, state, tracker = self.run, self.plan, self.state, self.tracker
+        arguments, global_batch_size = self.arguments, self.plan.batch.global_batch_size
+        on_gpu = run.device.type == "cuda"
+        loader = train_loader(self.batches, state.step, arguments.dataloader_num_workers, on_gpu)
+        if run.is_main:
+            loader = profiled(loader, run.accelerator, arguments.profile, self.folder, tracker.say)
+        tracker.progress.start()
+        unread: list[tuple] = []  # (loss, gradient norm) of steps that the host has not read from the device
+        next_read = state.step
+        pace, scale = 0.0, self._loss_scale()
+        clock.mark()
+        for micro_batches in loader:
+            multiplier = plan.lr_multiplier(state.updates)
+            set_learning_rate(self.optimizer, multiplier)
+            self.batches.enter(state.step)
+            seed_step(arguments.seed, state.step, run.launch.rank)
+            with self._out_of_memory_explained(micro_batches):
+                unread.append(
+                    train_step(
+                        run, self.model, self.optimizer, self.task, micro_batches, arguments.max_grad_norm
+                    )
+                )
+            state.count_tokens(*self.batches.tokens(state.step))
+            state.step += 1
+            previous_scale, scale = scale, self._loss_scale()
+            self._count_update(scale < previous_scale)
+            clock.mark()
+
+            log_due = plan.due(state.step, plan.logging_steps)
+            eval_due = self.validation is not None and plan.due(state.step, plan.eval_steps)
+            save_due = plan.due(state.step, plan.save_steps)
+            requested = False
+            if log_due or eval_due or save_due or run.device.type in SYNCHRONOUS or state.step > next_read:
+                norms, requested, mean_pace = self._read_losses(unread, pace)
+                seconds = clock.read()
+                state.train_seconds += seconds
+                pace = seconds / len(norms)
+                next_read = state.step + (int(READ_SECONDS / mean_pace) if mean_pace else 0)
+            tracker.advance(state.losses[-1] if state.losses else None, global_batch_size)
+            if log_due:
+                seconds = clock.recent(len(state.losses))
+                speed = {"samples_per_second": global_batch_size / seconds} if seconds else {}
+                self._log(multiplier, norms[-1], {**speed, "memory_mb": memory_mb(run.device)})
+            if requested:
+                self._save_and_stop(unevaluated=eval_due)
+            if eval_due or save_due:
+                with Phase("evaluating and saving", shown=False):  # keeps its time out of the training's rate
+                    stops_early = self._evaluate_and_save(eval_due)
+                if stops_early:
+                    return
+                clock.pause()
+                clock.mark()
+
+    def _count_update(self, scale_fell: bool) -> None:
+        """Counts the step as an update, or as skipped after an fp16 overflow."""
+        run, state = self.run, self.state
+        # A fused optimizer skips overflowed gradients itself, on the GPU. Accelerate checks only whether its
+        # step was called.
+        skipped = scale_fell if run.deepspeed_config is None else run.accelerator.optimizer_step_was_skipped
+        if run.launch.precision != "fp16" or not skipped:
+            state.updates += 1
+            state.skipped_in_a_row = 0
+            if self.average is not None:
+                self.average.update(state.updates)
+            return
+        state.skipped_in_a_row += 1
+        if state.skipped_in_a_row >= SKIPPED_LIMIT:
+            raise TrainingError(
+                f"step {state.step}: {SKIPPED_LIMIT} fp16 updates in a row overflowed and were skipped; "
+                "use bf16, or a smaller --learning_rate"
+            )
+
+    def _loss_scale(self) -> float:
+        """torch's fp16 loss scale, 1.0 without a scaler. Synchronises with the GPU."""
+        scaler = self.run.accelerator.scaler
+        return 1.0 if scaler is None else scaler.get_scale()
+
+    def _read_losses(self, unread: list[tuple], pace: float) -> tuple[list[float], bool, float]:
+        """Moves the losses of the `unread` steps into `state` with one synchronisation.
+
+        Returns (gradient norms of these steps; whether any process was requested to stop; the processes' mean
+        `pace`, seconds per step). Requests and paces travel with the losses in one all-reduce.
+        """
+        run, state, first = self.run, self.state, self.state.step - len(unread)
+        dtype = widest_float(run.device)
+        mine = torch.tensor([float(signals.requested() is not None), pace], dtype=dtype, device=run.device)
+        sums = run.sum(torch.cat([torch.stack([loss.to(dtype) for loss, _ in unread]), mine])).tolist()
+        *losses, requested, paces = sums
+        norms = [float(norm) if norm is not None else math.nan for _, norm in unread]
+        unread.clear()
+        for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), first):
+            # fp16 gradients may overflow: the loss scaler skips such steps. A non-finite loss is no overflow.
+            if not math.isfinite(loss) or (not math.isfinite(norm) and run.launch.precision != "fp16"):
+                raise TrainingError(self._not_finite(step, loss, norm))
+        state.losses += losses
+        for loss in losses:  # not sum(losses): rounding would depend on how many steps were read together
+            state.loss_total += loss
+        return norms, requested > 0, paces / run.launch.world_size
+
+    def _not_finite(self, step: int, loss: float, norm: float) -> str:
+        rows = sorted(int(row) for row in self.batches.rows(step))
+        listed = ", ".join(map(str, rows[:32])) + (", ..." if len(rows) > 32 else "")
+        problem = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
+        streamed = self.batches.split.stream is not None
+        buffer = f" in buffer {self.plan.epoch_of(step)[0] + 1}" if streamed else ""
+        return (
+            f"step {step + 1}: {problem}; training rows of that batch{buffer} (0-based): {listed}. The step "
+            "was not saved. Try a smaller --learning_rate, a longer --warmup_steps, --max_grad_norm 1, or "
+            "bf16 instead of fp16"
+        )
+
+    def _log(self, multiplier: float, norm: float, speed: dict[str, float]) -> None:
+        state = self.state
+        event = {
+            "step": state.step,
+            "epoch": round(state.step / self.plan.steps_per_epoch, 6),
+            "loss": sum(state.losses) / len(state.losses),
+            "learning_rate": self.plan.learning_rate * multiplier,
+            "grad_norm": norm if math.isfinite(norm) else None,
+        }
+        state.losses.clear()
+        self.tracker.log(event, speed=speed)
+
+    # Evaluation and the best model
+
+    def _evaluate_and_save(self, eval_due: bool) -> bool:
+        """Evaluates and saves, if due. Returns whether training stops early."""
+        self.state.unevaluated = False
+        synchronise_buffers(self.run, self.model)
+        stops_early = False
+        try:
+            if eval_due:
+                with averaged(self.average):
+                    stops_early = self._evaluate()
+        except StopRequested:
+            self._save_and_stop(unevaluated=True)
+        save_steps = self.plan.save_steps
+        if self.plan.due(self.state.step, save_steps) or (stops_early and save_steps is not None):
+            self._save()
+        return stops_early
+
+    def _evaluate(self) -> bool:
+        """Evaluates the model and exports it if it is the best so far. Returns whether training stops
+        early."""
+        run, task, state, name = self.run, self.task, self.state, self.task.best_metric
+        metrics, predictions = evaluate(run, self.model, task, self.validation, stoppable=True)
+        self.tracker.log(
+            {
+                "step": state.step,
+                "epoch": round(state.step / self.plan.steps_per_epoch, 6),
+                **{f"eval_{key}": value for key, value in metrics.items()},
+            },
+            shown=tuple(f"eval_{key}" for key in task.shown_metrics),
+        )
+        if name not in metrics:  # one of --metrics, whose names were not known before
+            raise InputError(
+                f"--metric_for_best_model {name}: neither the task nor --metrics has such a metric; this "
+                f"evaluation has {', '.join(metrics)}"
+            )
+        value, loss = metrics[name], metrics.get("loss")
+        if value is not None and self._is_better(value, loss):
+            state.best_metric, state.best_metric_name, state.best_loss = value, name, loss
+            state.best_step, state.evaluations_without_best = state.step, 0
+            self._export(predictions)
+        else:
+            state.evaluations_without_best += 1
+        if value is not None and self.arguments.keep_best > 1:
+            self._keep(value, loss, predictions)
+        if not self._out_of_patience():
+            return False
+        self.tracker.say(f"stopping early: no better {name} in {state.evaluations_without_best} evaluations")
+        return True
+
+    def _is_better(self, value: float, loss: float | None) -> bool:
+        """Whether a model is better than the best so far. The loss breaks ties: the F1 of rare labels may
+        stay 0 for epochs while the model learns."""
+        best, best_loss = self.state.best_metric, self.state.best_loss
+        if value == best:
+            return loss is not None and best_loss is not None and loss < best_loss
+        return best is None or (value > best if self.greater_is_better else value < best)
+
+    def _out_of_patience(self) -> bool:
+        patience = self.arguments.early_stopping_patience
+        return patience is not None and self.state.evaluations_without_best >= patience
+
+    def _export(self, predictions: Predictions | None) -> None:
+        """Writes best/, its entries of metrics.json, and samples and images for trackers. `predictions`: of
+        the validation rows, on rank 0."""
+        with Phase("exporting", shown=self.run.is_main):
+            weights = checkpoint.full_weights(self.run, self.model)
+            self.run.on_main(partial(self._write_best, weights, predictions))
+
+    def _write_best(self, weights: dict[str, torch.Tensor], predictions: Predictions | None) -> None:
+        task, plain = self.task, self.run.unwrapped(self.model)
+        begin_best(self.folder, self.state.best_step)
+        merge_metrics(self.folder, task.export(self.folder / BEST, plain, weights, predictions))
+        if predictions is None:
+            return
+        for name, preview in task.previews(predictions).items():
+            if isinstance(preview, str):
+                self.tracker.text(name, preview)
+            else:
+                self.tracker.image(name, preview)
+        if "html" in self.arguments.report_to:
+            final_report.save_best_predictions(self.folder, predictions)
+
+    def _keep(self, value: float, loss: float | None, predictions: Predictions | None) -> None:
+        """Exports the model to best_models/step_N if this evaluation is one of the --keep_best best ones."""
+        run, state = self.run, self.state
+        evaluation = {"step": state.step, "metric": value, "loss": loss}
+        others = [other for other in state.kept if other["step"] != state.step]
+        ranked = best_models.ranked([*others, evaluation], self.greater_is_better)
+        state.kept = ranked[: self.arguments.keep_best]
+        if evaluation in state.kept:
+            path = self.folder / BEST_MODELS / f"step_{state.step}"
+            with Phase("exporting", shown=run.is_main):
+                weights = checkpoint.full_weights(run, self.model)
+                plain = run.unwrapped(self.model)
+                run.on_main(lambda: self.task.export(path, plain, weights, predictions))
+        run.on_main(lambda: best_models.remove_others(self.folder, state.kept))
+
+    # Checkpoints
+
+    def _save(self) -> None:
+        """Starts writing a checkpoint (see `checkpoint.save`)."""
+        started = time.perf_counter()
+        synchronise_buffers(self.run, self.model)
+        self.state.stream = self.batches.start_at(self.state.step)
+        target = CheckpointTarget(
+            self.folder / checkpoint.FOLDER,
+            self.fingerprint,
+            self.arguments.save_total_limit,
+            self.writer,
+            self.tracker.flush,  # the history must be on disk before a checkpoint of the same step
+        )
+        average = None if self.average is None else self.average.state()
+        with Phase("saving", shown=self.run.is_main):
+            checkpoint.save(self.run, target, self.model, self.optimizer, self.state, average)
+        self.save_stalls.append(time.perf_counter() - started)
+
+    def _wait_for_checkpoint(self) -> None:
+        with Phase("saving", shown=self.run.is_main):
+            checkpoint.wait(self.run, self.writer)
+
+    def _save_and_stop(self, unevaluated: bool) -> NoReturn:
+        self.state.unevaluated = unevaluated
+        self._save()
+        self._wait_for_checkpoint()
+        path = self.folder / checkpoint.FOLDER / f"step_{self.state.step}"
+        saved = f"step {self.state.step} of {self.plan.total_steps} is saved in {path}"
+        stop_run(self.run, f"{saved}; the same command with --resume_from_checkpoint auto goes on")
+
+    # The end
+
+    def finish(self) -> dict[str, Any]:
+        """Exports the last model if no evaluation chose one. Returns best_* and the exported model's eval_*
+        metrics."""
+        state = self.state
+        if state.best_step is None:
+            state.best_step = state.step
+            with averaged(self.average):
+                self._export(None)
+        self.tracker.close()
+        self.run.wait()
+        return self.run.on_main(self._best_metrics)
+
+    def _best_metrics(self) -> dict[str, Any]:
+        state = self.state
+        status.saved(state.step)
+        events = [event for event in read_history(self.folder) if event["step"] == state.best_step]
+        metrics = {key: value for event in events for key, value in event.items() if key.startswith("eval_")}
+        return {"best_step": state.best_step, "best_metric": state.best_metric, **metrics}
+
+    def release(self) -> None:
+        """Frees the training model's memory for the exported model."""
+        self.batches.close()
+        wrapped, self.model, self.optimizer, self.average = self.model, None, None, None
+        if self.run.deepspeed_config is not None:
+            wrapped.destroy()
+        del wrapped
+        self.run.accelerator.free_memory()
+
+    def _train_metrics(self, clock: StepClock) -> dict[str, float | None]:
+        state, seconds, stalls = self.state, self.state.train_seconds, self.save_stalls
+        rows, of_tokens = self.plan.rows_before(state.step), {}
+        if self.batches.has_tokens:
+            known = seconds and state.tokens is not None
+            of_tokens = {
+                "train_tokens_per_second": state.tokens / seconds if known else None,
+                "train_padding_share": 1 - state.tokens / state.padded_tokens
+                if state.padded_tokens
+                else None,
+            }
+        return {
+            "train_loss": state.loss_total / state.step if state.step else None,
+            "train_runtime": seconds,
+            "train_samples_per_second": rows / seconds if seconds else None,
+            **of_tokens,
+            "train_step_time_p50": clock.percentile(0.5),
+            "train_step_time_p95": clock.percentile(0.95),
+            "train_save_stall": statistics.median(stalls) if stalls else None,
+            "train_steps": state.step,
+            "train_skipped_steps": state.step - state.updates,
+            "peak_memory_mb": peak_memory_mb(self.run.device),
+        }
+
+    # Memory
+
+    def _fit_into_memory(self) -> None:
+        """Tries the largest micro-batch before the first step. While it does not fit, halves the
+        micro-batches of all processes; the global batch does not change, so the training is the same.
+
+        Under DDP, processes try it alone, without exchanging gradients. Under ZeRO and FSDP, a process that
+        fails would leave the others waiting, and batch norm's statistics depend on the micro-batch: such a
+        run ends with the message of `_out_of_memory_explained` instead.
+        """
+        run, halvings = self.run, 0
+        has_batch_norm = any(map(has_statistics, self.model.modules()))
+        if run.deepspeed_config is not None or run.fsdp is not None or has_batch_norm:
+            return
+        self.model.train()
+        batch = self.batches.largest_micro_batch()
+        while run.any(not self._fits(batch)):
+            self.plan = self.batches.plan = replace(self.plan, batch=self.plan.batch.halved())
+            batch = self.batches.largest_micro_batch()
+            halvings += 1
+        if halvings:
+            tokens = self.plan.batch.max_tokens
+            share = f"{len(batch.rows)} rows" if tokens is None else f"{tokens} tokens"
+            run.print(
+                f"note           out of memory: micro-batches have at most {share}; the global batch does "
+                "not change"
+            )
+            status.cut_micro_batches(2**halvings)
+
+    def _fits(self, batch: Batch) -> bool:
+        """Whether memory suffices for a forward and a backward pass. Raises `TrainingError` if it does not
+        suffice for a single row."""
+        run, model = self.run, self.model
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        # The optimizer has its state only after the first update.
+        reserved = 0 if self.optimizer.state else round(state_bytes(self.arguments, model) * trained)
+        error_message = None
+        try:
+            with buffers_kept(model), run.accelerator.no_sync(model), row_lengths(batch.lengths):
+                state = torch.empty(reserved, dtype=torch.uint8, device=run.device)
+                loss = self.task.loss_sum(model, batch.to(run.device, input_dtype(run, model)))
+                run.accelerator.backward(loss)
+                del state
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            error_message = self._out_of_memory(self.state.step, [batch], error)
+        # Outside of the `except` block, which keeps tensors alive.
+        run.accelerator.sync_gradients = True  # otherwise Accelerate's optimizer keeps the gradients
+        self.optimizer.zero_grad()
+        if error_message is None:
+            return True
+        if len(batch.rows) == 1:
+            raise TrainingError(error_message)
+        clear_device_cache(garbage_collection=True)
+        return False
+
+    @contextlib.contextmanager
+    def _out_of_memory_explained(self, micro_batches: list[Batch]) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise TrainingError(self._out_of_memory(self.state.step, micro_batches, error)) from error
+
+    def _out_of_memory(self, step: int, micro_batches: list[Batch], error: Exception) -> str:
+        shapes = {tuple(tensor.shape) for batch in micro_batches for tensor in batch.inputs.values()}
+        largest = max(shapes, key=lambda shape: (torch.Size(shape).numel(), shape))
+        by_rows = largest[0] == 1
+        smaller = (
+            "a smaller --per_device_train_batch_size beside --global_batch_size "
+            f"{self.plan.batch.global_batch_size}, "
+        )
+        return (
+            f"step {step + 1}: out of memory on a batch of {largest[0]} rows x "
+            f"{'x'.join(map(str, largest[1:]))}. Try {'' if by_rows else smaller}{self.task.memory_advice}"
+            "--gradient_checkpointing, --mixed_precision bf16, or a ds_configs/zero*.json file "
+            f"({in_short(error)})"
+        )
+
+
+# The step
+
+
+def train_step(
+    run: Run,
+    model: Any,
+    optimizer: Any,
+    task: Task,
+    micro_batches: list[Batch],
+    max_grad_norm: float,
+    *,
+    weight: float = 1.0,
+) -> tuple[torch.Tensor, Any]:
+    """One optimizer step over this process's micro-batches of one global batch.
+
+    Returns (this process's part of the global mean loss: the parts of all processes add up to it; the norm of
+    the full gradient before clipping). `weight`: of the gradient; 0 makes it zero.
+    """
+    accelerator, dtype = run.accelerator, input_dtype(run, model)
+    batches = [batch.to(run.device, dtype) for batch in micro_batches]
+    targets = run.sum(torch.stack([task.num_targets(batch) for batch in batches]).sum()).clamp(min=1)
+    scale = weight * accelerator.gradient_accumulation_steps * run.launch.world_size / targets
+    loss = torch.zeros((), device=run.device)
+    for position, batch in enumerate(batches, 1):
+        # Not `accumulate()`: it relies on the dataloader's end, which is wrong when batches are prefetched.
+        accelerator.sync_gradients = last = position == len(batches)
+        with nullcontext() if last else accelerator.no_sync(model):
+            with record_function("forward"), row_lengths(batch.lengths):
+                loss_sum = task.loss_sum(model, batch)
+            machines.progress()
+            with record_function("backward"):
+                accelerator.backward(loss_sum * scale)
+        loss += loss_sum.detach().float()
+    with record_function("optimizer"):
+        if run.deepspeed_config is not None:
+            norm = deepspeed.grad_norm(model)  # the step clips
+        else:
+            norm = _clip(run, model, max_grad_norm or math.inf)
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss / targets, norm
+
+
+def _clip(run: Run, model: Any, max_norm: float) -> torch.Tensor:
+    """Clips gradients and returns their norm before. `Accelerator.clip_grad_norm_` always multiplies all
+    gradients, if only by 1, so that the host need not wait for a GPU's norm. On a CPU this pass is skipped if
+    the norm is small."""
+    if run.device.type not in SYNCHRONOUS:
+        return fsdp.full_tensor(run.accelerator.clip_grad_norm_(model.parameters(), max_norm))
+    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    norm = fsdp.full_tensor(torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters]))
+    if not norm <= max_norm:  # true for NaN
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return norm
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Makes dropout a function of (seed, step, rank), so that checkpoints need no random state."""
+    number = int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0] >> 1)
+    if torch.accelerator.is_available():
+        torch.manual_seed(number)
+    else:  # saves 0.2 ms: manual_seed visits every kind of device
+        torch.default_generator.manual_seed(number)
+
+
+def train_batches(arguments: Any, data: Data, plan: Plan, rank: int) -> TrainSteps:
+    """The training batches of process `rank` by optimizer step."""
+    return TrainSteps(
+        data.splits["train"], plan, rank, arguments.seed, arguments.length_grouping, data.padding_free
+    )
+
+
+@contextlib.contextmanager
+def buffers_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Restores the model's buffers afterwards: a forward pass changes batch norm's statistics."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, before in buffers:
+            buffer.copy_(before)
+
+
+def synchronise_buffers(run: Run, model: torch.nn.Module) -> None:
+    """Broadcasts rank 0's buffers, because batch norm's statistics differ between processes. All processes
+    must call it."""
+    if run.launch.world_size == 1:
+        return
+    plain = run.unwrapped(model)
+    saved = plain.state_dict(keep_vars=True)
+    for name, buffer in plain.named_buffers():
+        if name in saved:
+            torch.distributed.broadcast(buffer.data, 0)

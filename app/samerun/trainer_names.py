@@ -1,0 +1,287 @@
+"""Arguments of transformers' Trainer and example scripts that have another name here, or none.
+
+The table says for each what it means here, or why it is refused and what to use instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+BOOLEANS = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
+
+
+class Alias(NamedTuple):
+    """Another name of `argument`."""
+
+    argument: str
+    values: Mapping[
+        str, str | None
+    ] = {}  # our value for theirs; None: it is the default or what is always done
+    otherwise: str | None = None  # why other values are refused, and what to use; None: they are passed on
+
+
+class Only(NamedTuple):
+    """`value` is what is always done here; other values are refused with `advice`."""
+
+    value: str
+    advice: str
+
+
+class Refused(NamedTuple):
+    """What the argument is for is not supported, or done otherwise."""
+
+    advice: str
+
+
+def translate(name: str, text: str | None, is_ours: bool) -> tuple[str | None, list[str] | None]:
+    """Returns (our argument, its values) for a name in `TRAINER_NAMES`, or (None, None) if there is nothing
+    to set. `is_ours`: the task has an argument with this name, which keeps its meaning. Raises `ValueError`
+    with the advice."""
+    spec = TRAINER_NAMES[name]
+    if is_ours and not (isinstance(spec, Alias) and spec.argument == name):
+        return name, text and [text]
+    plain = "none" if text is None else "".join(text.lower().split())
+    values = spec.values if isinstance(spec, Alias) else {spec.value: None} if isinstance(spec, Only) else {}
+    if plain in ("none", "null") and (values or not isinstance(spec, Alias)):
+        return None, None
+    if plain not in values and plain in BOOLEANS:
+        plain = str(BOOLEANS[plain]).lower()
+    if plain in values:
+        value = values[plain]
+        return (None, None) if value is None else (spec.argument, [value])
+    advice = spec.otherwise if isinstance(spec, Alias) else spec.advice
+    if advice is not None:
+        raise ValueError(advice)
+    return spec.argument, None if text is None else [text]
+
+
+FIXED_PRECISION = Only("false", "evaluation computes in --mixed_precision, as training does")
+FSDP = Only(
+    "false", "the launcher enables FSDP: accelerate launch --config_file accelerate_configs/fsdp.yaml"
+)
+LOW_RANK_OPTIMIZER = Refused(
+    "GaLore and APOLLO are not supported; --gradient_checkpointing and ds_configs/zero*.json save memory"
+)
+CHECKPOINTING_OPTIONS = Only(
+    '{"use_reentrant":false}', "all layers are recomputed, without re-entering autograd; leave it out"
+)
+TOKEN = Refused(
+    "all users of the machine can see a token on a command line; set HF_TOKEN, or log in (hf auth login)"
+)
+TRACKIO = Refused("Trackio spaces are not supported; use --report_to trackio, --project_name and --run_name")
+UPLOADED_ONCE = "the best model is uploaded once, at the end of the run"
+
+TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
+    # Arguments with the same name here, and values that only transformers has.
+    "local_rank": Alias("local_rank", {"-1": None}),
+    "max_steps": Alias("max_steps", {"-1": None}),
+    "optim": Alias("optim", {"adamw_torch": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit"}),
+    "resume_from_checkpoint": Alias("resume_from_checkpoint", {"true": "auto", "false": None}),
+    # Ours until version 1.0
+    "padding_free": Alias("padding_free", {"auto": None}),
+    "attention": Alias(
+        "kernels",
+        {"auto": None, "blocks": None, "transformers": "reference"},
+        "BigBird attends by gathered blocks; --kernels reference uses transformers' implementation",
+    ),
+    # TrainingArguments: batch and optimization
+    "optim_target_modules": LOW_RANK_OPTIMIZER,
+    "average_tokens_across_devices": Only("true", "the loss is always the mean over the whole global batch"),
+    "bf16": Alias(
+        "mixed_precision",
+        {"true": "bf16", "false": None},
+        "expected true or false; --mixed_precision bf16 is the same",
+    ),
+    "fp16": Alias(
+        "mixed_precision",
+        {"true": "fp16", "false": None},
+        "expected true or false; --mixed_precision fp16 is the same",
+    ),
+    "bf16_full_eval": FIXED_PRECISION,
+    "fp16_full_eval": FIXED_PRECISION,
+    "activation_checkpointing": Alias("gradient_checkpointing"),
+    "activation_checkpointing_kwargs": CHECKPOINTING_OPTIONS,
+    "gradient_checkpointing_kwargs": CHECKPOINTING_OPTIONS,
+    "torch_compile_backend": Alias(
+        "torch_compile", {"inductor": "true"}, "--torch_compile uses inductor only"
+    ),
+    "torch_compile_mode": Alias(
+        "torch_compile", {"default": "true"}, "--torch_compile uses the default mode only"
+    ),
+    "use_liger_kernel": Only(
+        "false", "Liger has no kernels for these models; --kernels auto, the default, has the faster ones"
+    ),
+    "liger_kernel_config": Refused(
+        "Liger has no kernels for these models; --kernels auto, the default, has the faster ones"
+    ),
+    "use_cache": Only("false", "training does not use a cache of keys and values; leave it out"),
+    "neftune_noise_alpha": Refused(
+        "noise on embeddings is not supported; use --label_smoothing_factor and dropout instead"
+    ),
+    "torch_empty_cache_steps": Refused(
+        "the allocator's cache is never emptied; to save memory, use --gradient_checkpointing, or a smaller "
+        "--per_device_train_batch_size beside --global_batch_size"
+    ),
+    "auto_find_batch_size": Only(
+        "true", "micro-batches that do not fit are halved at the start; --global_batch_size does not change"
+    ),
+    "average_checkpoints": Refused(
+        "keep the best models with --keep_best, and average them afterwards: scripts/average.py"
+    ),
+    "data_seed": Refused("--seed also sets the order of rows"),
+    "full_determinism": Only(
+        "false", "batches and dropout depend on --seed alone; nondeterministic kernels are not replaced"
+    ),
+    # TrainingArguments: logging
+    "logging_strategy": Only(
+        "steps", "history.jsonl has a line every --logging_steps optimizer steps, and for every evaluation"
+    ),
+    "logging_first_step": Only(
+        "false", "history.jsonl has a line every --logging_steps optimizer steps; 1 includes the first"
+    ),
+    "log_on_each_node": Only("false", "rank 0 reports for all machines"),
+    "logging_nan_inf_filter": Only("false", "a non-finite loss ends the run and names the rows of its batch"),
+    "include_num_input_tokens_seen": Only("false", "metrics.json has train_tokens_per_second; leave it out"),
+    "log_level": Only("passive", "the log level is fixed; --debug shows the stack trace of an error"),
+    "log_level_replica": Only("passive", "the log level is fixed; --debug shows the stack trace of an error"),
+    "disable_tqdm": Refused("progress bars appear on terminals only; --quiet disables them"),
+    "project": Alias("project_name"),
+    "trackio_space_id": TRACKIO,
+    "trackio_bucket_id": TRACKIO,
+    "trackio_static_space_id": TRACKIO,
+    # TrainingArguments: evaluation
+    "eval_delay": Only("0", "the first evaluation is the first one of --eval_strategy"),
+    "prediction_loss_only": Only(
+        "false", "evaluations compute all metrics; --eval_strategy no evaluates only at the end"
+    ),
+    "eval_on_start": Only("false", "--do_eval alone evaluates the model that --model_name_or_path names"),
+    "eval_do_concat_batches": Only("true", "metrics are computed over all validation rows at once"),
+    "eval_use_gather_object": Only("false", "predictions are gathered as arrays"),
+    "eval_accumulation_steps": Only("1", "predictions move to the CPU after every batch"),
+    "include_for_metrics": Refused(
+        "metrics get predictions and labels; --metrics adds metrics of the evaluate library"
+    ),
+    "batch_eval_metrics": Only("false", "metrics are computed over all validation rows at once"),
+    "load_best_model_at_end": Only(
+        "true", "best/ always has the best model, which --do_predict uses; --do_eval false keeps the last one"
+    ),
+    # TrainingArguments: checkpoints and the hub
+    "save_only_model": Only(
+        "false", "checkpoints can always be resumed; best/ has the model alone (with --save_strategy no)"
+    ),
+    "save_on_each_node": Only(
+        "false", "rank 0 writes checkpoints; machines without its disk get a copy if they need one"
+    ),
+    "enable_jit_checkpoint": Only("true", "SIGTERM always saves a checkpoint; SIGKILL leaves no time for it"),
+    "ignore_data_skip": Only(
+        "false", "the order of rows is a function of (seed, step), so resuming does not read skipped rows"
+    ),
+    "checkpoint_format": Only(
+        "full", "sharded checkpoints are gone; every checkpoint is full, for any launch"
+    ),
+    "restore_callback_states_from_checkpoint": Only("false", "there are no callbacks"),
+    "hub_token": TOKEN,
+    "hub_strategy": Only("end", UPLOADED_ONCE),
+    "hub_always_push": Only("false", UPLOADED_ONCE),
+    "hub_revision": Only("main", "uploads go to the branch main of --hub_model_id"),
+    # TrainingArguments: launch
+    "accelerator_config": Refused(
+        "configure Accelerate by accelerate launch --config_file (accelerate_configs/)"
+    ),
+    "parallelism_config": Refused(
+        "tensor and pipeline parallelism are not supported; ds_configs/zero3.json shards the model"
+    ),
+    "ddp_find_unused_parameters": Only("false", "all trained parameters are used in the loss"),
+    "ddp_bucket_cap_mb": Only("25", "DDP uses torch's bucket size"),
+    "ddp_broadcast_buffers": Only("false", "buffers are synchronised before evaluations and checkpoints"),
+    "ddp_static_graph": Only("false", "DDP does not assume a static graph"),
+    "fsdp": FSDP,
+    "fsdp_config": FSDP,
+    # TrainingArguments: data
+    "dataloader_drop_last": Only(
+        "false", "each row is used once per epoch; an incomplete last batch has its true weight"
+    ),
+    "dataloader_pin_memory": Only("true", "batches are pinned if the device is a GPU"),
+    "dataloader_persistent_workers": Only("true", "--dataloader_num_workers always persist during training"),
+    "dataloader_prefetch_factor": Only("2", "each of --dataloader_num_workers prepares two steps ahead"),
+    "dataloader_multiprocessing_context": Only("fork", "--dataloader_num_workers are forked"),
+    "dataloader_in_order": Only("true", "the order of batches is a function of (seed, step)"),
+    "remove_unused_columns": Only("true", "only the columns that the arguments name are read"),
+    "label_names": Refused("use --label_column for the column of the labels"),
+    "train_sampling_strategy": Alias(
+        "length_grouping",
+        {"random": "false", "group_by_length": "true"},
+        "rows are shuffled: random, or group_by_length (--length_grouping)",
+    ),
+    "length_column_name": Refused("lengths are counted in tokens; --length_grouping uses them"),
+    "skip_memory_metrics": Only("false", "metrics.json always has peak_memory_mb"),
+    # Seq2SeqTrainingArguments
+    "sortish_sampler": Alias("length_grouping"),
+    "predict_with_generate": Alias("num_beams", {"true": None}, "titles are always generated and scored"),
+    "generation_max_length": Alias("max_title_length"),
+    "generation_num_beams": Alias("num_beams"),
+    # TrainingArguments of transformers 4
+    "adafactor": Alias(
+        "optim", {"true": "adafactor", "false": None}, "expected true or false; --optim adafactor is the same"
+    ),
+    "evaluation_strategy": Alias("eval_strategy"),
+    "group_by_length": Alias("length_grouping"),
+    "half_precision_backend": Only("auto", "torch's autocast is the only backend of --mixed_precision"),
+    "include_tokens_per_second": Only("true", "metrics.json always has train_tokens_per_second"),
+    "logging_dir": Refused("TensorBoard's files are in the folder tensorboard of --output_dir"),
+    "no_cuda": Alias("use_cpu"),
+    "per_gpu_eval_batch_size": Alias("per_device_eval_batch_size"),
+    "per_gpu_train_batch_size": Alias("per_device_train_batch_size"),
+    "push_to_hub_model_id": Alias("hub_model_id"),
+    "push_to_hub_organization": Refused("--hub_model_id takes ORGANIZATION/NAME"),
+    "push_to_hub_token": TOKEN,
+    "save_safetensors": Only("true", "weights are written as safetensors"),
+    "use_mps_device": Refused("Accelerate chooses the device; --use_cpu keeps a run off it"),
+    # Example scripts of transformers: run_classification.py, run_summarization.py,
+    # run_image_classification.py
+    "do_regression": Only("false", "labels are classes"),
+    "forced_bos_token": Refused(
+        "--target_lang, or the model's generation_config.json, sets the first token of a title"
+    ),
+    "ignore_mismatched_sizes": Only("true", "a head for other labels is initialized again"),
+    "ignore_pad_token_for_loss": Only("true", "padding never counts in the loss"),
+    "image_column_name": Alias("image_column"),
+    "image_processor_name": Refused("the image processor is the model's own"),
+    "label_column_name": Alias("label_column"),
+    "lang": Refused("--source_lang and --target_lang are the languages of documents and titles"),
+    "max_seq_length": Alias("max_length"),
+    "max_source_length": Alias("max_length"),
+    "max_target_length": Alias("max_title_length"),
+    "metric_name": Refused("--metrics adds metrics of evaluate, --metric_for_best_model chooses one"),
+    "overwrite_cache": Only(
+        "false", "cached rows and tokens are found by hashes of their content, so they are never outdated"
+    ),
+    "pad_to_max_length": Only("false", "batches are padded to their longest row"),
+    "remove_columns": Refused("only the columns that the arguments name are read"),
+    "remove_splits": Refused(
+        "--dataset_split, --dataset_validation_split and --dataset_test_split select the splits to read"
+    ),
+    "resize_position_embeddings": Only("false", "--max_length may not exceed the model's position table"),
+    "revision": Alias("model_revision"),
+    "shuffle_seed": Refused("--seed sets the order of rows"),
+    "shuffle_train_dataset": Only("true", "training rows are shuffled in every epoch"),
+    "summary_column": Alias("title_column"),
+    "task_name": Refused("--dataset_name and --dataset_config_name name a data set of the hub: glue, sst2"),
+    "test_split_name": Alias("dataset_test_split"),
+    "text_column_delimiter": Refused("only one text column is read: --text_column"),
+    "text_column_name": Alias("text_column"),
+    "text_column_names": Alias("text_column"),
+    "token": TOKEN,
+    "train_dir": Alias("train_file"),
+    "train_split_name": Alias("dataset_split"),
+    "train_val_split": Alias("validation_split"),
+    "use_auth_token": TOKEN,
+    "use_fast_tokenizer": Only("true", "fast tokenizers are always used"),
+    "val_max_target_length": Alias("max_title_length"),
+    "validation_dir": Alias("validation_file"),
+    "validation_split_name": Alias("dataset_validation_split"),
+}

@@ -1,0 +1,124 @@
+"""Cells of a column: they come back with their types, alone, in part and in order."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from datasets import Dataset
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tables import cells_of, contents, table
+
+from samerun.data import tables
+from samerun.data.cache import GROUP, fingerprint
+from samerun.data.tables import JSON_MARK, Cells, dataset_table, open_rows, write_rows
+from samerun.errors import InputError
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
+CELLS = st.one_of(
+    TEXTS,
+    TEXTS.map(JSON_MARK.__add__),
+    *(st.none(), st.booleans(), st.integers(), st.lists(TEXTS, max_size=2), st.floats(allow_nan=False)),
+)
+
+
+def written(folder, rows, names):
+    """The columns of these rows, and the lines, written and opened."""
+    write_rows(Path(folder) / "rows.arrow", rows, names, lambda line: f"a.jsonl:{line}")
+    return open_rows(folder)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cells=st.lists(CELLS, min_size=1, max_size=12), data=st.data())
+def test_cells_come_back_with_their_types(tmp_path_factory, monkeypatch, cells, data):
+    monkeypatch.setattr(tables, "BATCH_ROWS", 3)
+    rows = written(tmp_path_factory.mktemp("rows"), [(7, {"text": cell}) for cell in cells], ["text"])
+    column = Cells(rows.select_columns(["text"]))
+    assert repr(list(column)) == repr(cells)  # which tells 1 from 1.0 and from True
+    chosen = data.draw(st.lists(st.integers(0, len(cells) - 1), max_size=6))
+    taken = column.take(np.array(chosen, dtype=int))
+    assert repr(list(taken)) == repr([cells[row] for row in chosen])
+    assert repr([taken[i] for i in range(-len(chosen), len(chosen))]) == repr(
+        [cells[row] for row in chosen * 2]
+    )
+    assert repr(list(column[1:3])) == repr(cells[1:3])
+    with pytest.raises(IndexError):
+        column[len(cells)]
+
+
+def test_columns_that_some_rows_lack(tmp_path):
+    rows = [(1, {"a": "x"}), (2, {"a": "y", "unused": 1}), (3, {"b": 7}), (5, {"b": None, "a": ["z"]})]
+    columns = {name: list(Cells(data)) for name, data in _alone(written(tmp_path, rows, ["a", "line", "b"]))}
+    lines = columns.pop(tables.LINE)
+    assert columns == {"a": ["x", "y", None, ["z"]], "line": [None] * 4, "b": [None, None, 7, None]}
+    assert lines == [1, 2, 3, 5]
+
+
+def _alone(rows):
+    return [(name, rows.select_columns([name])) for name in rows.column_names]
+
+
+@pytest.mark.parametrize("rows", [None, [1], [4, 0, 4], list(range(0, 3 * GROUP, 2))])
+def test_the_hash_of_a_column_is_that_of_its_texts(rows):
+    cells = [f"текст {i}" * (i % 3) for i in range(3 * GROUP + 3)]
+    column = cells_of(cells)
+    if rows is not None:
+        column, cells = column.take(np.array(rows)), [cells[row] for row in rows]
+    assert column.fingerprint == fingerprint(cells)
+
+
+def test_texts_are_mapped_and_not_held(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "BATCH_ROWS", 1000)
+    rows = [(row, {"text": "a text of some length" * 40}) for row in range(8000)]
+    column = Cells(written(tmp_path, rows, ["text"]).select_columns(["text"]))
+    before = pa.total_allocated_bytes()
+    assert sum(map(len, column)) == 8000 * 21 * 40
+    assert column.take(np.arange(5000))[4999].startswith("a text")
+    assert pa.total_allocated_bytes() - before < 2**20
+
+
+def test_long_cells_make_small_batches(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "BATCH_CHARACTERS", 100)
+    rows = written(tmp_path, [(1, {"text": letter * 60}) for letter in "abc"], ["text"])
+    assert rows.data.column(0).num_chunks == 2
+
+
+def test_columns_of_a_dataset_have_types_of_their_own():
+    rows = Dataset.from_dict({"text": ["a", "b", "a"], "labels": [["x"], [], ["x"]], "n": [1, None, 2]})
+    found = dataset_table(rows, "hub", rows.column_names, ())
+    assert contents(found) == rows.to_dict()
+    assert found.columns["text"].fingerprint == fingerprint(["a", "b", "a"])
+    assert found.take(np.array([2])).where(0) == "hub row 3"
+
+
+def test_a_cell_that_is_nested_too_deeply_is_named_by_its_line(tmp_path):
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(InputError, match=r"a\.jsonl:6: a is nested too deeply"):
+        written(tmp_path, [(4, {"a": ["x"]}), (6, {"a": deep})], ["a"])
+    while deep:  # or its end would be as deep
+        deep = deep[0]
+
+
+def test_a_cell_that_json_does_not_have(tmp_path):
+    with pytest.raises(InputError, match=r":1: a is b'x' \(bytes\), expected a text, a number or a list"):
+        written(tmp_path, [(1, {"a": b"x"})], ["a"])
+
+
+def test_taken_rows_know_their_lines():
+    some = table({"text": ["a", "b", "c"], "id": [7, 8, 9]}, lines=[2, 4, 6]).take(np.array([2, 0]))
+    assert (contents(some), list(some.lines)) == ({"text": ["c", "a"], "id": [9, 7]}, [6, 2])
+    assert some.where(0) == "train.csv:6"
+
+
+@pytest.mark.parametrize(
+    "parts", [(["ab", "c"], ["a", "bc"]), (["abc"], ["abc", ""]), (["a", "b"], ["b", "a"])]
+)
+def test_the_hash_of_texts_knows_where_each_ends(parts):
+    first, second = map(fingerprint, parts)
+    assert first != second
+    assert fingerprint(["ä"]) == fingerprint(["ä".encode()])
+    many = [str(number) for number in range(GROUP + 2)]
+    assert len({fingerprint(many), fingerprint(many[:-1]), fingerprint(many[:-2])}) == 3

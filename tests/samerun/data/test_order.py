@@ -1,0 +1,186 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from samerun.data.order import epoch_order, evaluation_batches, mixed_rows, share_out, share_out_tokens
+from samerun.task import Mixture
+
+LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=200).map(np.array)
+SIZES = st.integers(1, 40)
+
+
+@given(LENGTHS, SIZES, st.integers(0, 5), st.integers(0, 2), st.booleans())
+def test_every_row_once_in_an_epoch(lengths, size, seed, epoch, grouping):
+    order = epoch_order(seed, epoch, lengths, size, grouping)
+    assert sorted(order) == list(range(len(lengths)))
+    np.testing.assert_array_equal(order, epoch_order(seed, epoch, lengths, size, grouping))
+
+
+@given(st.lists(st.floats(0.01, 1), min_size=1, max_size=100), SIZES, st.integers(0, 5), st.booleans())
+def test_weighted_rows_are_there_as_often_as_their_weights_say(weights, size, seed, grouping):
+    weights = np.array(weights) / np.sum(weights)
+    lengths = np.arange(len(weights)) + 1
+    order = epoch_order(seed, 1, lengths, size, grouping, weights)
+    times, expected = np.bincount(order, minlength=len(weights)), len(weights) * weights
+    assert times.sum() == len(weights)
+    assert (times >= np.floor(expected - 1e-6)).all()
+    assert (times <= np.ceil(expected + 1e-6)).all()
+    np.testing.assert_array_equal(order, epoch_order(seed, 1, lengths, size, grouping, weights))
+
+
+def test_weighted_rows_change_from_epoch_to_epoch():
+    weights = np.array([0.5, *[0.005] * 100])
+    epochs = [epoch_order(0, epoch, np.ones(101), 8, False, weights) for epoch in range(200)]
+    assert len({tuple(order) for order in epochs}) == 200
+    rare = np.bincount(np.concatenate(epochs), minlength=101)[1:] / 200
+    assert rare.mean() == pytest.approx(0.5, abs=0.01)
+    assert 0.3 < rare.min() < rare.max() < 0.7
+
+
+@given(LENGTHS, SIZES, st.integers(0, 5))
+def test_the_first_batch_of_a_run_has_the_longest_row(lengths, size, seed):
+    first = epoch_order(seed, 0, lengths, size, True)[:size]
+    assert lengths[first].max() == lengths.max()
+
+
+@pytest.mark.parametrize("grouping", [True, False])
+def test_order_changes_with_seed_and_epoch(grouping):
+    lengths = np.arange(100)
+    orders = [
+        tuple(epoch_order(seed, epoch, lengths, 8, grouping)) for seed in range(3) for epoch in range(3)
+    ]
+    assert len(set(orders)) == 9
+
+
+def padding(order, lengths, size):
+    batches = [lengths[order[start : start + size]] for start in range(0, len(order), size)]
+    return sum(int((batch.max() - batch).sum()) for batch in batches)
+
+
+@pytest.mark.parametrize(("rows", "share"), [(400, 0.5), (5000, 0.15)])
+def test_grouping_reduces_padding(rows, share):
+    lengths = np.random.default_rng(0).integers(1, 500, rows)
+    grouped, plain = (
+        padding(epoch_order(0, 1, lengths, 16, grouping), lengths, 16) for grouping in (True, False)
+    )
+    assert grouped < share * plain
+
+
+def test_rows_meet_others_in_the_next_epoch():
+    lengths = np.random.default_rng(0).integers(1, 500, 400)
+    batches = [
+        {frozenset(batch) for batch in epoch_order(0, epoch, lengths, 8, True).reshape(-1, 8).tolist()}
+        for epoch in range(4)
+    ]
+    assert len(set.union(*batches)) == sum(map(len, batches))
+
+
+@given(LENGTHS, st.integers(1, 8), st.integers(1, 6))
+def test_a_global_batch_is_shared_out_evenly(lengths, world_size, accumulation):
+    rows = np.random.default_rng(0).permutation(len(lengths))[: 1 + len(lengths) // 2]
+    passes = share_out(rows, lengths, world_size, accumulation)
+    shares = [share for shares in passes for share in shares]
+    assert [len(shares) for shares in passes] == [world_size] * accumulation
+    assert sorted(np.concatenate(shares)) == sorted(rows)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    np.testing.assert_array_equal(lengths[np.concatenate(shares)], np.sort(lengths[rows])[::-1])
+
+
+@given(LENGTHS, st.integers(1, 8), st.integers(1, 4000))
+def test_passes_of_so_many_tokens(widths, world_size, budget):
+    rows = np.random.default_rng(0).permutation(len(widths))[: 1 + len(widths) // 2]
+    passes = share_out_tokens(rows, widths, world_size, budget)
+    shares = [share for shares in passes for share in shares]
+    assert {len(shares) for shares in passes} == {world_size}
+    assert sorted(np.concatenate(shares)) == sorted(rows)
+    assert all(len(share) <= 1 or len(share) * widths[share].max() <= budget for share in shares)
+    assert any(map(len, passes[-1]))  # no pass without rows
+    np.testing.assert_array_equal(widths[np.concatenate(shares)], np.sort(widths[rows])[::-1])
+    # A process has no rows only where every other has at most one.
+    assert all(map(len, shares)) or max(map(len, shares)) == 1
+
+
+def test_passes_are_as_few_and_as_even_as_the_budget_allows():
+    widths, rows = np.array([100] * 6 + [10] * 10), np.arange(16)
+
+    def sizes(world_size, budget):
+        return [
+            [len(share) for share in shares] for shares in share_out_tokens(rows, widths, world_size, budget)
+        ]
+
+    assert sizes(1, 450) == [[3], [3], [10]]  # rather than 4, 4 and 8
+    assert sizes(2, 300) == [[2, 2], [2, 10]]
+    assert sizes(3, 200) == [
+        [1, 1, 1],
+        [1, 2, 10],
+    ]  # four passes' worth of rows for six processes: two are halved
+    assert sizes(1, 5) == [[1]] * 16  # rows that pass the budget go alone
+
+
+@given(LENGTHS, st.integers(1, 8), st.integers(1, 4000))
+def test_passes_of_padding_free_rows_hold_as_many_as_their_tokens_allow(lengths, world_size, budget):
+    rows = np.random.default_rng(0).permutation(len(lengths))[: 1 + len(lengths) // 2]
+    passes = share_out_tokens(rows, lengths, world_size, budget, padding_free=True)
+    shares = [share for shares in passes for share in shares]
+    assert sorted(np.concatenate(shares)) == sorted(rows)
+    assert all(len(share) <= 1 or lengths[share].sum() <= budget for share in shares)
+    assert any(map(len, passes[-1]))
+    assert len(passes) <= len(share_out_tokens(rows, lengths, world_size, budget))
+
+
+def test_padding_free_rows_are_shared_out_evenly():
+    lengths, rows = np.array([90, 60, 30, 20, 10, 10]), np.arange(6)
+
+    def shares(*budget, padding_free):
+        passes = share_out_tokens(rows, lengths, *budget, padding_free)
+        return [[share.tolist() for share in shares] for shares in passes]
+
+    assert shares(1, 150, padding_free=True) == [[[0]], [[1, 2, 3, 4, 5]]]
+    assert shares(1, 150, padding_free=False) == [[[0]], [[1, 2]], [[3, 4, 5]]]
+    assert shares(2, 120, padding_free=True) == [[[0], [1]], [[2], [3, 4, 5]]]
+    assert shares(1, 5, padding_free=True) == [[[row]] for row in rows]  # rows that pass the budget go alone
+
+
+@given(LENGTHS, SIZES, st.none() | st.integers(1, 300), st.integers(1, 5))
+def test_evaluation_sees_every_row_once(lengths, size, max_tokens, world_size):
+    per_rank = [evaluation_batches(lengths, size, max_tokens, world_size, rank) for rank in range(world_size)]
+    assert len({len(batches) for batches in per_rank}) == 1
+    everything = [batch for batches in per_rank for batch in batches]
+    assert sorted(np.concatenate(everything)) == list(range(len(lengths)))
+    if max_tokens is None:
+        assert max(map(len, everything)) <= size
+    else:
+        assert all(len(batch) * lengths[batch].max() <= max_tokens for batch in everything if len(batch) > 1)
+    assert lengths[per_rank[0][0]].max() == lengths.max()
+
+
+def test_evaluation_by_tokens_takes_more_rows_the_shorter_they_are():
+    batches = evaluation_batches(np.array([64] * 2 + [128] + [640]), 1, 256, 1, 0)
+    assert [batch.tolist() for batch in batches] == [[3], [2, 0], [1]]
+
+
+MIXTURES = st.lists(st.tuples(st.integers(1, 40), st.floats(0.01, 10)), min_size=1, max_size=4)
+
+
+@given(MIXTURES, st.integers(0, 3))
+def test_a_mixture_gives_each_source_its_share_of_every_epoch(sources, seed):
+    sizes, weights = zip(*sources, strict=True)
+    source = np.repeat(np.arange(len(sizes)), sizes)
+    mixture = Mixture(source, tuple(weight / sum(weights) for weight in weights))
+    assert mixture.counts.sum() == len(source)
+    assert np.abs(mixture.counts - len(source) * np.array(mixture.weights)).max() < 1
+    epochs = [mixed_rows(seed, epoch, source, mixture.counts) for epoch in range(4)]
+    for epoch, rows in enumerate(epochs):
+        np.testing.assert_array_equal(np.bincount(source[rows], minlength=len(sizes)), mixture.counts)
+        np.testing.assert_array_equal(rows, mixed_rows(seed, epoch, source, mixture.counts))
+    seen = np.bincount(np.concatenate(epochs), minlength=len(source))
+    for number in range(len(sizes)):  # no row comes again before all the others of its source
+        assert np.ptp(seen[source == number]) <= 1
+
+
+def test_a_mixture_changes_with_seed_and_epoch():
+    source, counts = np.repeat([0, 1], 50), np.array([30, 70])
+    assert (
+        len({tuple(mixed_rows(seed, epoch, source, counts)) for seed in range(2) for epoch in range(3)}) == 6
+    )

@@ -1,0 +1,197 @@
+import json
+
+import datasets
+import numpy as np
+import pytest
+from tables import contents
+
+from samerun.data.splits import read_files, read_split, read_splits
+from samerun.errors import InputError
+
+
+def test_a_split_from_its_file(arguments, tmp_path):
+    path = tmp_path / "valid.csv"
+    path.write_text("text,labels\na,x\nb,y\nc,z\n")
+    asked = arguments(validation_file=str(path), max_eval_samples=2, max_train_samples=1)
+    assert contents(read_split(asked, "validation", ("text",), ("labels", "id"))) == {
+        "text": ["a", "b"],
+        "labels": ["x", "y"],
+    }
+    assert read_split(asked, "train") is None
+    assert len(read_split(arguments(validation_file=str(path), max_eval_samples=9), "validation")) == 3
+    with pytest.raises(InputError, match="column 'title' not found"):
+        read_split(asked, "validation", ("title",))
+
+
+def test_all_missing_or_wrong_files_come_together(arguments, tmp_path):
+    good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
+    good.write_text("text,labels\na,x\n")
+    bad.write_text("text\na\n")
+    both = ("text", "labels")
+    asked = arguments(train_file=str(good), validation_file=str(bad))
+    with pytest.raises(InputError) as caught:
+        read_splits(asked, {"train": both, "validation": both, "test": ("text",)}, train=True, optional=())
+    assert len(caught.value.problems) == 2
+    assert "column 'labels' not found" in caught.value.problems[0]
+    assert caught.value.problems[1] == "no test rows: give --test_file or --dataset_name"
+    assert read_splits(asked, {"train": both, "validation": ("text",)}, train=True, optional=()).keys() == {
+        "train",
+        "validation",
+    }
+
+
+def test_validation_rows_may_be_kept_back_from_training(arguments, tmp_path):
+    path = tmp_path / "train.csv"
+    path.write_text("text\na\n")
+    asked = arguments(train_file=str(path))
+    assert read_splits(
+        asked, {"train": ("text",), "validation": ("text",)}, train=True, optional=()
+    ).keys() == {"train"}
+    with pytest.raises(InputError, match="no validation rows"):
+        read_splits(asked, {"validation": ("text",)}, train=False, optional=())
+
+
+def test_only_the_columns_in_use_are_read(arguments, tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("text,labels,id,note\na,x,1,y\n")
+    asked = arguments(train_file=str(path), test_file=str(path))
+    tables = read_splits(
+        asked, {"train": ("text", "labels"), "test": ("text",)}, train=True, optional=("labels", "title")
+    )
+    assert contents(tables["train"]) == {"text": ["a"], "labels": ["x"]}
+    assert contents(tables["test"]) == {"text": ["a"], "labels": ["x"], "id": ["1"]}
+    named = arguments(test_file=str(path), id_column="note")
+    assert contents(read_splits(named, {"test": ("text",)}, train=False, optional=())["test"]) == {
+        "text": ["a"],
+        "note": ["y"],
+    }
+
+
+def test_a_split_of_a_dataset(arguments, tmp_path, token_cache, capfd):
+    datasets.enable_progress_bars()  # as in a new process
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text("".join(json.dumps({"text": t, "labels": [t]}) + "\n" for t in "abc"))
+    asked = arguments(dataset_name=str(folder), max_train_samples=2)
+    found = read_split(asked, "train", ("text", "labels"))
+    assert contents(found) == {"text": ["a", "b"], "labels": [["a"], ["b"]]}
+    assert found.where(1) == f"{folder} (train) row 2"
+    assert read_split(asked, "test") is None
+    with pytest.raises(InputError, match="split train: has no column 'title'; it has text, labels"):
+        read_split(asked, "train", ("title",))
+    assert capfd.readouterr().err == ""
+
+
+def test_classes_of_a_dataset_have_their_names(arguments, tmp_path, monkeypatch):
+    kind = datasets.ClassLabel(names=["10", "pear, ripe", "a"])
+    features = datasets.Features(
+        text=datasets.Value("string"), one=kind, many=datasets.List(kind), unknown=kind
+    )
+    rows = {"text": ["x", "y", "z"], "one": [2, 0, 1], "many": [[1, 0], [], [2]], "unknown": [-1, -1, -1]}
+    made = datasets.DatasetDict(train=datasets.Dataset.from_dict(rows, features))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: made)
+    found = read_split(arguments(dataset_name="a"), "train", ("text", "one", "many"), ("unknown",))
+    assert contents(found) == {
+        "text": ["x", "y", "z"],
+        "one": ["a", "10", "pear, ripe"],
+        "many": [["pear, ripe", "10"], [], ["a"]],
+    }
+    assert list(found.columns["many"].take(np.array([2, 0]))) == [["a"], ["pear, ripe", "10"]]
+
+
+def test_a_part_of_a_split_or_another_one(arguments, tmp_path, token_cache):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for split in ("train", "test"):
+        (folder / f"{split}.jsonl").write_text(
+            "".join(json.dumps({"text": f"{split} {row}"}) + "\n" for row in range(10))
+        )
+    named = arguments(
+        dataset_name=str(folder), dataset_split="train[:80%]", dataset_validation_split="train[80%:]"
+    )
+    assert list(read_split(named, "train", ("text",)).columns["text"]) == [f"train {row}" for row in range(8)]
+    held = read_split(named, "validation", ("text",))
+    assert (list(held.columns["text"]), held.path) == (["train 8", "train 9"], f"{folder} (train[80%:])")
+    assert (
+        read_split(arguments(dataset_name=str(folder), dataset_split="test"), "train", ("text",)).columns[
+            "text"
+        ][0]
+        == "test 0"
+    )
+    with pytest.raises(InputError, match=r"--dataset_split .*corresponds to no data"):
+        read_split(arguments(dataset_name=str(folder), dataset_split="train[:0]"), "train", ("text",))
+
+
+def test_the_revision_is_asked_of_the_hub(arguments, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *_, **given: asked.update(given) or datasets.DatasetDict()
+    )
+    read_split(arguments(dataset_name="a/b", dataset_revision="v1", cache_dir="c"), "train")
+    assert asked == {"split": None, "revision": "v1", "cache_dir": "c"}
+
+
+@pytest.fixture
+def parts(tmp_path, monkeypatch):
+    """Three files of two rows each, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("part-2", "part-10", "first"):
+        (tmp_path / f"{name}.csv").write_text(f'text,labels\n{name} a,x\n"{name}\nb",y\n')
+    return tmp_path
+
+
+def read(*patterns, optional=()):
+    return read_files("--train_file", patterns, "utf-8", ("text", "labels"), optional)
+
+
+def test_files_stand_in_the_order_given_and_those_of_a_pattern_by_name(parts):
+    found = read("first.csv", "part-*.csv")
+    assert list(found.columns["text"]) == [
+        "first a",
+        "first\nb",
+        "part-10 a",
+        "part-10\nb",
+        "part-2 a",
+        "part-2\nb",
+    ]
+    assert [found.where(row) for row in (1, 2, 5)] == ["first.csv:3", "part-10.csv:2", "part-2.csv:3"]
+    assert (len(found), found.path) == (6, "first.csv and 2 more")
+    assert [found.sources[number].argument for number in found.source] == [0, 0, 1, 1, 1, 1]
+
+
+def test_rows_are_the_same_whatever_the_files_they_come_from(parts):
+    (parts / "whole.csv").write_text('text,labels\npart-10 a,x\n"part-10\nb",y\npart-2 a,x\n"part-2\nb",y\n')
+    one, several = read("whole.csv"), read("part-*.csv")
+    assert contents(one) == contents(several)
+    assert one.columns["text"].fingerprint == several.columns["text"].fingerprint
+    assert (one.sources, read("part-2.csv").sources) == ((), ())
+
+
+def test_a_name_that_exists_is_no_pattern(parts):
+    (parts / "part-[2].csv").write_text("text,labels\nbrackets,x\n")
+    assert list(read("part-[2].csv").columns["text"]) == ["brackets"]
+
+
+def test_what_is_wrong_with_several_files_comes_together(parts):
+    (parts / "part-2.csv").write_text("text,label\na,x\n")
+    (parts / "part-10.csv").write_text("text,labels\na\n")
+    with pytest.raises(InputError) as caught:
+        read("*.csv")
+    assert caught.value.problems == [
+        "part-10.csv:2: 1 cells, expected 2 (text, labels); quote cells that contain ',' or line "
+        "breaks; the row begins 'a'",
+        "part-2.csv:1: column 'labels' not found; found: text, label; did you mean 'label'? Rename "
+        "it or pass its name "
+        "with the --..._column argument",
+    ]
+
+
+def test_files_have_the_same_columns(parts):
+    (parts / "first.csv").write_text("text,labels,id\na,x,7\n")
+    message = (
+        "--train_file: the files have different columns: 'id' is in first.csv, but not in part-10.csv, "
+        "part-2.csv; give all"
+    )
+    with pytest.raises(InputError, match=message):
+        read("*.csv", optional=("id",))
+    assert len(read("*.csv")) == 5

@@ -1,0 +1,141 @@
+import dataclasses
+
+import classify
+import image_classify
+import pytest
+import segment
+import segment3d
+import titlegen
+
+from samerun.errors import InputError
+from samerun.parsing import SpaceSeparated, parse, validate
+from samerun.plan import batch_of, make_plan
+from samerun.task import Split
+from samerun.text.arguments import TextArguments
+
+TASKS = [module.Arguments for module in (classify, titlegen, image_classify, segment, segment3d)]
+
+
+def contradictions(arguments):
+    try:
+        validate(arguments)
+    except InputError as error:
+        return error.problems
+    return []
+
+
+@pytest.mark.parametrize("cls", TASKS)
+def test_declarations_are_sound(cls):
+    """A default passes the checks that user values pass, else it could not be written down again from
+    run.json. What an argument needs or excludes exists, and can be given."""
+    arguments, known = cls(), set().union(*(task.__dataclass_fields__ for task in TASKS))
+    argv = []
+    for field in dataclasses.fields(cls):
+        value = getattr(arguments, field.name)
+        if value is not None:
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            argv.append(f"--{field.name}={text}")
+        others = [*field.metadata["excludes"], *filter(None, [field.metadata["needs"]])]
+        for name, _, needed in (other.partition("=") for other in others):
+            assert name in known
+            if needed and name in cls.__dataclass_fields__:
+                assert needed in cls.__dataclass_fields__[name].metadata["choices"]
+        assert field.metadata["help"].strip(), field.name
+        assert field.default is None or "default" not in field.metadata["help"], field.name
+    assert parse(cls, argv) == arguments
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"lr_scheduler_kwargs": {"gamma": 0.5}}, ["--lr_scheduler_kwargs: linear has no gamma"]),
+        ({"optim": "sgd", "optim_args": "momentum=1.5"},
+         ["momentum is '1.5', expected a number at least 0 and below 1"]),
+        ({"optim": "sgd", "optim_args": "nesterov=true"}, ["nesterov=true needs a momentum above 0"]),
+        ({"optim": "sgd", "optim_args": "momentum=0.9,momentum=0.8"}, ["momentum is given twice"]),
+        ({"optim": "rmsprop", "optim_args": "beta=1"},
+         ["rmsprop has no beta; it has alpha, eps, momentum, centered"]),
+        ({"optim": "sgd", "optim_args": "weight_decay=0.1"},
+         ["sgd has no weight_decay; give --weight_decay"]),
+        ({"optim": "muon", "optim_args": "adjust_lr_fn=own"}, ["expected match_rms_adamw or original"]),
+        ({"optim_args": "momentum=0.9"}, ["adamw_torch_fused has no momentum; it has none"]),
+        ({"optim": "sgd", "adam_beta1": 0.8},
+         ["--adam_beta1 is given but --optim sgd has no such setting", "momentum"]),
+        ({"optim": "lion_32bit", "adam_epsilon": 1e-6},
+         ["--adam_epsilon is given but --optim lion_32bit has no such setting"]),
+        ({"model_revision": "v1"}, ["--model_revision is given but --model_name_or_path is not"]),
+        ({"padding_free": True, "attn_implementation": "eager"},
+         ["--padding_free and --attn_implementation"]),
+    ],
+)  # fmt: skip
+def test_each_contradiction_is_named(arguments, given, named):
+    (message,) = contradictions(arguments(**given))
+    assert all(word in message for word in named)
+
+
+def test_all_contradictions_come_together_and_others_only_look_like_one(arguments):
+    given = {"output_dir": None, "eval_steps": 5, "train_file": "a.csv", "dataset_name": "b"}
+    assert len(contradictions(arguments(**given))) == 3
+    for fine in (
+        {}, {"deepspeed": "a.json", "deepspeed_config": "a.json"},
+        {"eval_strategy": "steps", "eval_steps": 5},
+        {"lr_scheduler_type": "constant", "warmup_steps": 0},
+    ):  # fmt: skip
+        assert contradictions(arguments(**fine)) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "todo"),
+    [
+        ({}, (True, True, False)),
+        ({"do_predict": True}, (False, False, True)),
+        ({"do_eval": True}, (False, True, False)),
+        ({"do_eval": True, "do_predict": True}, (False, True, True)),
+        ({"do_train": True}, (True, True, False)),
+        ({"do_train": True, "do_eval": False}, (True, False, False)),
+        ({"do_train": True, "do_predict": True}, (True, True, True)),
+        ({"do_train": False}, (False, False, False)),
+        ({"do_eval": False}, (True, False, False)),
+    ],
+)
+def test_what_a_command_asks_for(arguments, given, todo):
+    assert arguments(**given).modes == todo
+
+
+def test_a_home_is_expanded_on_the_command_line_and_in_yaml(monkeypatch, tmp_path):
+    paths = ["model_name_or_path", "train_file", "output_dir", "predictions_file", "deepspeed"]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "run.yaml").write_text("".join(f"{name}: ~/{name}\n" for name in paths) + "run_name: ~/x\n")
+    for argv in ([f"--{name}=~/{name}" for name in paths] + ["--run_name=~/x"], ["--config=~/run.yaml"]):
+        found = parse(TextArguments, argv)
+        expected = {name: f"{tmp_path}/{name}" for name in paths}
+        expected["train_file"] = SpaceSeparated([expected["train_file"]])
+        assert {name: getattr(found, name) for name in paths} == expected
+        assert found.run_name == "~/x"
+    assert parse(TextArguments, ["--model_name_or_path", "a/b~c"]).model_name_or_path == "a/b~c"
+
+
+def test_a_revision_is_the_models_alone(arguments):
+    asked = arguments(model_name_or_path="a", model_revision="v1", cache_dir="c", trust_remote_code=True)
+    assert asked.hub_options("a") == {"revision": "v1", "cache_dir": "c", "trust_remote_code": True}
+    assert asked.hub_options("a/tokenizer")["revision"] == "main"
+
+
+def test_shares_of_all_steps_and_the_strategy_of_saving(arguments):
+    launch = type("Launch", (), {"world_size": 1, "micro_batches_by_tokens": False})
+    split = Split("rows", None, 100)  # 4 steps of 32
+    given = {"warmup_steps": 0.1, "eval_steps": 0.25, "save_steps": 0.5, "logging_steps": 0.01}
+    plan = make_plan(arguments(max_steps=50, eval_strategy="steps", **given), split, launch)
+    assert (plan.warmup_steps, plan.eval_steps, plan.save_steps, plan.logging_steps) == (5, 13, 25, 1)
+    for given, saved in (
+        ({}, 4), ({"save_strategy": "epoch"}, 4), ({"save_strategy": "no"}, None), ({"save_steps": 3}, 3)
+    ):  # fmt: skip
+        assert make_plan(arguments(**given), split, launch).save_steps == saved
+
+
+def test_a_batch_size_per_device_alone_means_what_it_means_in_transformers(arguments):
+    for given, size in [({}, 32), ({"gradient_accumulation_steps": 2}, 64), ({"global_batch_size": 12}, 12)]:
+        batch = batch_of(arguments(per_device_train_batch_size=8, **given), 4)
+        assert (batch.global_batch_size, batch.follows_processes) == (size, "global_batch_size" not in given)
+    assert image_classify.Arguments(per_device_train_batch_size=8).global_batch_size is None
+    assert image_classify.Arguments(model_name_or_path="a", output_dir="b").global_batch_size == 32

@@ -1,0 +1,119 @@
+import shutil
+from types import SimpleNamespace
+
+import average
+import pytest
+import torch
+from linear_task import LinearTask, make_plan, points, split_of
+from safetensors.torch import load_file, save_file
+
+from samerun.best_models import check_space, ranked
+from samerun.errors import InputError
+from samerun.output.run_folder import replace_folder
+from samerun.start import OpenedRun
+from samerun.task import Data
+from samerun.train import Training
+
+EVALUATIONS = [(1, 0.0), (2, 0.5), (3, 0.25), (4, 0.75)]  # (step, weight)
+
+
+class NearOne(LinearTask):
+    """Its loss is the weight's distance from 1."""
+
+    def predict(self, model, batch):
+        return {"error": (model.weight - 1).abs().expand(len(batch.rows))}
+
+    def export(self, path, model, weights, best):
+        replace_folder(path, lambda place: save_file(weights, place / "model.safetensors"))
+        return {}
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.norm = torch.nn.BatchNorm1d(1, affine=False)
+
+
+@pytest.fixture
+def begin(start_run, arguments, tmp_path):
+    """A function that makes a training of `Model` and evaluates it with the weights of `EVALUATIONS`."""
+
+    def prepare(evaluations=EVALUATIONS, resume=None, **given):
+        split, plan = split_of(*points(22)), make_plan(22, save_steps=100)
+        asked = arguments(output_dir=str(tmp_path), **given)
+        run, opened = start_run(plan.batch), OpenedRun({}, resume=resume, replace=None)
+        data = Data({"train": split, "validation": split}, {})
+        training = Training(run, asked, NearOne(), data, plan, Model(), opened=opened)
+        for step, weight in evaluations:
+            training.state.step = step
+            training.model.weight.data.fill_(weight)
+            training._evaluate()
+        return training
+
+    return prepare
+
+
+def kept(folder):
+    models = sorted((folder / "best_models").glob("step_*"))
+    return {path.name: load_file(path / "model.safetensors")["weight"].item() for path in models}
+
+
+def test_the_best_models_are_kept(begin, tmp_path):
+    state = begin(keep_best=2).state
+    assert state.kept == [{"step": 4, "metric": 0.25, "loss": 0.25}, {"step": 2, "metric": 0.5, "loss": 0.5}]
+    assert kept(tmp_path) == {"step_2": 0.5, "step_4": 0.75}
+    assert load_file(tmp_path / "best" / "model.safetensors")["weight"].item() == 0.75
+
+
+def test_nothing_more_is_kept_by_default(begin, tmp_path):
+    assert begin().state.kept == []
+    assert not (tmp_path / "best_models").exists()
+
+
+def test_equal_metrics_are_ordered_by_loss_then_by_step():
+    found = [
+        {"step": s, "metric": 0.5, "loss": loss} for s, loss in ((1, None), (2, 0.3), (3, 0.2), (4, 0.2))
+    ]
+    assert [each["step"] for each in ranked(found, False)] == [3, 4, 2, 1]
+
+
+def test_a_resumed_run_forgets_what_is_gone(begin, tmp_path, capsys):
+    training = begin(keep_best=3)
+    training._save()
+    training._wait_for_checkpoint()
+    checkpoint = tmp_path / "checkpoints" / "step_4"
+    assert begin((), checkpoint, keep_best=3).state.kept == training.state.kept
+    assert "missing" not in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "best_models" / "step_2")
+    again = begin((), checkpoint, keep_best=3)
+    assert [each["step"] for each in again.state.kept] == [4, 3]
+    assert "the kept models of step 2 are missing in" in capsys.readouterr().out
+
+
+def test_the_average_of_the_best_models(begin, tmp_path):
+    (tmp_path / "metrics.json").write_text("{}")
+    begin([(1, 0.5), (2, 1.75), (3, 5.0)], keep_best=2)
+    assert average.average(tmp_path, tmp_path / "average") == ["step_1", "step_2"]
+    weights = load_file(tmp_path / "average" / "model.safetensors")
+    assert weights["weight"].item() == 1.125
+    assert weights["norm.num_batches_tracked"] == 0
+    with pytest.raises(SystemExit, match="not the folder of a finished run"):
+        average.average(tmp_path / "none", tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("given", "needed"),
+    # A model has 20 bytes, 16 of them batch norm's; a checkpoint has 8 of moments besides.
+    [({}, 0), ({"keep_best": 3}, 5 * 20 + 4 * 28), ({"keep_best": 2, "save_strategy": "no"}, 4 * 20)],
+)
+def test_room_for_what_is_kept_is_needed_before_the_training(arguments, tmp_path, monkeypatch, given, needed):
+    asked, model = arguments(output_dir=str(tmp_path), **given), Model()
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / "model.safetensors").write_bytes(bytes(30))  # which the run's own replaces
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=needed - 30))
+    check_space(tmp_path, asked, model)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=needed - 31))
+    if given:
+        with pytest.raises(InputError, match=r"--keep_best \d.*Free space"):
+            check_space(tmp_path, asked, model)

@@ -1,0 +1,165 @@
+import importlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import launchers
+import pytest
+import torch
+
+from samerun import deepspeed
+from samerun.errors import InputError
+from samerun.plan import derive_batch
+
+SHIPPED = sorted((Path(__file__).parents[2] / "ds_configs").glob("*.json"))
+BATCH = derive_batch(4, 30, 2)  # 8 rows per process, 4 passes of 2
+PLAIN = {"zero_optimization": {"stage": 2}}
+
+
+def autos(value):
+    """The number of "auto"s anywhere in a configuration."""
+    if isinstance(value, dict | list):
+        return sum(map(autos, value.values() if isinstance(value, dict) else value))
+    return int(value == "auto")
+
+
+def complete(config, batch=BATCH, norm=1.0, precision="no"):
+    return deepspeed.complete_config(config, "ds.json", batch, norm, precision)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("precision", ["no", "fp16", "bf16"])
+def test_shipped_files_can_be_run(path, precision):
+    config = deepspeed.read_config(str(path))
+    assert deepspeed.problems(config, path.name, 0.3, precision) == []
+    assert deepspeed.declared_precision(config) is None
+    full = complete(config, norm=0.3, precision=precision)
+    assert autos(config) > 5
+    assert autos(full) == 0
+    assert {kind: full[kind]["enabled"] for kind in ("fp16", "bf16")} == {
+        "fp16": precision == "fp16",
+        "bf16": precision == "bf16",
+    }
+    assert full["gradient_clipping"] == 0.3
+    assert full["zero_optimization"]["stage"] == deepspeed.stage_of(config) == int(path.stem[4])
+
+
+def test_shipped_files_are_all_there():
+    assert [path.stem for path in SHIPPED] == ["zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"]
+    assert all(
+        json.loads(path.read_text()).keys().isdisjoint(deepspeed.OWNED_BY_ARGUMENTS) for path in SHIPPED
+    )
+
+
+def test_batch_numbers_are_filled_in():
+    full = complete(PLAIN)
+    assert (full["train_micro_batch_size_per_gpu"], full["gradient_accumulation_steps"]) == (2, 4)
+    # DeepSpeed insists on the product; the run's 30 rows are shared out within it.
+    assert full["train_batch_size"] == 32
+    assert full["zero_force_ds_cpu_optimizer"] is False
+
+
+def test_equal_numbers_are_no_contradiction():
+    same = {
+        **PLAIN,
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 4,
+        "train_batch_size": 30,
+    }
+    assert complete(same)["train_batch_size"] == 32
+
+
+def test_every_contradiction_and_every_auto_is_named():
+    config = {
+        "zero_optimization": {
+            "stage": 3, "sub_group_size": "auto", "reduce_bucket_size": "auto",
+            "offload_param": {"ratio": "auto"}
+        },
+        "train_micro_batch_size_per_gpu": 3,
+        "gradient_accumulation_steps": 5,
+        "train_batch_size": 60,
+    }  # fmt: skip
+    with pytest.raises(InputError) as caught:
+        complete(config)
+    assert caught.value.problems == [
+        'ds.json: train_micro_batch_size_per_gpu is 3 but the run\'s is 2; make it "auto"',
+        'ds.json: gradient_accumulation_steps is 5 but the run\'s is 4; make it "auto"',
+        'ds.json: train_batch_size is 60 but --global_batch_size is 30; make it "auto"',
+        'ds.json: zero_optimization.sub_group_size is "auto", which the run cannot fill in; write a value',
+        'ds.json: zero_optimization.offload_param.ratio is "auto", which the run cannot fill in; '
+        "write a value",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"zero_optimization": {"stage": "auto"}}, "stage must be 1, 2 or 3"),
+        (
+            {"fp16": {"enabled": False}, "bf16": {"enabled": False}},
+            "its precision is no but --mixed_precision is bf16",
+        ),
+    ],
+)
+def test_what_cannot_be_run(changes, message):
+    found = deepspeed.problems({**PLAIN, **changes}, "ds.json", 1.0, "bf16")
+    assert any(message in problem for problem in found)
+    assert all(problem.startswith("ds.json: ") for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("fp16", "bf16", "precision"),
+    [
+        (True, False, "fp16"),
+        ("auto", True, "bf16"),
+        (False, False, "no"),
+        (False, "auto", None),
+        (None, None, None),
+    ],
+)
+def test_precision_that_a_file_declares(fp16, bf16, precision):
+    sections = {
+        kind: {"enabled": value} for kind, value in (("fp16", fp16), ("bf16", bf16)) if value is not None
+    }
+    assert deepspeed.declared_precision({**PLAIN, **sections}) == precision
+
+
+def test_a_relative_path_is_looked_for_in_both_places(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "there" / "a.json").write_text('{"a": 1}')
+    assert deepspeed.read_config("a.json", (tmp_path / "there",)) == {"a": 1}
+    (tmp_path / "here" / "a.json").write_text('{"a": 2}')
+    assert deepspeed.read_config("a.json", (tmp_path / "there",)) == {"a": 2}
+    with pytest.raises(InputError, match=r"b\.json does not exist .*ds_configs/"):
+        deepspeed.read_config("b.json", (tmp_path / "there",))
+
+
+def test_numbers_of_a_loss_scaler_go_out_and_back():
+    scaler = SimpleNamespace(dynamic=True, cur_scale=4.0, cur_iter=3, dtype=torch.float16)
+    engine = SimpleNamespace(optimizer=SimpleNamespace(loss_scaler=scaler))
+    numbers = json.loads(json.dumps(deepspeed.loss_scale(engine)))
+    scaler.cur_scale, scaler.cur_iter = 65536.0, 0
+    deepspeed.restore_loss_scale(engine, numbers)
+    assert (scaler.cur_scale, scaler.cur_iter, scaler.dtype) == (4.0, 3, torch.float16)
+    assert deepspeed.loss_scale(SimpleNamespace(optimizer=SimpleNamespace())) is None
+
+
+@pytest.mark.slow
+def test_deepspeed_gets_everything_back(tmp_path):
+    """ZeRO-1, 2, 3 and 3 with weights left whole, fp32 and bf16, other optimizers, on two processes: see
+    deepspeed_job.py."""
+    launchers.hide_gpus(tmp_path)
+    script = Path(__file__).parents[1] / "deepspeed_job.py"
+    finished = launchers.run([*launchers.torchrun(2), str(script)], tmp_path).check()
+    assert finished.out.count("restored") == 13, finished.out
+
+
+def test_no_operator_is_built(monkeypatch):
+    """Building takes minutes and a compiler, and a killed build leaves a lock for which others wait."""
+    torch_backend, built = importlib.import_module("deepspeed.comm.torch"), []
+    monkeypatch.setattr(torch_backend, "build_shm_op", lambda: built.append(1))
+    deepspeed.skip_shared_memory_operator()
+    torch_backend.build_shm_op()
+    assert built == []

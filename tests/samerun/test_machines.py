@@ -1,0 +1,294 @@
+"""Processes are threads here, which talk over a real store on this machine."""
+
+import itertools
+import json
+import queue
+import socket
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch.distributed as dist
+
+from samerun import machines
+from samerun.errors import InputError, process_name
+from samerun.machines import PeerStatus, differences, meet, open_store
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def job(environment, port):
+    """The variables of a job whose rank 0 is on this machine."""
+    environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TORCHELASTIC_USE_AGENT_STORE"):
+        environment.pop(name, None)
+    return environment
+
+
+def launch(rank, size=2, local=1, timeout=60):
+    return SimpleNamespace(rank=rank, world_size=size, local_world_size=local, timeout_seconds=timeout)
+
+
+def together(compared, *, timeout=60, local=1):
+    """What came of the meeting of these ranks, None for one that stays away: None, or the problems."""
+    outcome, stores = {}, []
+
+    def come(rank):
+        try:
+            stores.append(open_store(launch(rank, len(compared), local), timeout))
+            meet(stores[-1], launch(rank, len(compared), local), compared[rank], timeout)
+            outcome[rank] = None
+        except InputError as error:
+            outcome[rank] = error.problems
+
+    ranks = [rank for rank, one in enumerate(compared) if one is not None]
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+    return outcome
+
+
+def test_all_who_agree_go_on(job):
+    assert together([{"arguments": {"--seed": 1}}] * 3) == {0: None, 1: None, 2: None}
+    assert "GLOO_SOCKET_IFNAME" in job
+
+
+def test_every_difference_is_reported_to_every_rank(job):
+    first = {"arguments": {"--seed": 1, "--rate": 0.1}, "code": {"a.py": "x"}}
+    other = {"arguments": {"--seed": 2, "--rate": 0.1}, "code": {"a.py": "y", "b.py": "z"}}
+    outcome = together([first, other])
+    host = socket.gethostname()
+    assert outcome[0] == outcome[1]
+    assert outcome[0] == [
+        f"rank 1 ({host}): --seed is 2, but 1 on rank 0 ({host})",
+        f"rank 1 ({host}): a.py is y, but x on rank 0 ({host})",
+        f"rank 1 ({host}): b.py is z, but absent on rank 0 ({host})",
+        "every machine needs the same code, libraries, files and arguments",
+    ]
+
+
+def test_a_difference_is_told_once_per_machine():
+    infos = [
+        {"rank": rank, "host": host, "compared": {"arguments": {"--seed": seed}}}
+        for rank, host, seed in ((0, "m0", 1), (1, "m1", 2), (2, "m1", 2), (3, "m2", 1))
+    ]
+    assert [line for line in differences(infos) if "--seed" in line] == [
+        "rank 1 (m1): --seed is 2, but 1 on rank 0 (m0)"
+    ]
+    assert differences(infos[:1]) == []
+
+
+@pytest.mark.slow
+def test_a_machine_that_does_not_come_is_named(job, port):
+    job[machines.MACHINE_NAMES] = "node7,node9"
+    ((problem,), other) = together([{}, {}, None, None], timeout=1, local=2).values()
+    assert other == [problem]
+    expected = f"2 of 4 processes did not connect to 127.0.0.1:{port} within 1 s: rank 2 (machine 1, node9), "
+    assert expected in problem
+    assert "wait longer with --start_timeout" in problem
+
+
+def test_a_machine_whose_rank_0_does_not_come_says_so(job, port):
+    (problem,) = together([None, {}], timeout=1)[1]
+    assert f"{process_name()}: machine 0 did not answer at 127.0.0.1:{port} within 1 s" in problem
+
+
+def test_a_port_that_is_taken_is_named(job, port):
+    with socket.create_server(("", port)), pytest.raises(InputError, match=f"port {port} of .* is in use"):
+        open_store(launch(0), timeout=1)
+
+
+def test_processes_do_not_read_what_was_stored_before_a_restart(job, port):
+    """The launcher keeps its store over restarts."""
+    launchers_store = dist.TCPStore("127.0.0.1", port, 1, is_master=True, wait_for_workers=False)
+    job["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    open_store(launch(0), 60).set("address", "of a dead process")
+    assert open_store(launch(1), 60).check(["address"])
+    job["TORCHELASTIC_RESTART_COUNT"] = "1"
+    assert not open_store(launch(1), 60).check(["address"])
+    del launchers_store
+
+
+@pytest.mark.parametrize("variable", ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
+def test_variables_are_compared_with_the_interfaces(job, variable):
+    interfaces = [("lo", "127.0.0.1")]
+    for accepted in ("", "lo", "l", "=lo", "nowhere,lo", "^docker"):  # NCCL's syntax
+        job[variable] = accepted
+        assert machines._unknown_interfaces(interfaces) == []
+    job[variable] = "nowhere7"
+    told = f"{variable}=nowhere7: {socket.gethostname()} has no such network interface; it has lo (127.0.0.1)"
+    assert machines._unknown_interfaces(interfaces) == [told]
+
+
+def test_a_wrong_interface_ends_all_processes(job):
+    job["GLOO_SOCKET_IFNAME"] = "nowhere7"
+    for problems in together([{}, {}]).values():
+        assert problems[0].startswith("GLOO_SOCKET_IFNAME=nowhere7: ")
+
+
+def test_the_interface_that_leads_to_the_others_is_chosen(job, monkeypatch):
+    interfaces = [("lo", "127.0.0.1"), ("eth0", "10.0.0.1"), ("ib0", "10.9.0.1")]
+    monkeypatch.setattr(machines, "_own_address", lambda host: {"10.9.0.2": "10.9.0.1"}[host])
+
+    def choose(rank, addresses):
+        job.pop("GLOO_SOCKET_IFNAME", None)
+        machines._choose_interface(rank, addresses, interfaces)
+        return job.get("GLOO_SOCKET_IFNAME")
+
+    assert choose(0, ["10.9.0.1", "10.9.0.2"]) == "ib0"
+    assert choose(0, ["127.0.1.1", "10.9.0.2"]) == "ib0"  # machine 0's own name stands for loopback
+    assert choose(0, ["127.0.0.1", "127.0.0.1"]) == "lo"
+    assert choose(0, [None, "10.9.0.2"]) is None
+    job["GLOO_SOCKET_IFNAME"] = "eth0"
+    machines._choose_interface(0, ["10.9.0.1", "10.9.0.2"], interfaces)
+    assert job["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+# Heartbeats
+
+
+@pytest.fixture
+def peers(monkeypatch):
+    """A job of three processes on two machines: this process's record, the store, and a function with which
+    the others publish."""
+    store, own = dist.HashStore(), machines._Heartbeat()
+    monkeypatch.setattr(machines, "_heartbeat", own)
+    monkeypatch.setattr(machines, "_on_lost_peer", None)
+    monkeypatch.setattr(machines, "INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(machines, "GRACE_SECONDS", 0.5)
+    beats = itertools.count()
+
+    def publish(*ranks, **more):
+        for rank in ranks:
+            record = {"beat": next(beats), "collectives": 0, "host": f"machine{rank}", **more}
+            store.set(f"heartbeat/{rank}", json.dumps(record))
+
+    def begin(timeout=3600.0):
+        machines.start(store, launch(0, 3, 2, timeout))
+        while not machines._heartbeat.records:
+            time.sleep(0.01)
+
+    publish(1, 2)
+    yield SimpleNamespace(store=store, publish=publish, begin=begin)
+    machines.stop()
+    machines._heartbeat.wake.set()
+
+
+@pytest.fixture
+def reports(monkeypatch, peers):
+    """What the heartbeat reports by itself: a queue."""
+    queued = queue.Queue()
+    monkeypatch.setattr(machines, "_on_lost_peer", queued.put)
+    return queued
+
+
+def status_while(peers, *living):
+    """`peer_status` while these ranks go on publishing."""
+    ended = threading.Event()
+
+    def live():
+        while not ended.wait(0.02):
+            peers.publish(*living)
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    try:
+        return machines.peer_status()
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_silent_process_is_named(peers):
+    peers.begin()
+    assert status_while(peers, 1, 2) == PeerStatus()
+    lost = "rank 1 (machine1) no longer answers: killed, suspended, or cut off from the network"
+    assert status_while(peers, 2) == PeerStatus(lost=lost)
+
+
+def test_a_hanging_process_is_named(peers):
+    peers.begin()
+    machines.progress()
+    lost = status_while(peers, 1, 2).lost
+    told = "rank 1 (machine1), rank 2 (machine2) did not enter a collective that others wait in"
+    assert lost.startswith(told)
+
+
+def test_a_silent_process_is_reported_before_the_backends_timeout(peers, reports):
+    peers.begin(timeout=machines.HEAD_START_SECONDS + 0.2)
+    assert reports.get(timeout=60).startswith("rank 1 (machine1), rank 2 (machine2) no longer answers")
+
+
+def test_a_process_that_waits_too_long_reports_who_hangs(peers, reports):
+    peers.begin()
+    machines.progress()
+    assert reports.empty()
+    machines._heartbeat.entered -= 7200
+    assert reports.get(timeout=60).startswith("rank 1 (machine1), rank 2 (machine2) did not enter")
+
+
+def test_a_suspended_process_does_not_blame_others(peers, reports, monkeypatch):
+    peers.begin(timeout=13.0)
+    seconds = itertools.count()
+    monkeypatch.setattr(machines.time, "monotonic", lambda: 20.0 * next(seconds))  # each beat comes late
+    threading.Event().wait(0.3)
+    assert reports.empty()
+
+
+def test_a_request_to_one_process_is_no_failure_of_the_others(peers):
+    peers.begin()
+    peers.publish(2, stopped="SIGTERM", process="rank 2 of 3 (machine2)")
+    assert machines.peer_status() == PeerStatus(stopped="SIGTERM; rank 2")
+
+
+def test_the_failure_of_another_machine_comes_with_its_message_and_exit_code(peers):
+    peers.begin()
+    peers.publish(2, failed=["train.csv:3: bad"], code=2, process="rank 2 of 3 (machine2)")
+    failed = machines.peer_status().failed
+    assert (failed.problems, failed.exit_code) == (["train.csv:3: bad [rank 2 of 3 (machine2)]"], 2)
+
+
+def test_what_this_process_ends_with_is_published(peers, job):
+    peers.begin()
+    machines.send_notice(failed=["a.csv: gone"], code=2)
+    record = json.loads(peers.store.get("heartbeat/0"))
+    assert (record["failed"], record["code"], record["process"]) == (["a.csv: gone"], 2, process_name())
+
+
+def test_a_store_that_does_not_answer_is_rank_0s(peers, job, monkeypatch):
+    peers.begin()
+    monkeypatch.setattr(
+        machines._heartbeat, "store", object()
+    )  # the thread ends, as with a store that is gone
+    job["MASTER_ADDR"] = "alpha"
+    lost = status_while(peers, 1, 2).lost
+    assert lost.startswith("rank 0, which holds the rendezvous store (alpha), no longer answers")
+
+
+def test_one_process_has_no_peers(monkeypatch):
+    monkeypatch.setattr(machines, "_heartbeat", machines._Heartbeat())
+    machines.send_notice(stopped="SIGTERM")
+    assert machines.peer_status() == PeerStatus()
+
+
+@pytest.mark.parametrize(
+    ("error", "of_network"),
+    [
+        (RuntimeError("[gloo] Timed out waiting 10000ms for recv operation to complete"), True),
+        (RuntimeError("Connection closed by peer [127.0.0.1]:1"), True),
+        (RuntimeError("NCCL error in: ..., remote process exited or there was a network error"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("timed out"), False),
+    ],
+)
+def test_network_errors(error, of_network):
+    assert machines.is_network_error(error) == of_network

@@ -1,0 +1,190 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from samerun.optimizer import build_optimizer, hidden_matrices, set_learning_rate, state_bytes
+
+
+class RMSNorm(nn.Module):
+    """A norm of somebody's own, with a matrix of scales."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2, 2))
+
+
+class Biaffine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.ones(2, 2))
+
+
+class Classifier(nn.Module):
+    base_model_prefix = "bert"
+
+    def __init__(self):
+        super().__init__()
+        self.bert = nn.ModuleDict(
+            {"embed": nn.Embedding(5, 4), "dense": nn.Linear(4, 4), "norm": nn.LayerNorm(4), "own": RMSNorm()}
+        )
+        self.bert["scale"] = nn.BatchNorm1d(4)
+        self.bert["pairs"] = Biaffine()
+        self.classifier = nn.Linear(4, 2)
+        self.tied = nn.Linear(4, 5, bias=False)
+        self.tied.weight = self.bert["embed"].weight
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+
+
+def one(model, name):
+    return 1.0
+
+
+def head_scale(model, name):
+    return 1.0 if name.startswith("bert.") else 10.0
+
+
+def groups_of(model, optimizer):
+    """name -> (its group's weight decay, its peak learning rate)"""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        names[parameter]: (group["weight_decay"], group["peak_lr"])
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+
+
+def test_what_decays_and_what_learns_faster(arguments):
+    model = Classifier()
+    optimizer = build_optimizer(arguments(weight_decay=0.1), model, 1e-3, head_scale)
+    found = groups_of(model, optimizer)
+    assert found == {
+        "bert.embed.weight": (0.1, 1e-3),
+        "bert.dense.weight": (0.1, 1e-3),
+        "bert.dense.bias": (0.0, 1e-3),
+        "bert.norm.weight": (0.0, 1e-3),
+        "bert.norm.bias": (0.0, 1e-3),
+        "bert.own.scale": (0.0, 1e-3),
+        "bert.pairs.bias": (0.0, 1e-3),
+        "bert.scale.weight": (0.0, 1e-3),
+        "bert.scale.bias": (0.0, 1e-3),
+        "classifier.weight": (0.1, 1e-2),
+        "classifier.bias": (0.0, 1e-2),
+    }
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(found)
+
+
+def test_a_model_without_a_head_has_two_groups(arguments):
+    assert [
+        group["peak_lr"] for group in build_optimizer(arguments(), nn.Linear(3, 2), 1e-3, one).param_groups
+    ] == [1e-3, 1e-3]
+
+
+def test_arguments_reach_adamw(arguments):
+    asked = arguments(adam_beta1=0.8, adam_beta2=0.7, adam_epsilon=1e-5)
+    (group,) = build_optimizer(asked, nn.Linear(3, 2, bias=False), 1e-3, one).param_groups
+    assert (group["betas"], group["eps"], group["lr"]) == ((0.8, 0.7), 1e-5, 1e-3)
+
+
+def test_learning_rate_is_a_share_of_each_groups_peak(arguments):
+    optimizer = build_optimizer(arguments(), Classifier(), 1e-3, head_scale)
+    for multiplier in (0.5, 0.0, 0.25):  # not one on top of the other
+        set_learning_rate(optimizer, multiplier)
+        assert {group["lr"] for group in optimizer.param_groups} == {1e-3 * multiplier, 1e-2 * multiplier}
+
+
+def test_no_decay_means_none(arguments):
+    model = nn.Linear(3, 2)
+    optimizer = build_optimizer(arguments(weight_decay=0.5), model, 0.1, one)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    torch.testing.assert_close(model.bias, before["bias"], rtol=0, atol=0)
+    torch.testing.assert_close(model.weight, before["weight"] * (1 - 0.1 * 0.5))
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(model.weight, before["weight"])
+
+
+def test_settings_reach_the_optimizer(arguments):
+    def group(optim, optim_args):
+        built = build_optimizer(
+            arguments(optim=optim, optim_args=optim_args), nn.Linear(3, 2, bias=False), 1e-3, one
+        )
+        return built.param_groups[0]
+
+    sgd = group("sgd", "momentum=0.9, nesterov=True")
+    assert (sgd["momentum"], sgd["dampening"], sgd["nesterov"], sgd["fused"], sgd["peak_lr"]) == (
+        0.9,
+        0,
+        True,
+        True,
+        1e-3,
+    )
+    assert (group("rmsprop", "alpha=0.9,centered=1")["alpha"], group("adagrad", "eps=1e-6")["eps"]) == (
+        0.9,
+        1e-6,
+    )
+    assert (group("adafactor", "d=2")["d"], group("adafactor", None)["beta2_decay"]) == (2, -0.8)
+    on_gpu = build_optimizer(arguments(optim="sgd"), nn.Linear(3, 2), 1e-3, one, device_type="cuda")
+    assert not on_gpu.param_groups[0]["fused"]
+
+
+def test_muon_is_torchs_for_hidden_matrices_and_adamw_for_the_rest(arguments):
+    def model():
+        torch.manual_seed(0)
+        made = nn.Sequential(
+            nn.Embedding(5, 4), nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 6), nn.Linear(6, 2)
+        )
+        for parameter in made.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        return made
+
+    ours, theirs = model(), model()
+    assert hidden_matrices(ours) == {"1.weight", "3.weight"}
+    asked = arguments(optim="muon", optim_args="momentum=0.8", weight_decay=0.1, adam_beta2=0.9)
+    own = build_optimizer(asked, ours, 1e-2, one)
+    own.load_state_dict(own.state_dict())  # as Accelerate does
+    hidden = [theirs[1].weight, theirs[3].weight]
+    decays = [theirs[0].weight, theirs[4].weight]
+    others = [p for p in theirs.parameters() if not any(p is other for other in (*hidden, *decays))]
+    muon = torch.optim.Muon(hidden, lr=5e-3, momentum=0.8, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    groups = [{"params": decays, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    adamw = torch.optim.AdamW(groups, lr=5e-3, betas=(0.9, 0.9), fused=True)
+    for _ in range(2):
+        set_learning_rate(own, 0.5)
+        for optimizer in (own, muon, adamw):
+            optimizer.step()
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
+    assert hidden_matrices(Classifier()) == {
+        "bert.dense.weight",
+        "classifier.weight",
+    }  # its last layer is frozen
+
+
+@pytest.mark.parametrize(
+    ("optim", "optim_args"),
+    [
+        ("adamw_torch_fused", None), ("adafactor", None), ("sgd", None), ("sgd", "momentum=0.9"),
+        ("adagrad", None),
+        ("rmsprop", "momentum=0.9,centered=true"), ("muon", None), ("adamw_bnb_8bit", None),
+        ("lion_32bit", None),
+    ],
+)  # fmt: skip
+def test_what_an_optimizer_will_keep(arguments, optim, optim_args):
+    if optim in ("adamw_bnb_8bit", "lion_32bit"):
+        pytest.importorskip("bitsandbytes")
+    model = nn.Sequential(nn.Linear(80, 70), nn.Conv2d(3, 5, 2), nn.Linear(70, 4))
+    model[2].bias.requires_grad_(False)
+    asked = arguments(optim=optim, optim_args=optim_args)
+    optimizer = build_optimizer(asked, model, 1e-3, one)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    counted = ("step", "qmap1", "qmap2")  # as large for any weight
+    states = [(key, value) for state in optimizer.state.values() for key, value in state.items()]
+    kept = sum(value.nbytes for key, value in states if key not in counted and value is not None)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert state_bytes(asked, model) * trained == pytest.approx(kept)
+    assert state_bytes(replace(asked, ema_decay=0.9), model) == state_bytes(asked, model) + 4

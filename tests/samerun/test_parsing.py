@@ -1,0 +1,159 @@
+from dataclasses import dataclass, fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from samerun.arguments import RunArguments
+from samerun.errors import InputError
+from samerun.parsing import SpaceSeparated, as_dict, option, parse, validate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Small:
+    """Small"""
+
+    name: str | None = option(help="a text, 100% optional")
+    letter: str = option("alpha", choices=("alpha", "beta"), excludes=("limit",), help="one of two")
+    rate: float = option(0.5, above=0, at_most=1, help="a share")
+    count: int = option(3, at_least=1, below=10, help="how many")
+    limit: int | None = option(7, at_least=1, help="an optional number")
+    columns: tuple[str, ...] = option((), needs="name", help="names")
+    spacing: tuple[float, ...] | None = option(above=0, help="numbers")
+    strides: tuple[int, ...] = option((2, 2), at_least=1, help="whole numbers")
+    trackers: tuple[str, ...] = option(("x",), choices=("x", "y"), help="names out of two")
+    shuffle: bool = option(True, help="on by default")
+    choose: bool | None = option(needs="letter=beta", help="neither by default")
+    inner: int | None = option(hidden=True, help="for launchers")
+    steps: int | float | None = option(at_least=0, help="a number or a share")
+    files: SpaceSeparated[str] | None = option(path=True, help="names of files")
+    weights: SpaceSeparated[float] | None = option(above=0, help="numbers")
+
+
+def small(*argv, yaml=None, tmp_path=None):
+    if yaml is not None:
+        path = tmp_path / "run.yaml"
+        path.write_text(yaml)
+        argv = ("--config", str(path), *argv)
+    return parse(Small, list(argv))
+
+
+def problems(*argv, yaml=None, tmp_path=None):
+    with pytest.raises(InputError) as caught:
+        validate(small(*argv, yaml=yaml, tmp_path=tmp_path))
+    return [problem.replace(f"{tmp_path}/", "") for problem in caught.value.problems]
+
+
+NAMES = st.text("abc.~-/", min_size=1).filter(lambda text: text[0] not in "-~" and text.strip())
+NUMBERS = st.floats(1e-9, 1e9)
+VALUES = st.fixed_dictionaries(
+    {},
+    optional={
+        "name": NAMES, "letter": st.sampled_from(["alpha", "beta"]), "rate": st.floats(1e-9, 1),
+        "count": st.integers(1, 9), "limit": st.none() | st.integers(1), "shuffle": st.booleans(),
+        "spacing": st.lists(NUMBERS, min_size=1).map(tuple), "steps": st.integers(0) | st.floats(1e-9, 0.999),
+        "strides": st.lists(st.integers(1), min_size=1).map(tuple),
+        "files": st.lists(NAMES, min_size=1).map(SpaceSeparated),
+        "weights": st.lists(NUMBERS, min_size=1).map(SpaceSeparated),
+    },
+)  # fmt: skip
+
+
+@given(VALUES)
+def test_what_is_written_down_is_read_again(values):
+    argv = []
+    for name, value in values.items():
+        several = isinstance(value, SpaceSeparated)
+        argv.append(f"--{name}")
+        argv += (
+            map(str, value)
+            if several
+            else [",".join(map(str, value)) if type(value) is tuple else str(value)]
+        )
+    found = parse(Small, argv)
+    assert found == Small(**values)
+    assert [type(getattr(found, name)) for name in values] == [type(value) for value in values.values()]
+
+
+@pytest.mark.parametrize(
+    ("argv", "value"),
+    [
+        (["--shuffle"], True), (["--shuffle", "False"], False), (["--shuffle=0"], False),
+        (["--no_shuffle"], False), (["--no-shuffle"], False), (["--shuffle", "off"], False),
+        (["--no_shuffle", "--shuffle", "YES"], True),
+    ],
+)  # fmt: skip
+def test_booleans(argv, value):
+    assert small(*argv).shuffle is value
+
+
+def test_a_file_sets_what_the_command_line_does_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    text = (
+        "count: 99\nrate: 5e-2  # YAML 1.1 reads this as a text\ncolumns: [a, b]\nstrides: [2, 1]\nname: 7\n"
+        "shuffle: no\nlimit: null\nchoose: off\nfiles: [~/a.csv, 'b,c.csv']\nweights: [1, 2.5]\n"
+    )
+    found = small("--count", "5", "--shuffle", "--spacing", "1,0.5", yaml=text, tmp_path=tmp_path)
+    several = {"files": ("/home/me/a.csv", "b,c.csv"), "weights": (1.0, 2.5), "columns": ("a", "b")}
+    several |= {"strides": (2, 1), "spacing": (1.0, 0.5)}
+    assert found == Small(count=5, rate=0.05, name="7", limit=None, choose=False, **several)
+    assert small("--limit", "none", "--weights", "none").limit is None
+    assert as_dict(found)["name"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--spacing", "1,x"], "--spacing: '1,x' is not numbers separated by commas above 0"),
+        (["--spacing", "1,0"],
+         "--spacing: 1,0 is out of range, expected numbers separated by commas above 0"),
+        (["--strides", "2,1.5"], "--strides: '2,1.5' is not whole numbers separated by commas at least 1"),
+        (["--no-shuffle=1"], "unknown argument --no-shuffle; did you mean --shuffle?"),
+        (["--zzz"], "unknown argument --zzz (--help all lists the arguments)"),
+        (["--inned", "4"], "unknown argument --inned (--help all lists the arguments)"),
+        (["--coun", "4"], "unknown argument --coun; did you mean --count?"),
+        (["--count"], "--count: has no value, expected a whole number at least 1 and below 10"),
+        (["--count", "1", "2"], "--count: expected one value, found 2: 1 2"),
+        (["a", "--count", "1"], "unexpected value 'a': arguments are written --name value"),
+        (["--files", "a", ""], "--files: is empty"),
+        (["--weights", "1", "x"], "--weights: '1 x' is not numbers separated by spaces above 0"),
+        (["--trackers", "x,z"], "--trackers: 'z' is not one of x, y"),
+        (["--columns", "a"], "--columns is given but --name is not"),
+        (["--choose"], "--choose needs --letter beta, but --letter is alpha"),
+        (["--letter", "beta", "--limit", "3"], "--letter beta and --limit are both given; keep one"),
+        *[(["--steps", value], f"--steps: {said}, or a share of all steps below 1, at least 0")
+          for value, said in [("2.5", "'2.5' is not a whole number"), ("nan", "'nan' is not a whole number"),
+                              ("-1", "-1 is out of range, expected a whole number")]],
+    ],
+)  # fmt: skip
+def test_bad_arguments(argv, message):
+    assert problems(*argv) == [message]
+
+
+def test_all_problems_come_together(tmp_path):
+    given = ("--rate", "2", "--nmae", "a", "--letter", "c")
+    found = problems(*given, yaml="count: 0\nfats: on\n", tmp_path=tmp_path)
+    assert sorted(problem.split("; ")[0].split(": ")[0] for problem in found) == [
+        "--letter", "--rate", "run.yaml", "run.yaml", "unknown argument --nmae"
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfATask(Small, RunArguments):
+    """Its own"""
+
+    colour: str = option("red", help="of all")
+
+
+def test_help_shows_a_tasks_own_and_the_most_used_arguments_and_help_all_the_rest(capsys):
+    for argv in (["--help"], ["-h"], ["--help", "all"]):
+        with pytest.raises(SystemExit) as caught:
+            parse(OfATask, argv)
+        text = capsys.readouterr().out
+        assert caught.value.code == 0
+        assert all(f"--{name} " in text for name in ("output_dir", "colour", "config"))
+        everything = argv[-1] == "all"
+        assert ("--early_stopping_patience " in text) == everything == ("100% optional" in text)
+        assert ("--help all" in text) != everything
+        assert "--inner" not in text
+    assert all(f"--{field.name} " in text for field in fields(OfATask) if field.name != "inner")

@@ -1,0 +1,53 @@
+import json
+
+import pytest
+import torch
+from torch.profiler import record_function
+
+from samerun.profiling import profiled
+
+
+@pytest.fixture
+def work(start_run):
+    def work(items, steps, folder, said):
+        for number in profiled(items, start_run().accelerator, steps, folder, said.append):
+            with record_function("forward"):
+                x = torch.ones(64, 64) @ torch.ones(64, 64) * number
+            with record_function("backward"):
+                x.sort()
+            yield number
+
+    return work
+
+
+def test_the_watched_steps_leave_a_trace_and_a_table(work, tmp_path):
+    said = []
+    assert list(work(range(1, 9), 2, tmp_path, said)) == list(
+        range(1, 9)
+    )  # the run goes on after the watched steps
+    events = json.loads((tmp_path / "profile" / "trace.json").read_text())["traceEvents"]
+    assert {"forward", "backward", "aten::mm"} <= {event.get("name") for event in events}
+    assert sum(event.get("name") == "aten::mm" for event in events) == 2
+    first, *table, last = said
+    assert first.startswith("profile        data ")
+    shares = [float(piece.split()[-1].rstrip("%")) for piece in first.removeprefix("profile").split(",")]
+    assert sum(shares) == pytest.approx(100, abs=0.3)
+    assert any("aten::mm" in line for line in table)
+    assert "2 step(s)" in last
+
+
+def test_nothing_is_watched_unless_it_is_requested(work, tmp_path):
+    said = []
+    assert list(work(range(3), None, tmp_path, said)) == [0, 1, 2]
+    assert not said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("number", "recorded"), [(2, False), (3, False), (4, True)])
+def test_a_run_of_few_steps(work, tmp_path, number, recorded):
+    said = []
+    assert len(list(work(range(number), 5, tmp_path, said))) == number
+    assert (tmp_path / "profile" / "trace.json").exists() == recorded
+    assert said[-1].startswith(
+        "profile        1 step(s)" if recorded else "profile        nothing was recorded"
+    )

@@ -1,0 +1,521 @@
+import copy
+import json
+import math
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from linear_task import LinearTask, linear_layer, make_plan, points, split_of, train_steps
+
+from samerun import signals, train
+from samerun.average import WeightAverage
+from samerun.checkpoint import TrainState, list_checkpoints, load_average, restore_optimizer
+from samerun.errors import InputError, StopRequested, TrainingError
+from samerun.output import progress, status
+from samerun.output.writer_thread import finish_all
+from samerun.reports.tracker import SPEED, read_history
+from samerun.start import OpenedRun
+from samerun.task import Data
+from samerun.train import SKIPPED_LIMIT, Training
+
+
+class Scripted(LinearTask):
+    """Scores what it is told to, one evaluation after the other."""
+
+    def __init__(self, scores):
+        super().__init__(best_metric="score")
+        self.scores = iter(scores)
+
+    def score(self, predictions, split):
+        return {"score": next(self.scores)}
+
+
+@pytest.fixture
+def begin(start_run, tmp_path, arguments):
+    """Prepares a training; returns what calls `fit`, with what came of it as attributes."""
+
+    def prepare(data=None, task=None, validation=False, plan=None, **given):
+        x, y = data or points(22)
+        plan = plan or make_plan(len(x))
+        run = start_run(plan.batch)
+        layer = linear_layer()
+        task = task or LinearTask()
+        splits = {"train": split_of(x, y, np.arange(len(x)) % 7 + 1)}
+        if validation:
+            splits["validation"] = split_of(x, y, np.arange(len(x)) % 5 + 1)
+        asked = {
+            "seed": 1, "weight_decay": 0.0, "greater_is_better": False, "save_total_limit": 2,
+            "per_device_eval_batch_size": 4, "output_dir": str(tmp_path), **given
+        }  # fmt: skip
+        opened = OpenedRun({"a": 1}, resume=None, replace=None)
+        training = Training(run, arguments(**asked), task, Data(splits, {}), plan, layer, opened=opened)
+        best = []
+        training._export = lambda predictions: best.append(training.state.step)
+        return SimpleNamespace(
+            run=run, plan=plan, layer=layer, training=training, state=training.state, best=best,
+            fit=training.fit,
+        )  # fmt: skip
+
+    return prepare
+
+
+def test_training_is_that_of_plain_torch(begin):
+    plan = make_plan(22, lr_scheduler_type="cosine")
+    session = begin(plan=plan)
+    figures = session.fit()
+    x, y = points(22)
+    layer = linear_layer()
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.05, weight_decay=0.0)
+    losses, steps = [], train_steps(x, y, plan)
+    for step in range(6):
+        rate = 0.05 * (1 if step == 0 else 0.5 * (1 + math.cos(math.pi * (step - 1) / 5)))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.zero_grad()
+        rows = steps.rows(step)
+        loss = (layer(x[rows]) - y[rows]).square().mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    torch.testing.assert_close(session.layer.state_dict(), layer.state_dict(), rtol=1e-6, atol=1e-7)
+    history = read_history(session.training.folder)
+    assert [event["loss"] for event in history] == pytest.approx(losses, rel=1e-6)
+    assert [event["step"] for event in history] == [1, 2, 3, 4, 5, 6]
+    speed = read_history(session.training.folder, SPEED)
+    assert [event["step"] for event in speed] == [1, 2, 3, 4, 5, 6]
+    assert all(event["samples_per_second"] > 0 and event["memory_mb"] > 10 for event in speed)
+    assert history[-1]["learning_rate"] == pytest.approx(rate, rel=1e-9)
+    assert figures["train_loss"] == pytest.approx(sum(losses) / 6, rel=1e-6)
+    assert (figures["train_steps"], figures["train_skipped_steps"]) == (6, 0)
+    assert figures["train_samples_per_second"] * figures["train_runtime"] == pytest.approx(44)
+
+
+def test_a_logged_loss_is_the_mean_since_the_last(begin):
+    one = begin(plan=make_plan(22))
+    one.fit()
+    losses = [event["loss"] for event in read_history(one.training.folder)]
+    four = begin(plan=make_plan(22, logging_steps=4))
+    four.fit()
+    found = [(event["step"], event["loss"]) for event in read_history(four.training.folder)]
+    assert found == [(4, pytest.approx(sum(losses[:4]) / 4)), (6, pytest.approx(sum(losses[4:]) / 2))]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_anything_of_it_is_saved(begin):
+    x, y = points(22)
+    x[5] = math.nan
+    session = begin(data=(x, y), plan=make_plan(22, save_steps=1), save_total_limit=9)
+    bad = next(step for step in range(3) if 5 in session.training.batches.rows(step))
+    assert bad > 0  # or nothing is shown about what was saved before
+    with pytest.raises(TrainingError) as caught:
+        session.fit()
+    rows = sorted(session.training.batches.rows(bad).tolist())
+    assert str(caught.value).startswith(
+        f"step {bad + 1}: the loss is nan; training rows of that batch (0-based): {rows[0]}, "
+    )
+    assert ", ".join(map(str, rows)) + ". The step was not saved." in str(caught.value)
+    folder = session.training.folder / "checkpoints"
+    finish_all()  # as the end of the process does
+    assert [path.name for path in list_checkpoints(folder)] == [f"step_{step + 1}" for step in range(bad)]
+    assert [event["step"] for event in read_history(session.training.folder)] == [*range(1, bad + 1)]
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "told"),
+    [(1.0, math.inf, "the gradient norm is inf"), (-math.inf, 1.0, "the loss is -inf")],
+)
+def test_loss_and_gradient_are_looked_at(begin, monkeypatch, loss, norm, told):
+    monkeypatch.setattr(train, "train_step", lambda *_, **__: (torch.tensor(loss), torch.tensor(norm)))
+    with pytest.raises(TrainingError, match=f"step 1: {told}"):
+        begin().fit()
+
+
+class Hungry(LinearTask):
+    error: Exception
+
+    def loss_sum(self, model, batch):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore"),
+            "Tried to allocate 2 GiB",
+        ),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "can't allocate memory"),
+        (MemoryError(), "MemoryError"),
+    ],
+)
+def test_out_of_memory_says_what_to_make_smaller(begin, error, told):
+    task = Hungry()
+    task.error = error
+    with pytest.raises(
+        TrainingError,
+        match=rf"step 1: out of memory on a batch of 1 rows x 3\. Try --grad.*{told}\)$",
+    ):
+        begin(task=task).fit()
+
+
+class Roomy(LinearTask):
+    """Has memory for two rows, in the forward or in the backward pass."""
+
+    def __init__(self, in_backward):
+        super().__init__()
+        self.in_backward, self.seen = in_backward, []
+
+    def loss_sum(self, model, batch):
+        self.seen.append(len(batch.rows))
+        loss = super().loss_sum(model, batch)
+        if len(batch.rows) > 2:
+            if not self.in_backward:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            loss.register_hook(out_of_memory)
+        return loss
+
+
+def out_of_memory(_gradient):
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_micro_batches_that_do_not_fit_are_halved_before_the_first_step(begin, tmp_path, capsys, in_backward):
+    expected = begin()
+    expected.fit()
+    losses = [event["loss"] for event in read_history(tmp_path)]
+    (tmp_path / "history.jsonl").unlink()
+    status.begin(tmp_path, 0)
+    task = Roomy(in_backward)
+    session = begin(task=task)
+    session.fit()
+    assert [event["loss"] for event in read_history(tmp_path)] == pytest.approx(losses, rel=1e-6)
+    torch.testing.assert_close(session.layer.state_dict(), expected.layer.state_dict(), rtol=1e-5, atol=1e-6)
+    assert max(task.seen[2:]) == 2, "after the dry run and one trial"
+    assert json.loads((tmp_path / "status.json").read_text())["micro_batch_parts"] == 2
+    status.end("done")
+    said = [line for line in capsys.readouterr().out.splitlines() if "out of memory" in line]
+    assert said == [
+        "note           out of memory: micro-batches have at most 2 rows; the global batch does not change"
+    ]
+
+
+def test_statistics_forbid_smaller_micro_batches(begin):
+    session = begin(task=Roomy(False))
+    session.training.model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), session.layer)
+    with pytest.raises(
+        TrainingError, match=r"step 1: out of memory on a batch of 4 rows x 3\. Try a smaller"
+    ):
+        session.fit()
+
+
+@pytest.mark.parametrize(
+    ("scores", "greater", "patience", "best", "last"),
+    [
+        ([3, 2, 1, 2, 3, 4], False, 2, [1, 2, 3], 5),
+        ([1, 2, 1, 1, 3, 4], True, 2, [1, 2], 4),
+        ([1, 1, 1, 1, 1, 1], True, 3, [1], 4),  # an equal score is no better one
+        ([1, 0, 0, 0, 0, 2], True, None, [1, 6], 6),
+        ([None, 2, None, 1, None, 0], False, None, [2, 4, 6], 6),
+        ([None] * 6, False, 2, [], 2),
+    ],
+)
+def test_the_best_model_and_early_stopping(begin, scores, greater, patience, best, last):
+    plan = make_plan(22, eval_steps=1)
+    session = begin(
+        None, Scripted(scores), True, plan, greater_is_better=greater, early_stopping_patience=patience
+    )
+    session.fit()
+    assert session.best == best
+    assert session.state.step == last
+    assert session.state.best_step == (best[-1] if best else None)
+    assert session.state.best_metric == (scores[best[-1] - 1] if best else None)
+    evaluated = [event for event in read_history(session.training.folder) if "eval_score" in event]
+    assert [event["step"] for event in evaluated] == list(range(1, last + 1))
+
+
+def test_a_metric_that_no_evaluation_has_is_refused(begin):
+    """Such as a typing error in the name of one of --metrics."""
+    task = Scripted([1, 2])
+    task.arguments.metric_for_best_model = "scroe"
+    session = begin(None, task, True, make_plan(22, eval_steps=1))
+    with pytest.raises(InputError, match=r"metric_for_best_model scroe: .* this evaluation has score"):
+        session.fit()
+    assert (session.state.step, session.best) == (1, [])
+
+
+def test_the_rate_of_training_counts_no_evaluation(begin, monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    task = Scripted([])
+    task.loss_sum = lambda model, batch: (
+        setattr(clock, "now", clock.now + 0.5) or LinearTask.loss_sum(task, model, batch)
+    )
+    task.score = lambda predictions, split: setattr(clock, "now", clock.now + 100) or {"score": 0.0}
+    session = begin(None, task, True, make_plan(22, eval_steps=1))
+    notes = []
+    advance = session.training.tracker.advance
+    session.training.tracker.advance = lambda *given: (
+        advance(*given) or notes.append(session.training.tracker.progress.note)
+    )
+    session.fit()
+    assert clock.now > 100
+    assert len({note.split(", ")[1] for note in notes}) == 1, notes
+
+
+def test_of_equal_scores_the_one_with_the_lower_loss_is_the_best(begin):
+    """The F1 of rare labels stays 0 for the first epochs while the loss falls: that is progress."""
+    task = Scripted([])
+    losses = iter([0.5, 0.4, 0.4, 0.3, 0.6, 0.2])
+    task.score = lambda predictions, split: {"score": 0.0, "loss": next(losses)}
+    plan = make_plan(22, eval_steps=1)
+    session = begin(None, task, True, plan, greater_is_better=True, early_stopping_patience=2)
+    session.fit()
+    assert session.best == [1, 2, 4, 6]
+    assert (session.state.step, session.state.best_metric, session.state.best_loss) == (6, 0.0, 0.2)
+
+
+def test_a_run_that_stops_early_can_be_seen_to_have_stopped(begin, capsys):
+    plan = make_plan(22, eval_steps=1, save_steps=100)
+    session = begin(None, Scripted([1, 2, 3]), True, plan, early_stopping_patience=2)
+    session.fit()
+    assert "stopping early: no better score in 2 evaluations" in capsys.readouterr().out
+    (path,) = list_checkpoints(session.training.folder / "checkpoints")
+    stored = json.loads((path / "state.json").read_text())
+    assert (path.name, stored["evaluations_without_best"], stored["best_step"]) == ("step_3", 2, 1)
+    before = {name: tensor.clone() for name, tensor in session.layer.state_dict().items()}
+    assert session.fit()["train_steps"] == 3  # as when it is resumed: there is nothing left to do
+    assert session.state.step == 3
+    torch.testing.assert_close(session.layer.state_dict(), before, rtol=0, atol=0)
+
+
+def test_a_complete_run_has_nothing_left_to_do(begin, capsys):
+    session = begin()
+    figures = session.fit()
+    before = {name: tensor.clone() for name, tensor in session.layer.state_dict().items()}
+    again = session.fit()
+    assert {"train_loss", "train_steps", "train_samples_per_second"} <= again.keys()
+    assert again == {name: figures[name] for name in again}
+    assert "is complete (6 steps)" in capsys.readouterr().out
+    torch.testing.assert_close(session.layer.state_dict(), before, rtol=0, atol=0)
+
+
+def test_checkpoints_come_when_they_are_due(begin):
+    session = begin(plan=make_plan(22, save_steps=4), save_total_limit=5)
+    session.fit()
+    assert [path.name for path in list_checkpoints(session.training.folder / "checkpoints")] == [
+        "step_4",
+        "step_6",
+    ]
+
+
+def test_an_idle_step_changes_neither_weights_nor_statistics(begin):
+    session = begin()
+    model = session.training.model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), session.layer).eval()
+    before = copy.deepcopy(model.state_dict())
+    session.training._idle_step()
+    assert session.training.optimizer.state[session.layer.weight]["step"] == 1
+    assert model.training  # otherwise gradient checkpointing is off, and memory may not suffice
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("config", [None, {"fp16": {}}], ids=["torch", "DeepSpeed"])
+def test_skipped_fp16_updates_are_counted_and_too_many_end_the_run(config):
+    """Told by DeepSpeed, or by torch's loss scale, which falls then; the other one says the opposite here."""
+
+    def count(skipped):
+        accelerator = SimpleNamespace(optimizer_step_was_skipped=skipped if config else not skipped)
+        run = SimpleNamespace(
+            launch=SimpleNamespace(precision="fp16"), accelerator=accelerator, deepspeed_config=config
+        )
+        training = SimpleNamespace(run=run, state=state, average=None)
+        Training._count_update(training, scale_fell=not skipped if config else skipped)
+
+    state = TrainState()
+    for _ in range(SKIPPED_LIMIT - 1):
+        count(True)
+    assert (state.updates, state.skipped_in_a_row) == (0, SKIPPED_LIMIT - 1)
+    count(False)
+    assert (state.updates, state.skipped_in_a_row) == (1, 0)
+    for _ in range(SKIPPED_LIMIT - 1):
+        count(True)
+    with pytest.raises(TrainingError, match=f"{SKIPPED_LIMIT} fp16 updates in a row"):
+        count(True)
+
+
+# Requests to stop
+
+
+class Asks(LinearTask):
+    """Asks for a stop at the `number`-th call of one of its functions, as a signal would."""
+
+    def __init__(self, monkeypatch, function, number):
+        super().__init__()
+        self.ask = lambda: monkeypatch.setattr(signals, "requested", lambda: "SIGTERM")
+        # A dry run and the trial of the largest micro-batch come before the first step.
+        self.left = {function: number + 2 * (function == "loss_sum")}
+
+    def _count(self, function):
+        self.left[function] = self.left.get(function, 0) - 1
+        if self.left[function] == 0:
+            self.ask()
+
+    def loss_sum(self, model, batch):
+        self._count("loss_sum")
+        return super().loss_sum(model, batch)
+
+    def predict(self, model, batch):
+        self._count("predict")
+        return super().predict(model, batch)
+
+    def score(self, predictions, split):
+        self._count("score")
+        return super().score(predictions, split)
+
+
+def stopped(session, capsys):
+    """Has the run stop; returns its one checkpoint's state."""
+    with pytest.raises(StopRequested):
+        session.fit()
+    said = capsys.readouterr().err
+    (path,) = list_checkpoints(session.training.folder / "checkpoints")
+    assert said.startswith(
+        f"stopped on request (SIGTERM; rank 0): step {session.state.step} of 6 is saved in {path}; the same"
+    )
+    assert (path.name, session.state.step) == (f"step_{session.state.step}", session.state.step)
+    return json.loads((path / "state.json").read_text())
+
+
+def test_a_run_that_is_asked_to_stop_saves_the_step_and_does(begin, monkeypatch, capsys):
+    stored = stopped(begin(task=Asks(monkeypatch, "loss_sum", 3)), capsys)
+    assert (stored["step"], stored["updates"], stored["unevaluated"]) == (2, 2, False)
+
+
+def test_a_request_is_looked_at_before_an_evaluation_not_behind_it(begin, monkeypatch, capsys):
+    task = Asks(monkeypatch, "loss_sum", 3)
+    session = begin(task=task, validation=True, plan=make_plan(22, eval_steps=2))
+    stored = stopped(session, capsys)
+    assert (stored["step"], stored["unevaluated"]) == (2, True)
+    assert "predict" not in task.left
+
+
+def test_an_evaluation_is_broken_off(begin, monkeypatch, capsys):
+    task = Asks(monkeypatch, "predict", 2)
+    session = begin(task=task, validation=True, plan=make_plan(22, eval_steps=2))
+    stored = stopped(session, capsys)
+    assert (stored["step"], stored["unevaluated"], stored["best_step"]) == (2, True, None)
+    assert task.left["predict"] == 0
+    assert [event for event in read_history(session.training.folder) if "eval_loss" in event] == []
+
+
+def test_a_request_in_the_last_evaluation_is_not_forgotten(begin, monkeypatch, capsys):
+    session = begin(task=Asks(monkeypatch, "score", 2), validation=True, plan=make_plan(22, eval_steps=3))
+    stored = stopped(session, capsys)
+    assert (stored["step"], stored["unevaluated"]) == (6, False)
+    assert stored["best_step"] is not None
+
+
+def test_an_evaluation_that_was_broken_off_is_made_up_for(begin, monkeypatch, capsys, tmp_path):
+    plan = make_plan(22, eval_steps=2, save_steps=2)
+    whole = begin(validation=True, plan=plan)
+    whole.fit()
+    history, best = (tmp_path / "history.jsonl").read_bytes(), whole.best
+    (tmp_path / "history.jsonl").unlink()
+    shutil.rmtree(tmp_path / "checkpoints")
+
+    session = begin(task=Asks(monkeypatch, "predict", 2), validation=True, plan=plan)
+    stopped(session, capsys)
+    assert session.best == []
+    monkeypatch.setattr(signals, "requested", lambda: None)
+    session.fit()
+    assert (tmp_path / "history.jsonl").read_bytes() == history
+    assert session.best == best
+    assert not session.state.unevaluated
+    assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == ["step_4", "step_6"]
+
+
+def test_the_last_evaluation_is_made_up_for_too_and_may_stop_the_run_early(begin, monkeypatch, capsys):
+    session = begin(validation=True, plan=make_plan(22, eval_steps=6))
+    session.state.step, session.state.unevaluated = 6, True
+    session.fit()
+    assert session.best == [6]
+
+    session = begin(None, Scripted([2]), True, make_plan(22, eval_steps=2), early_stopping_patience=1)
+    session.state.step, session.state.unevaluated = 2, True
+    session.state.best_metric, session.state.best_step = 1, 1
+    session.fit()
+    assert session.state.step == 2
+
+
+def test_a_run_that_is_asked_before_its_first_step_has_nothing_to_save(begin, monkeypatch, capsys):
+    monkeypatch.setattr(signals, "requested", lambda: "SIGTERM")
+    session = begin()
+    with pytest.raises(StopRequested):
+        session.fit()
+    assert "before step 1; there was nothing new to save" in capsys.readouterr().err
+    assert not (session.training.folder / "checkpoints").exists()
+
+
+def test_a_checkpoint_that_could_not_be_written_ends_the_run(begin, monkeypatch):
+    session = begin(plan=make_plan(22, save_steps=4))
+    monkeypatch.setattr("samerun.checkpoint.save_file", lambda *_: 1 / 0)
+    with pytest.raises(TrainingError, match=r"step_4 could not be written \(division by zero\)"):
+        session.fit()
+    assert session.state.step == 6  # told at the next save
+
+
+def test_a_gpu_is_waited_for_every_other_second(begin, monkeypatch):
+    """On a GPU nothing is read between two log lines, unless a request to stop would wait for too long."""
+    seen, real = [], Training._read_losses
+    session = begin(plan=make_plan(22, epochs=10, logging_steps=1000))
+
+    def read(*given):
+        seen.append(session.state.step)
+        return real(*given)
+
+    monkeypatch.setattr(Training, "_read_losses", read)
+    monkeypatch.setattr(train, "SYNCHRONOUS", ())
+    monkeypatch.setattr(
+        train.StepClock, "read", lambda clock: 0.5 * (seen[-1] - (seen[-2] if len(seen) > 1 else 0))
+    )
+    session.fit()
+    assert seen == [1, 2, 7, 12, 17, 22, 27, 30]
+
+
+def test_an_average_of_the_weights_is_evaluated_and_exported_and_does_not_move_the_training(begin, tmp_path):
+    plan = make_plan(22, eval_steps=3, save_steps=3)
+    alone = begin(plan=plan, validation=True)
+    alone.fit()
+    losses = [event["eval_loss"] for event in read_history(tmp_path) if "eval_loss" in event]
+    shutil.rmtree(tmp_path / "checkpoints")
+    (tmp_path / "history.jsonl").unlink()
+    session = begin(plan=plan, validation=True)
+    training, layer, after, exported = session.training, session.layer, [], []
+    training.average = WeightAverage(session.run, training.model, 0.5)
+    training.optimizer.optimizer.register_step_post_hook(
+        lambda *_: after.append(layer.weight.detach().double())
+    )
+    training._export = lambda predictions: exported.append(layer.weight.detach().clone())
+    expected = [layer.weight.detach().double()]
+    session.fit()
+    for step, weight in enumerate(after, start=1):
+        decay = {1: 2 / 11, 2: 3 / 12, 3: 4 / 13, 4: 5 / 14, 5: 6 / 15, 6: 7 / 16}[step]  # 0.5 from step 8 on
+        expected.append(decay * expected[-1] + (1 - decay) * weight)
+    torch.testing.assert_close(exported[0].double(), expected[3], rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(layer.state_dict(), alone.layer.state_dict(), rtol=0, atol=0)
+    found = [event["eval_loss"] for event in read_history(tmp_path) if "eval_loss" in event]
+    assert found[0] != pytest.approx(losses[0], rel=1e-3)
+
+    path = tmp_path / "checkpoints" / "step_6"
+    other = begin(plan=plan)
+    average = WeightAverage(other.run, other.training.model, 0.5)
+    average.restore(load_average(path))
+    assert torch.equal(average.parts[0], training.average.parts[0])
+    torch.testing.assert_close(average.parts[0].double(), expected[6], rtol=1e-6, atol=1e-7)
+    restore_optimizer(
+        other.run, path, other.layer, other.training.optimizer, session.state, idle_step=pytest.fail
+    )
+    state = other.training.optimizer.optimizer.state[other.layer.weight]
+    assert set(state) == {"step", "exp_avg", "exp_avg_sq"}
