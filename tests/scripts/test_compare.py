@@ -91,6 +91,7 @@ def test_scores_of_resampled_labels_are_those_of_a_file_with_these_rows():
     scores = compare.scores_of_labels(lines)
     for rows in (np.arange(60), rng.integers(60, size=60), np.array([3, 3])):
         expected = ranking_scores(probabilities[rows], targets[rows])
+        expected |= decision_scores(probabilities[rows] >= 0.5, targets[rows])
         at_thresholds = decision_scores(tuned[rows], targets[rows])
         expected |= {f"tuned_{name}": score for name, score in at_thresholds.items()}
         expected["average_precision_macro"] = expected["average_precision_macro"] or np.nan
