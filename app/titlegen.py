@@ -70,13 +70,12 @@ from transformers import AutoModelForSeq2SeqLM
 
 from samerun.kernels.common import widest_float
 from samerun.main import run
-from samerun.metrics.rouge import lead_scores, rouge_scores
 from samerun.models import encoder_decoder
 from samerun.models.adapters import limit_training
 from samerun.models.weight_files import check_weights, model_content
-from samerun.plots import titles as title_plots
 from samerun.task import Batch, ModelCard, Predictions, ReportContent
-from samerun.text import search, titles
+from samerun.text import titles
+from samerun.text.rouge import choose_tokenizer, lead_scores, rouge_scores
 from samerun.text.splits import TextSplit, check_finite, pad_rows
 from samerun.text.text_task import TextTask
 from samerun.text.titles import IGNORED, Generation, teacher_forcing, token_losses
@@ -93,7 +92,7 @@ class TitleGeneration(TextTask):
     default_max_length = 4096
 
     def __init__(self, arguments: Arguments) -> None:
-        super().__init__(search.with_search_defaults(arguments))
+        super().__init__(titles.with_search_defaults(arguments))
 
     # Data
 
@@ -117,8 +116,8 @@ class TitleGeneration(TextTask):
         encoder_decoder.set_decoder_start(self.config, self.start)
         first = encoder_decoder.special_ids(self.config, tokenizer)[0]
         synced_gpus = self.modes.train and self.launch.gathers_weights and self.launch.world_size > 1
-        further = search.read_generation_config(self.arguments.generation_config, tokenizer)
-        config = search.generation_config(self.arguments, further)
+        further = titles.read_generation_config(self.arguments.generation_config, tokenizer)
+        config = titles.generation_config(self.arguments, further)
         self.generation = Generation(config, first, tokenizer.pad_token_id, synced_gpus)
 
     def encoder_config(self) -> Any:
@@ -201,11 +200,14 @@ class TitleGeneration(TextTask):
         return titles.decode(self.tokenizer, predictions["ids"][:, 0]), list(split.titles)
 
     def rouge_tokenizer(self, split: TextSplit | None) -> str:
-        return titles.rouge_tokenizer_for(self.arguments.rouge_tokenizer, split and split.titles)
+        """The name of ROUGE's tokenizer; "auto" is resolved by the script of the references."""
+        requested = self.arguments.rouge_tokenizer
+        if requested != "auto":
+            return requested
+        return "default" if split is None or split.titles is None else choose_tokenizer(split.titles)
 
     def baseline(self, split: TextSplit) -> dict[str, float | None]:
-        scores = lead_scores(split.texts, split.titles, self.rouge_tokenizer(split))
-        return {f"lead_{name}": value for name, value in scores.items()}
+        return lead_scores(split.texts, split.titles, self.rouge_tokenizer(split))
 
     def export(
         self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
@@ -253,14 +255,11 @@ class TitleGeneration(TextTask):
             *(titles.title_lengths(self.tokenizer, ids) for ids in (generated, references)),
             split.lengths,
         )
-        return title_plots.show(
-            lengths, self.as_references(best, split), split.texts, self.rouge_tokenizer(split)
-        )
+        pair = self.as_references(best, split)
+        return titles.report_content(*pair, lengths, split.texts, self.rouge_tokenizer(split))
 
     def card(self, folder: Path) -> ModelCard:
-        metrics, sections = titles.CARD_METRICS, titles.card_sections(folder)
-        usage = titles.usage(self.source_prefix)
-        return ModelCard("Titles for long documents", "summarization", usage, metrics, sections, self.limits)
+        return titles.model_card(folder, self.source_prefix, self.limits)
 
 
 if __name__ == "__main__":

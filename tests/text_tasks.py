@@ -6,8 +6,7 @@ import classify
 import titlegen
 
 from samerun.text.multilabel import MultiLabelLoss
-from samerun.text.search import generation_config
-from samerun.text.titles import Generation
+from samerun.text.titles import Generation, generation_config
 
 
 def searching(further=None, **given):

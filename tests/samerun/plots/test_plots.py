@@ -3,18 +3,8 @@ import pytest
 import torch
 
 from samerun.metrics.segmentation import count_confusion
-from samerun.plots import classes, masks, titles
+from samerun.plots import classes, masks
 from samerun.reports.figures import as_image
-
-
-def test_titles_have_figures_and_examples():
-    lengths = np.array([3, 4, 5]), np.array([3, 3, 6]), np.array([10, 50, 90])
-    found = titles.show(
-        lengths, (["a b", "c", "x y"], ["a b", "d", "x z"]), ["one", "two", "three"], "default"
-    )
-    assert [as_image(figure).shape[2] for figure in found.figures.values()] == [3, 3]
-    assert found.sections[0].rows[0] == ["0.000", "c", "d", "two", "0.000", "two"]
-    assert found.sections[0].rows[-1] == ["1.000", "a b", "a b", "one", "0.000", "one"]
 
 
 @pytest.mark.parametrize("number", [3, 50])
