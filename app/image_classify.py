@@ -9,7 +9,7 @@
     torchrun --nproc_per_node 8 app/image_classify.py ...the same...
 
 Images come from a folder per class, from csv, tsv, json, jsonl or parquet with a column of paths or images,
-from MNIST's idx files, or from a dataset of `datasets`. `best/` of a transformers model loads with
+from MNIST's four idx files, or from a dataset of `datasets`. `best/` of a transformers model loads with
 pipeline("image-classification"); README.md in the output folder shows how to load the small CNN.
 
 Predict, with or without labels:
@@ -43,34 +43,57 @@ class Arguments(ImageArguments, AdapterArguments):
 
 
 if __name__ == "__main__":
-    arguments = read_arguments(
-        Arguments, __doc__
-    )  # before torch is imported: --help and wrong arguments answer at once
+    # Before torch is imported: --help and wrong arguments answer at once.
+    arguments = read_arguments(Arguments, __doc__)
 
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForImageClassification
 
+from samerun.data.cache import fingerprint
 from samerun.errors import InputError
-from samerun.images import classifier
-from samerun.images.examples import Examples
-from samerun.images.image_task import ImageSplit, ImageTask, Targets
-from samerun.images.processing import Processing, processing_of
-from samerun.images.sources import Inspection, JoinedImages
+from samerun.images import single_label
+from samerun.images.data import Examples, Images, Inspection, read_examples
+from samerun.images.image_task import (
+    ImageSplit,
+    ImageTask,
+    Targets,
+    check_colours,
+    image_batch,
+    inspect_all,
+    make_augmentation,
+    read_all,
+    split_fields,
+)
+from samerun.images.single_label import confusion_matrix
+from samerun.images.transforms import processing_of
 from samerun.main import run
-from samerun.metrics.single_label import confusion_matrix, per_class_table, single_label_scores
-from samerun.models.export import plain_model
-from samerun.models.pretrained import check_model, load_config, load_model_and_new_names, on_meta, own_labels
+from samerun.models.adapters import check_quantization
+from samerun.models.export import check_agreement, plain_model, rows_to_check
+from samerun.models.pretrained import (
+    check_model,
+    labels_of,
+    load_config,
+    load_model_and_new_names,
+    on_meta,
+    own_labels,
+    renew_head,
+)
 from samerun.models.processors import load_processor
 from samerun.models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
 from samerun.output.run_folder import replace_folder
-from samerun.plots import classes as class_plots
-from samerun.task import Batch, ModelCard, Predictions, ReportContent, check_finite
+from samerun.plan import Modes
+from samerun.runtime import Launch
+from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent, check_finite
+
+# Of probabilities, by the run's precision: the exported model computes in fp32.
+TOLERANCE = {"no": 1e-4, "bf16": 5e-2, "fp16": 1e-2}
 
 
 class ImageClassification(ImageTask):
@@ -83,55 +106,87 @@ class ImageClassification(ImageTask):
 
     # Data
 
-    def choose_model(
-        self, examples: dict[str, Examples], inspected: dict[str, Inspection], notes: list[str]
-    ) -> Processing:
+    def load(self, launch: Launch, modes: Modes) -> Data:
+        arguments, notes = self.arguments, []
+        self.launch, self.notes = launch, notes
+        check_quantization(arguments, launch)
+        examples = read_all(arguments, modes, read_examples, notes)
+        self.inspected = inspect_all(examples, notes)
+        # Test files may have no classes.
+        names = {
+            split: single_label.class_names(rows)
+            for split, rows in examples.items()
+            if split != "test" or rows.labels is not None
+        }
+        self.choose_model(examples.get("train"), names.get("train"))
+        check_colours(arguments, self.processing, examples, self.inspected)
+        numbers = {
+            split: single_label.class_numbers(examples[split], of_split, self.labels)
+            for split, of_split in names.items()
+        }
+        if "train" in numbers:
+            single_label.note_classes(numbers["train"], self.labels, notes)
+        self.augmentation = make_augmentation(arguments, self.processing.size)
+        targets = {name: Targets(values, fingerprint([values.tobytes()])) for name, values in numbers.items()}
+        self.splits = {
+            name: self.split(name, rows, targets.get(name), self.inspected[name])
+            for name, rows in examples.items()
+        }
+        if modes.train:
+            notes.insert(0, f"{len(examples['train'])} training images, read as {self.processing}")
+        return Data(self.splits, self.fingerprint(labels=self.labels), notes)
+
+    def choose_model(self, train: Examples | None, names: list[str] | None) -> None:
+        """Sets `config`, `processor`, `processing`, `labels` and `smoothing`. `names`: the classes of the
+        training images."""
         arguments, self.processor = self.arguments, None
         name_or_path = arguments.config_name or arguments.model_name_or_path
-        if name_or_path is None and "train" not in examples:
+        if name_or_path is None and train is None:
             raise InputError("no model: give --model_name_or_path, or --do_train to train a small CNN")
-        # Test files may have no classes.
-        self.names = {
-            split: classifier.class_names(rows)
-            for split, rows in examples.items()
-            if _has_classes(split, rows)
-        }
-        classes = (
-            classifier.sorted_classes(self.names["train"], examples["train"].declared)
-            if "train" in examples
-            else None
-        )
+        classes = None if train is None else single_label.sorted_classes(names, train.declared)
         self.config = read_config(name_or_path)
         if name_or_path is None:
-            self.config = classifier.new_small_cnn(arguments, examples["train"], inspected["train"], classes)
+            inspected = self.inspected["train"]
+            self.config = single_label.new_small_cnn(arguments, train, inspected, classes)
         elif self.config is None:
             self.config = load_config(arguments)
             check_model(arguments, self.config, MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, "classify images")
             self.processor = load_processor(arguments, self.config, arguments.image_size)
         self.smoothing = arguments.label_smoothing_factor
-        if not self.modes.train:  # the loss is that of the model's training
+        if train is None:  # the loss is that of the model's training
             self.smoothing = getattr(self.config, "label_smoothing_factor", self.smoothing)
         self.loss_settings = {"label_smoothing_factor": self.smoothing}
         self.own_labels = None if arguments.from_scratch else own_labels(self.config)
-        self.labels = classifier.choose_labels(self.own_labels, classes, self.config)
+        self.labels = labels_of(self.config) if classes is None else classes
+        if classes is not None and self.own_labels and sorted(self.own_labels) == sorted(classes):
+            self.labels = self.own_labels  # in the model's order
         if isinstance(self.config, SmallCNNConfig):
-            self.config = classifier.with_labels(self.config, self.labels, arguments)
-            return classifier.small_cnn_processing(self.config)
-        return processing_of(self.processor, getattr(self.config, "num_channels", 3))
+            self.config = single_label.with_labels(self.config, self.labels, arguments)
+            self.processing = single_label.small_cnn_processing(self.config)
+        else:
+            self.processing = processing_of(self.processor, getattr(self.config, "num_channels", 3))
 
-    def encode_targets(
-        self, examples: dict[str, Examples], inspected: dict[str, Inspection], notes: list[str]
-    ) -> dict[str, Targets]:
-        numbers = {
-            split: classifier.class_numbers(examples[split], names, self.labels)
-            for split, names in self.names.items()
-        }
-        if "train" in numbers:
-            classifier.note_classes(numbers["train"], self.labels, notes)
-        return {split: Targets.of_numbers(class_numbers) for split, class_numbers in numbers.items()}
+    def split(self, name: str, rows: Examples, targets: Targets | None, inspected: Inspection) -> ImageSplit:
+        values = None if targets is None else targets.values
+        collate = partial(self.collate, rows.images, values)
+        augments = name == "train" and not self.augmentation.is_off
+        fields = split_fields(self, name, rows, targets, inspected)
+        return ImageSplit(collate=collate, augment=collate if augments else None, **fields)
 
-    def task_fingerprint(self) -> dict[str, Any]:
-        return {"labels": self.labels}
+    def collate(
+        self, images: Images, values: np.ndarray | None, rows: np.ndarray, epoch: int | None = None
+    ) -> Batch:
+        """The batch of these rows; with an epoch, augmented."""
+        pixels, mode = [], self.processing.mode
+        shape = (*self.processing.size, *([3] if mode == "RGB" else []))
+        as_they_are = epoch is None and self.processor is None and images.are_arrays  # several times as fast
+        for row in map(int, rows):
+            if as_they_are and images[row].shape == shape:
+                pixels.append(images[row])
+            else:
+                pixels.append(self.augment(images.load(row, mode), None, row, epoch)[0])
+        labels = None if values is None else torch.from_numpy(values[rows])
+        return image_batch(rows, self.processing, pixels, labels)
 
     # Training
 
@@ -143,17 +198,14 @@ class ImageClassification(ImageTask):
                     "--lora_r, --freeze and --layerwise_lr_decay are for models of transformers, "
                     "not for the small CNN"
                 )
-            trained = (
-                arguments.model_name_or_path is not None and not arguments.from_scratch and not on_meta()
-            )
-            model = load_small_cnn(arguments.model_name_or_path, config) if trained else SmallCNN(config)
-        else:
-            classifier.configure(config, self.labels, self.smoothing)
-            model, _ = load_model_and_new_names(AutoModelForImageClassification, arguments, config)
-            if self.own_labels is not None and self.own_labels != self.labels:
-                classifier.renew_head(model)
-            model = self.limit_training(model)
-        return self.with_batch_norm(model)
+            path = arguments.model_name_or_path
+            trained = path is not None and not arguments.from_scratch and not on_meta()
+            return self.with_batch_norm(load_small_cnn(path, config) if trained else SmallCNN(config))
+        single_label.configure(config, self.labels, self.smoothing)
+        model, _ = load_model_and_new_names(AutoModelForImageClassification, arguments, config)
+        if self.own_labels is not None and self.own_labels != self.labels:
+            renew_head(model)
+        return self.with_batch_norm(self.limit_training(model))
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
         return batch.is_real.sum()
@@ -161,9 +213,8 @@ class ImageClassification(ImageTask):
     def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         logits = model(pixel_values=batch.inputs["pixel_values"]).logits.float()
         smoothing = self.arguments.label_smoothing_factor
-        return (
-            cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing) * batch.is_real
-        ).sum()
+        losses = cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing)
+        return (losses * batch.is_real).sum()
 
     # Evaluation and prediction
 
@@ -173,7 +224,7 @@ class ImageClassification(ImageTask):
 
     def score(self, predictions: Predictions, split: ImageSplit) -> dict[str, float | None]:
         check_finite(predictions["logits"], "logits", split.path, "images", split.images.name)
-        return single_label_scores(predictions["logits"], predictions["labels"], self.smoothing)
+        return single_label.single_label_scores(predictions["logits"], predictions["labels"], self.smoothing)
 
     def as_references(self, predictions: Predictions, split: ImageSplit) -> tuple[Any, Any]:
         return predictions["logits"].argmax(axis=1), predictions["labels"]
@@ -181,28 +232,36 @@ class ImageClassification(ImageTask):
     def export(
         self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
     ) -> dict[str, Any]:
-        check, metrics = self.load_exported, {}
-        if best is not None:
-            confusion = confusion_matrix(best["logits"].argmax(axis=1), best["labels"], len(self.labels))
-            metrics = {
-                "eval_per_class": per_class_table(confusion, self.labels),
-                "eval_confusion_matrix": confusion.tolist(),
-            }
-            split = self.splits["validation"]
-            rows = classifier.rows_to_check(len(split))
-            inputs, precision = split.collate(rows).inputs["pixel_values"], self.rounding
-            check = partial(
-                classifier.check_export, self.load_exported, inputs, best["logits"][rows], precision
-            )
+        check = partial(self.check_export, best)
         if isinstance(self.config, SmallCNNConfig):
             replace_folder(path, partial(save_small_cnn, self.config, weights, check))
         else:
             self.save_best(path, model, plain_model(model), weights, check)
-        return metrics
+        if best is None:
+            return {}
+        confusion = self.confusion(best)
+        table = single_label.per_class_table(confusion, self.labels)
+        return {"eval_per_class": table, "eval_confusion_matrix": confusion.tolist()}
+
+    def check_export(self, best: Predictions | None, folder: Path) -> None:
+        """Loads an exported folder and compares its probabilities with the run's."""
+        model = self.load_exported(folder).eval()
+        if best is None:
+            return
+        rows = rows_to_check(len(self.splits["validation"]))
+        inputs = self.splits["validation"].collate(rows).inputs
+        with torch.no_grad():
+            exported = model(**inputs).logits.double().softmax(-1)
+        expected = torch.as_tensor(best["logits"][rows]).double().softmax(-1)
+        check_agreement("probabilities", exported, expected, self.tolerance(TOLERANCE))
+
+    def confusion(self, best: Predictions) -> np.ndarray:
+        return confusion_matrix(best["logits"].argmax(axis=1), best["labels"], len(self.labels))
 
     def previews(self, best: Predictions) -> dict[str, str]:
-        confusion = confusion_matrix(best["logits"].argmax(axis=1), best["labels"], len(self.labels))
-        return {"confusion matrix": "\n".join(classifier.confusion_table(confusion.tolist(), self.labels))}
+        return {
+            "confusion matrix": "\n".join(single_label.confusion_table(self.confusion(best), self.labels))
+        }
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         config = read_config(path)  # None unless it is a small CNN
@@ -213,32 +272,21 @@ class ImageClassification(ImageTask):
     def lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
         check_finite(predictions["logits"], "logits", split.path, "images", split.images.name)
         references = predictions["labels"] if split.labelled else None
-        lines = classifier.prediction_lines(predictions["logits"], self.labels, references)
-        if not isinstance(split.images, JoinedImages):
+        lines = single_label.prediction_lines(predictions["logits"], self.labels, references)
+        if len(split.images.sources) == 1:
             return lines
         # The ids of several files are numbered through, so each line names its image.
         return ({"image": split.images.name(row), **line} for row, line in enumerate(lines))
 
     def figures(self, best: Predictions, split: ImageSplit) -> ReportContent:
-        return class_plots.show(best["logits"].argmax(axis=1), best["labels"], self.labels)
+        return single_label.figures(self.confusion(best), self.labels)
 
     def card(self, folder: Path) -> ModelCard:
-        sections = classifier.card_sections(folder, self.labels)
+        sections = single_label.card_sections(folder, self.labels)
+        tag, usage = "image-classification", single_label.USAGE
         if isinstance(self.config, SmallCNNConfig):
-            return ModelCard(
-                "Image classification", None, classifier.SMALL_CNN_USAGE, classifier.CARD_METRICS, sections
-            )
-        return ModelCard(
-            "Image classification",
-            "image-classification",
-            classifier.USAGE,
-            classifier.CARD_METRICS,
-            sections,
-        )
-
-
-def _has_classes(split: str, examples: Examples) -> bool:
-    return split != "test" or examples.classes is not None
+            tag, usage = None, single_label.SMALL_CNN_USAGE
+        return ModelCard("Image classification", tag, usage, single_label.CARD_METRICS, sections)
 
 
 if __name__ == "__main__":

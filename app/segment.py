@@ -34,12 +34,10 @@ class Arguments(MaskArguments, AdapterArguments):
 
 
 if __name__ == "__main__":
-    arguments = read_arguments(
-        Arguments, __doc__
-    )  # before torch is imported: --help and wrong arguments answer at once
+    # Before torch is imported: --help and wrong arguments answer at once.
+    arguments = read_arguments(Arguments, __doc__)
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,34 +46,52 @@ import numpy as np
 import torch
 from transformers import MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, AutoModelForSemanticSegmentation
 
-from samerun.data.mask_bits import pack, packed_bytes, unpack
-from samerun.images import masks, segmenter
-from samerun.images.augmentation import Augmentation
-from samerun.images.classifier import rows_to_check
-from samerun.images.examples import Examples
-from samerun.images.image_task import ImageSplit, ImageTask, Targets
-from samerun.images.processing import Processing
-from samerun.images.sources import Images, Inspection
-from samerun.losses.segmentation import SegmentationLoss, balanced_class_weights
+from samerun.images import masks, semantic_segmentation
+from samerun.images.data import Examples, Images, Inspection
+from samerun.images.image_task import (
+    ImageTask,
+    Targets,
+    check_colours,
+    image_batch,
+    inspect_all,
+    make_augmentation,
+    read_all,
+    split_fields,
+)
+from samerun.images.segmentation import (
+    SegmentationLoss,
+    balanced_class_weights,
+    by_class,
+    count_classes,
+    iou,
+    pack,
+    packed_bytes,
+    report_content,
+    segmentation_scores,
+    unpack,
+)
 from samerun.main import run
-from samerun.metrics.segmentation import by_class, count_confusion, iou, segmentation_scores
-from samerun.models.adapters import adapted_name
-from samerun.models.export import plain_model
+from samerun.models.adapters import adapted_name, check_quantization
+from samerun.models.export import check_agreement, plain_model, rows_to_check
 from samerun.models.pretrained import (
     check_model,
     labels_of,
     load_config,
     load_model_and_new_names,
     own_labels,
+    renew_head,
 )
 from samerun.models.processors import load_processor
 from samerun.output import predictions as output
 from samerun.output import written
-from samerun.plots import masks as plots
+from samerun.plan import Modes
 from samerun.reports.card import class_tables
-from samerun.task import Batch, ModelCard, Predictions, ReportContent, check_finite, check_metric
+from samerun.runtime import Launch
+from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent, check_finite, check_metric
 
 KINDS = {"iou": "IoU", "dice": "Dice"}  # metric of a class -> header of a table
+# Of losses, by the run's precision: the exported model computes in fp32.
+TOLERANCE = {"no": 1e-3, "bf16": 2e-1, "fp16": 5e-2}
 
 
 class Segmentation(ImageTask):
@@ -84,119 +100,144 @@ class Segmentation(ImageTask):
     name = "segment"
     default_metric = "mean_iou"
     shown_metrics = ("loss", "mean_iou", "mean_dice", "pixel_accuracy")
-    mask_fill = masks.IGNORED
 
     # Data
 
-    def read_split(self, split: str, notes: list[str]) -> Examples | None:
-        return masks.read_pairs(self.arguments, split, notes)
-
-    def choose_model(
-        self, examples: dict[str, Examples], inspected: dict[str, Inspection], notes: list[str]
-    ) -> Processing:
-        a = self.arguments
-        if self.modes.predict:
+    def load(self, launch: Launch, modes: Modes) -> Data:
+        a, notes = self.arguments, []
+        self.launch, self.notes = launch, notes
+        check_quantization(a, launch)
+        if modes.predict:
             written.check_foreign(Path(a.output_dir), [output.folder_of(a).name])
-            self.mask_files = segmenter.mask_names(examples["test"].ids)
-        self.config = load_config(a)
-        check_model(a, self.config, MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, "segment images")
-        processor, channels = load_processor(a, self.config, None), getattr(self.config, "num_channels", 3)
-        size = (a.image_size * 2)[:2] if a.image_size else segmenter.default_size(processor)
-        self.own_labels = None if a.from_scratch else own_labels(self.config)
-        self.uses_windows = segmenter.uses_windows(a, processor, exported=self.own_labels is not None)
-        # Windows work on one image at a time, and a batch would be padded to its largest.
-        self.evaluation_rows = 1 if self.uses_windows else None
-        self.overlap = getattr(self.config, "overlap", segmenter.OVERLAP) if a.overlap is None else a.overlap
-        self.unused = segmenter.unused_parameters(self.config, channels, size)
-        self.processor = segmenter.processor_for(processor, size, self.uses_windows)
-        return segmenter.processing_for(self.processor, size, channels, a.config_name or a.model_name_or_path)
-
-    def encode_targets(
-        self, examples: dict[str, Examples], inspected: dict[str, Inspection], notes: list[str]
-    ) -> dict[str, Targets]:
-        a, class_weights = self.arguments, None
-        splits = masks.inspect_masks(examples, inspected)
-        self.classes = masks.choose_classes(a, splits.get("train"), self.own_labels, labels_of(self.config))
-        self.num_classes, self.class_of_value = len(self.classes.names), self.classes.lookup_table()
-        for split in splits.values():
-            masks.check_values(split, self.classes)
-        if "train" in splits:
-            masks.note_classes(splits["train"], self.classes, notes)
-            totals = splits["train"].class_totals(self.num_classes)
-            class_weights = balanced_class_weights(totals) if a.class_weights == "balanced" else None
-            if self.modes.evaluate:
-                of_classes = [f"{kind}_{name}" for kind in KINDS for name in self.classes.names]
-                check_metric(self.best_metric, [*self.shown_metrics, *of_classes], a)
-        weights = a.cross_entropy_weight, a.dice_weight, class_weights
-        loss = SegmentationLoss(*weights, masks.IGNORED, label_smoothing=a.label_smoothing_factor)
-        self.loss_settings = loss.settings()
-        self.loss = (
-            loss if self.modes.train else loss.with_settings(getattr(self.config, "loss_settings", None))
-        )
-        self.sizes = {
-            split: [(header.height, header.width) for header in inspected[split].headers]
-            for split in inspected
-        }
-        return {name: Targets(split.masks, split.content, split.counts) for name, split in splits.items()}
-
-    def mask_labels(self, mask: np.ndarray) -> np.ndarray:
-        return self.class_of_value[mask]
-
-    def make_augmentation(self) -> Augmentation:
-        scales = self.arguments.random_scale or ((1.0, 1.0) if self.uses_windows else None)
-        return replace(
-            super().make_augmentation(),
+        examples = read_all(a, modes, masks.read_pairs, notes)
+        self.inspected = inspect_all(examples, notes)
+        self.choose_model()
+        check_colours(a, self.processing, examples, self.inspected)
+        inspected = masks.inspect_masks(examples, self.inspected)
+        self.choose_classes(inspected, notes)
+        scales = a.random_scale or ((1.0, 1.0) if self.uses_windows else None)
+        self.augmentation = make_augmentation(
+            a,
+            self.processing.size,
+            fill=masks.IGNORED,
             scales=scales,
             native=self.uses_windows,
             colour=self.processing.mean_colour,
         )
-
-    def task_fingerprint(self) -> dict[str, Any]:
-        a = self.arguments
-        loss, scales = (
-            [a.cross_entropy_weight, a.dice_weight, a.class_weights],
-            list(self.augmentation.scales or ()),
-        )
-        return {
+        targets = {name: Targets(each.masks, each.content, each.counts) for name, each in inspected.items()}
+        self.splits = {
+            name: self.split(name, rows, targets.get(name), self.inspected[name])
+            for name, rows in examples.items()
+        }
+        if modes.train:
+            notes.insert(0, f"{len(examples['train'])} training images, read as {self.processing}")
+        of_task = {
             "labels": self.classes.names,
             "ignored": sorted(self.classes.ignored),
-            "loss": loss,
-            "scales": scales,
+            "loss": [a.cross_entropy_weight, a.dice_weight, a.class_weights],
+            "scales": list(scales or ()),
         }
+        return Data(self.splits, self.fingerprint(**of_task), notes)
 
-    def collate_to_evaluate(
-        self, split: str, images: Images, targets: Targets | None, rows: np.ndarray
+    def choose_model(self) -> None:
+        """Sets `config`, `processor`, `processing`, `own_labels`, `uses_windows`, `overlap` and `unused`."""
+        a = self.arguments
+        self.config = load_config(a)
+        check_model(a, self.config, MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, "segment images")
+        processor, channels = load_processor(a, self.config, None), getattr(self.config, "num_channels", 3)
+        size = (a.image_size * 2)[:2] if a.image_size else semantic_segmentation.default_size(processor)
+        self.own_labels = None if a.from_scratch else own_labels(self.config)
+        exported = self.own_labels is not None
+        self.uses_windows = semantic_segmentation.uses_windows(a, processor, exported)
+        self.overlap = a.overlap
+        if self.overlap is None:
+            self.overlap = getattr(self.config, "overlap", semantic_segmentation.OVERLAP)
+        self.unused = semantic_segmentation.unused_parameters(self.config, channels, size)
+        self.processor = semantic_segmentation.processor_for(processor, size, self.uses_windows)
+        self.processing = semantic_segmentation.processing_for(
+            self.processor, size, channels, a.config_name or a.model_name_or_path
+        )
+
+    def choose_classes(self, splits: dict[str, masks.InspectedMasks], notes: list[str]) -> None:
+        """Sets `classes`, `num_classes`, `class_of_value` and `loss`."""
+        a, train = self.arguments, splits.get("train")
+        self.classes = masks.choose_classes(a, train, self.own_labels, labels_of(self.config))
+        self.num_classes, self.class_of_value = len(self.classes.names), self.classes.lookup_table()
+        for split in splits.values():
+            masks.check_values(split, self.classes)
+        class_weights = None
+        if train is not None:
+            masks.note_classes(train, self.classes, notes)
+            if a.class_weights == "balanced":
+                totals = train.totals
+                class_weights = balanced_class_weights([totals.get(n, 0) for n in range(self.num_classes)])
+            if a.modes.evaluate:
+                of_classes = [f"{kind}_{name}" for kind in KINDS for name in self.classes.names]
+                check_metric(self.best_metric, [*self.shown_metrics, *of_classes], a)
+        weights = a.cross_entropy_weight, a.dice_weight, class_weights
+        self.loss = SegmentationLoss(*weights, masks.IGNORED, label_smoothing=a.label_smoothing_factor)
+        self.loss_settings = self.loss.settings()
+        if train is None:  # the loss is that of the model's training
+            self.loss = self.loss.with_settings(getattr(self.config, "loss_settings", None))
+
+    def split(
+        self, name: str, rows: Examples, targets: Targets | None, inspected: Inspection
+    ) -> semantic_segmentation.MaskSplit:
+        sizes = [(header.height, header.width) for header in inspected.headers]
+        values = None if targets is None else targets.values
+        train = partial(self.collate, rows.images, values)
+        room = max(packed_bytes(height * width, self.num_classes) for height, width in sizes)
+        evaluate = partial(self.collate_whole, rows.images, values, room if name == "test" else None)
+        return semantic_segmentation.MaskSplit(
+            collate=train if name == "train" else evaluate,
+            augment=train if name == "train" and not self.augmentation.is_off else None,
+            # Windows work on one image at a time, and a batch would be padded to its largest.
+            evaluation_rows=1 if self.uses_windows else None,
+            sizes=sizes,
+            mask_files=semantic_segmentation.mask_names(rows.ids),
+            **split_fields(self, name, rows, targets, inspected),
+        )
+
+    def collate(self, images: Images, truth: Images, rows: np.ndarray, epoch: int | None = None) -> Batch:
+        """The batch of these rows in the size of the model's input; with an epoch, augmented."""
+        pixels, labels = [], []
+        for row in map(int, rows):
+            image, mask = images.load(row, self.processing.mode), truth.load_mask(row)
+            image, mask = self.augment(image, mask, row, epoch)
+            pixels.append(image)
+            labels.append(self.class_of_value[mask])
+        return image_batch(rows, self.processing, pixels, torch.from_numpy(np.stack(labels)))
+
+    def collate_whole(
+        self, images: Images, truth: Images | None, room: int | None, rows: np.ndarray
     ) -> Batch:
-        """Keeps masks, and with windows images too, in their own size, padded to the largest of the batch.
-        Inputs: `size`, (b, 2) height and width; for a test split, `mask`, an empty buffer of the size of a
-        packed mask."""
+        """The batch of these rows with masks, and with windows images too, in their own size, padded to the
+        largest of the batch. Inputs: `size`, (b, 2) height and width; with `room`, the bytes of a packed
+        mask, `mask`, an empty buffer for one."""
         loaded = [images.load(int(row), self.processing.mode) for row in rows]
         sizes = torch.tensor([image.size[::-1] for image in loaded])
         largest, to_array = sizes.amax(0).tolist(), np.asarray if self.uses_windows else self.processing.fit
         pixels = [self.processing.normalize(np.stack([to_array(image)]))[0] for image in loaded]
-        padded = segmenter.pad_and_stack(pixels, largest if self.uses_windows else self.processing.size, 0)
-        inputs, labels = {"pixel_values": padded, "size": sizes}, None
-        if split == "test":
-            num_bytes = max(
-                packed_bytes(height * width, self.num_classes) for height, width in self.sizes["test"]
-            )
-            inputs["mask"] = torch.empty(len(rows), num_bytes, dtype=torch.uint8)
-        if targets is not None:
-            truth = [self.mask_labels(np.asarray(targets.values.load_mask(int(row)))) for row in rows]
-            labels = segmenter.pad_and_stack(
-                [torch.from_numpy(mask) for mask in truth], largest, masks.IGNORED
-            )
+        size = largest if self.uses_windows else self.processing.size
+        inputs = {"pixel_values": semantic_segmentation.pad_and_stack(pixels, size, 0), "size": sizes}
+        if room is not None:
+            inputs["mask"] = torch.empty(len(rows), room, dtype=torch.uint8)
+        labels = None
+        if truth is not None:
+            own = [self.class_of_value[np.asarray(truth.load_mask(int(row)))] for row in rows]
+            tensors = [torch.from_numpy(mask) for mask in own]
+            labels = semantic_segmentation.pad_and_stack(tensors, largest, masks.IGNORED)
         return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels)
 
     # Training
 
     def build(self) -> torch.nn.Module:
-        segmenter.configure(
+        semantic_segmentation.configure(
             self.config, self.classes.names, overlap=self.overlap, loss_settings=self.loss.settings()
         )
         model, _ = load_model_and_new_names(AutoModelForSemanticSegmentation, self.arguments, self.config)
         if self.own_labels is not None and self.own_labels != self.classes.names:
-            segmenter.renew_head(model)
+            renew_head(model)
         model = self.limit_training(model)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and adapted_name(name) not in self.unused)
@@ -206,9 +247,8 @@ class Segmentation(ImageTask):
         return batch.is_real.sum()
 
     def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        logits = segmenter.upsampled(
-            model(pixel_values=batch.inputs["pixel_values"]).logits, batch.labels.shape[1:]
-        )
+        logits = model(pixel_values=batch.inputs["pixel_values"]).logits
+        logits = semantic_segmentation.upsampled(logits, batch.labels.shape[1:])
         return (self.loss(logits, batch.labels) * batch.is_real).sum()
 
     # Evaluation and prediction
@@ -224,36 +264,35 @@ class Segmentation(ImageTask):
         not call it."""
         pixels, sizes = batch.inputs["pixel_values"], batch.inputs["size"].tolist()
         if not self.uses_windows:
-            return segmenter.whole_logits(model, pixels, sizes)
-        windows = segmenter.Windows(self.processing.size, self.overlap, self.arguments.window_batch_size)
-        return segmenter.window_logits(
-            model, pixels, sizes, windows, self.launch.gathers_weights and not one_process
-        )
+            return semantic_segmentation.whole_logits(model, pixels, sizes)
+        batch_size = self.arguments.window_batch_size
+        windows = semantic_segmentation.Windows(self.processing.size, self.overlap, batch_size)
+        equal_passes = self.launch.gathers_weights and not one_process
+        return semantic_segmentation.window_logits(model, pixels, sizes, windows, equal_passes)
 
     def predict_row(self, logits: torch.Tensor, batch: Batch, row: int) -> dict[str, torch.Tensor]:
         """Loss and counts of a labelled row; the packed mask of a test row."""
         predicted = logits.argmax(1).to(torch.uint8)
-        outputs = {
-            "largest_logit": torch.stack(logits.aminmax()).abs().amax()
-        }  # NaN if any is, which argmax does not show
+        # NaN if any logit is, which argmax does not show.
+        outputs = {"largest_logit": torch.stack(logits.aminmax()).abs().amax()}
         if batch.labels is not None:
             truth = batch.labels[row : row + 1, : logits.shape[2], : logits.shape[3]]
-            counted = count_confusion(predicted, truth, self.num_classes, masks.IGNORED)
-            outputs |= {
-                "loss": self.loss(logits, truth)[0],
-                **{name: counts[0] for name, counts in counted.items()},
-            }
+            counted = count_classes(predicted, truth, self.num_classes, masks.IGNORED)
+            outputs["loss"] = self.loss(logits, truth)[0]
+            outputs |= {name: counts[0] for name, counts in counted.items()}
         if "mask" in batch.inputs:
             packed = pack(predicted[0].cpu().numpy(), self.num_classes, batch.inputs["mask"].shape[1])
             outputs["mask"] = torch.from_numpy(packed).to(logits.device)
         return outputs
 
-    def score(self, predictions: Predictions, split: ImageSplit) -> dict[str, float | None]:
+    def score(
+        self, predictions: Predictions, split: semantic_segmentation.MaskSplit
+    ) -> dict[str, float | None]:
         self.check_logits(predictions, split)
         scores = segmentation_scores(predictions["counts"].sum(0), self.classes.names)
         return {"loss": float(predictions["loss"].mean(dtype=np.float64)), **scores}
 
-    def check_logits(self, predictions: Predictions, split: ImageSplit) -> None:
+    def check_logits(self, predictions: Predictions, split: semantic_segmentation.MaskSplit) -> None:
         check_finite(predictions["largest_logit"], "logits", split.path, "images", split.images.name)
 
     def export(
@@ -265,48 +304,50 @@ class Segmentation(ImageTask):
     def check_export(self, best: Predictions | None, folder: Path) -> None:
         """Compares losses of the exported model on some validation rows with the run's. Keeps its masks for
         `overlays`."""
-        model, split = self.load_exported(folder).eval(), self.splits.get("validation")
+        model = self.load_exported(folder).eval()
         if best is None:
             return
-        self.examples, losses, rows = [], [], rows_to_check(len(split))
+        split, losses, self.examples = self.splits["validation"], [], []
+        rows = rows_to_check(len(split))
         for row in rows:
             batch = split.collate(np.array([row]))
             with torch.no_grad():
                 (logits,) = self.logits(model, batch, one_process=True)
             losses.append(float(self.loss(logits, batch.labels)[0]))
             image = np.asarray(split.images.load(int(row), self.processing.mode))
-            self.examples.append(
-                (image, batch.labels[0].numpy(), logits[0].argmax(0).to(torch.uint8).numpy())
-            )
-        segmenter.check_losses(np.array(losses), best["loss"][rows], self.rounding)
+            predicted = logits[0].argmax(0).to(torch.uint8).numpy()
+            self.examples.append((image, batch.labels[0].numpy(), predicted))
+        check_agreement("losses", losses, best["loss"][rows], self.tolerance(TOLERANCE))
 
     def previews(self, best: Predictions) -> dict[str, str | np.ndarray]:
-        return {"image_truth_prediction": segmenter.overlays(self.examples, self.classes.names)}
+        shown = semantic_segmentation.overlays(self.examples, self.classes.names)
+        return {"image_truth_prediction": shown}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         return self.load_trained(AutoModelForSemanticSegmentation, path)
 
-    def lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
+    def lines(
+        self, predictions: Predictions, split: semantic_segmentation.MaskSplit
+    ) -> Iterator[dict[str, Any]]:
         """Also writes the masks."""
         self.check_logits(predictions, split)
-        folder, files = output.folder_of(self.arguments), self.mask_files
+        folder, names = output.folder_of(self.arguments), self.classes.names
         for row, packed in enumerate(predictions["mask"]):
-            mask = unpack(packed, self.sizes["test"][row], self.num_classes)
-            segmenter.write_mask(mask, folder / files[row])
-            line = {"image": split.images.name(row), "mask": f"{folder.name}/{files[row]}"}
-            scores = (
-                {"iou": by_class(iou(predictions["counts"][row]), self.classes.names)}
-                if split.labelled
-                else {}
-            )
-            yield line | {"shares": segmenter.shares(mask, self.classes.names), **scores}
+            mask, file = unpack(packed, split.sizes[row], self.num_classes), split.mask_files[row]
+            semantic_segmentation.write_mask(mask, folder / file)
+            line = {"image": split.images.name(row), "mask": f"{folder.name}/{file}"}
+            line["shares"] = semantic_segmentation.shares(mask, names)
+            if split.labelled:
+                line["iou"] = by_class(iou(predictions["counts"][row]), names)
+            yield line
 
-    def figures(self, best: Predictions, split: ImageSplit) -> ReportContent:
-        return plots.show(best, self.classes.names, split.ids)
+    def figures(self, best: Predictions, split: semantic_segmentation.MaskSplit) -> ReportContent:
+        return report_content(best, self.classes.names, split.ids)
 
     def card(self, folder: Path) -> ModelCard:
-        tables, metrics = class_tables(folder, self.classes.names, KINDS), list(self.shown_metrics)
-        return ModelCard("Semantic segmentation", "image-segmentation", segmenter.USAGE, metrics, tables)
+        tables, usage = class_tables(folder, self.classes.names, KINDS), semantic_segmentation.USAGE
+        metrics = list(self.shown_metrics)
+        return ModelCard("Semantic segmentation", "image-segmentation", usage, metrics, tables)
 
 
 if __name__ == "__main__":

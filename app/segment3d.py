@@ -48,14 +48,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from samerun.losses.segmentation import SegmentationLoss
+from samerun.images.segmentation import (
+    SegmentationLoss,
+    by_class,
+    count_classes,
+    dice,
+    iou,
+    mean_of_defined,
+    report_content,
+)
 from samerun.main import run
-from samerun.metrics.segmentation import by_class, count_confusion, dice, iou, mean_of_defined
 from samerun.output import predictions as output
 from samerun.output import written
 from samerun.output.run_folder import replace_folder
 from samerun.plan import Modes
-from samerun.plots import masks as plots
 from samerun.reports.card import class_tables
 from samerun.runtime import Launch
 from samerun.task import (
@@ -71,20 +77,19 @@ from samerun.task import (
     mixing_fingerprint,
 )
 from samerun.volumes import network
-from samerun.volumes.augmentation import Augmentation
-from samerun.volumes.files import Volumes, find_splits
-from samerun.volumes.nifti import IGNORED
-from samerun.volumes.patches import Patches
-from samerun.volumes.predictions import WholeVolumes, overlays, volume_facts, write_masks
-from samerun.volumes.prepared import Prepared, check_headers, check_values, choose_classes, prepare
-from samerun.volumes.settings import (
-    USAGE,
-    Settings,
-    check_weights,
-    choose_spacing,
-    load_weights,
-    weights_hash,
+from samerun.volumes.data import (
+    Prepared,
+    Volumes,
+    check_headers,
+    check_values,
+    choose_classes,
+    find_splits,
+    prepare,
 )
+from samerun.volumes.network import Settings, check_weights, choose_spacing, load_weights, weights_hash
+from samerun.volumes.nifti import IGNORED
+from samerun.volumes.output import WholeVolumes, overlays, volume_facts, write_masks
+from samerun.volumes.patches import Augmentation, Patches
 
 KINDS = {"dice": "Dice", "iou": "IoU", "hd95": "95% Hausdorff, mm"}  # metric of a class -> header of a table
 
@@ -194,7 +199,7 @@ class VolumeSegmentation(Task):
     # Training
 
     def build(self) -> torch.nn.Module:
-        model = network.build_unet(self.settings.unet)
+        model = self.settings.build()
         if self.arguments.model_name_or_path is not None and next(model.parameters()).device.type != "meta":
             load_weights(model, self.arguments.model_name_or_path)
         return model
@@ -232,7 +237,7 @@ class VolumeSegmentation(Task):
         if batch.labels is not None:
             truth = batch.labels[row][tuple(map(slice, size))]
             distances = network.hausdorff95(mask, truth.cpu().numpy(), spacing, num_classes)
-            counted = count_confusion(predicted[None], truth[None], num_classes, IGNORED)
+            counted = count_classes(predicted[None], truth[None], num_classes, IGNORED)
             scores |= {
                 "loss": self.loss(logits[None], truth[None])[0],
                 **{name: counts[0] for name, counts in counted.items()},
@@ -299,11 +304,11 @@ class VolumeSegmentation(Task):
             yield line
 
     def figures(self, best: Predictions, split: Split) -> ReportContent:
-        return plots.show(best, self.settings.classes, split.ids, first=1)
+        return report_content(best, self.settings.classes, split.ids, first=1)
 
     def card(self, folder: Path) -> ModelCard:
         tables = class_tables(folder, self.settings.classes[1:], KINDS)
-        return ModelCard("Segmentation of volumes", None, USAGE, list(self.shown_metrics), tables)
+        return ModelCard("Segmentation of volumes", None, network.USAGE, list(self.shown_metrics), tables)
 
 
 if __name__ == "__main__":

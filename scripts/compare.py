@@ -31,7 +31,7 @@ APP = Path(__file__).resolve().parents[1] / "app"
 sys.path.insert(0, str(APP))
 
 from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
-from samerun.metrics.single_label import confusion_matrix, decision_scores  # noqa: E402
+from samerun.images.single_label import confusion_matrix, decision_scores  # noqa: E402
 from samerun.output.run_folder import METRICS, RUN_FILE  # noqa: E402
 from samerun.reports.figures import COLORS, DPI, new_figure  # noqa: E402
 from samerun.reports.tracker import read_history  # noqa: E402

@@ -21,7 +21,7 @@ from transformers import (
     pipeline,
 )
 
-from samerun.images.classifier import SMALL_CNN_USAGE
+from samerun.images.single_label import SMALL_CNN_USAGE
 from samerun.task import Batch
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [-3.0, 0.0, 1.0], [1.0, 1.0, 1.0]])

@@ -24,8 +24,8 @@ from transformers import (
     pipeline,
 )
 
-from samerun.data.mask_bits import unpack
 from samerun.errors import InputError, TrainingError
+from samerun.images.segmentation import unpack
 from samerun.parsing import parse, validate
 from samerun.plan import Modes, evaluation_batch
 from samerun.runtime import Launch
@@ -88,7 +88,7 @@ def test_images_of_mixed_sizes_are_predicted_in_their_own(inference, tmp_path, t
     for name, values in together.items():
         torch.testing.assert_close(values, torch.cat([each[name] for each in alone]), rtol=1e-4, atol=1e-4)
     totals = together["counts"][..., 2].sum(1).tolist()  # of the truth
-    masks = [np.asarray(Image.open(mask)) for mask in test.targets.values.cells]
+    masks = [np.asarray(Image.open(mask)) for mask in test.targets.values.sources[0].cells]
     assert totals == [int((mask != 255).sum()) for mask in masks]
     predicted = unpack(together["mask"][1].numpy(), masks[1].shape, 3)
     count = np.bincount(predicted[masks[1] != 255], minlength=3)

@@ -21,12 +21,12 @@ from launchers import SCRIPTS, python, run
 from safetensors.torch import save_file
 
 from samerun.errors import InputError, TrainingError
-from samerun.losses.segmentation import SegmentationLoss
+from samerun.images.segmentation import SegmentationLoss
 from samerun.parsing import parse, validate
 from samerun.plan import evaluation_batch
 from samerun.task import Batch
-from samerun.volumes.predictions import WholeVolumes
-from samerun.volumes.settings import Settings, load_weights
+from samerun.volumes.network import Settings, load_weights
+from samerun.volumes.output import WholeVolumes
 
 SCRIPT = segment3d.__file__
 JOB = {

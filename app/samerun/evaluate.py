@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from samerun import signals
+from samerun.additional_metrics import compute_additional
 from samerun.arguments import OptimizationArguments, RunArguments
 from samerun.data.batches import EvalRows
 from samerun.data.cache import sample_of
 from samerun.errors import StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.kernels.common import row_lengths
-from samerun.metrics.additional import compute_additional
 from samerun.output import predictions as output
 from samerun.output.progress import Phase
 from samerun.output.run_folder import BEST

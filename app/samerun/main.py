@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from samerun import checkpoint, runtime, signals, start
-from samerun.data.stream import read_ahead
 from samerun.evaluate import eval_rows, evaluate, open_saved_parts, predict, score
 from samerun.output.predictions import metrics_name
 from samerun.output.progress import Phase
@@ -38,40 +37,40 @@ def run_task(task: Task, arguments: Any) -> None:
     data = task.load(launch, modes)
     plan = make_plan(arguments, data.splits["train"], launch) if modes.train else None
     if modes.train:
-        read_ahead(data.splits["train"], launch.local_rank)
-    started = runtime.start(launch, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
+        stream = data.splits["train"].stream
+        if stream is not None and launch.local_rank == 0:
+            stream.start_reading_ahead()
+    run = runtime.start(launch, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
     fingerprint = make_fingerprint(arguments, plan, data.fingerprint)
     # Before the output folder is opened: an error in the model must not harm existing files.
     model = build_model(task, arguments.seed) if modes.train else None
-    opened = open_run(started, arguments, plan, fingerprint, data.notes, task.details)
+    opened = open_run(run, arguments, plan, fingerprint, data.notes, task.details)
 
     metrics: dict[str, Any] = {}
     if opened.complete:
-        metrics |= started.on_main(lambda: read_metrics(Path(arguments.output_dir) / METRICS))
+        metrics |= run.on_main(lambda: read_metrics(Path(arguments.output_dir) / METRICS))
     elif modes.train:
-        training = Training(started, arguments, task, data, plan, model, opened=opened)
+        training = Training(run, arguments, task, data, plan, model, opened=opened)
         del model
         metrics |= training.fit()
         metrics |= training.finish()
         training.release()
     if modes.predict or not modes.train:
-        model = load_exported(started, arguments, task, modes.train)
+        model = load_exported(run, arguments, task, modes.train)
     if modes.evaluate and not modes.train:
-        scores, _ = evaluate(
-            started, model, task, eval_rows(started, arguments, task, data.splits["validation"])
-        )
+        scores, _ = evaluate(run, model, task, eval_rows(run, arguments, task, data.splits["validation"]))
         metrics |= {f"eval_{name}": value for name, value in scores.items()}
     if modes.evaluate:
-        metrics |= baseline(started, task, data.splits["validation"], "eval")
+        metrics |= baseline(run, task, data.splits["validation"], "eval")
     if modes.predict:
-        metrics |= predict_test(started, arguments, task, model, data)
-    started.on_main(lambda: merge_metrics(Path(arguments.output_dir), metrics, metrics_name(arguments)))
+        metrics |= predict_test(run, arguments, task, model, data)
+    run.on_main(lambda: merge_metrics(Path(arguments.output_dir), metrics, metrics_name(arguments)))
     if modes.train:
-        started.on_main(lambda: write_reports(started, arguments, task, data.splits))
-    results.track(started, metrics)
-    results.push_to_hub(started, arguments)
-    report(started, arguments, task, metrics)
-    signals.finish(started)
+        run.on_main(lambda: write_reports(run, arguments, task, data.splits))
+    results.track(run, metrics)
+    results.push_to_hub(run, arguments)
+    report(run, arguments, task, metrics)
+    signals.finish(run)
 
 
 def build_model(task: Task, seed: int) -> torch.nn.Module:
@@ -80,51 +79,51 @@ def build_model(task: Task, seed: int) -> torch.nn.Module:
     return task.build()
 
 
-def load_exported(started: Run, arguments: Any, task: Task, trained: bool) -> Any:
+def load_exported(run: Run, arguments: Any, task: Task, trained: bool) -> Any:
     """Loads this run's best model, or --model_name_or_path without training, and prepares it on every
     process."""
     if trained:
-        model = load_best(started, arguments, task.load_exported)
+        model = load_best(run, arguments, task.load_exported)
     else:
         model = task.load_exported(arguments.model_name_or_path)
-    return started.accelerator.prepare_model(model.to(started.device), evaluation_mode=True)
+    return run.accelerator.prepare_model(model.to(run.device), evaluation_mode=True)
 
 
-def load_best(started: Run, arguments: Any, load: Callable[[Path], Any]) -> Any:
+def load_best(run: Run, arguments: Any, load: Callable[[Path], Any]) -> Any:
     """Calls `load` on best/ on every process. Machines without a shared disk receive a temporary copy."""
     folder = Path(arguments.output_dir) / BEST
-    place = checkpoint.fetch(started, folder, arguments.shared_output_dir)
+    place = checkpoint.fetch(run, folder, arguments.shared_output_dir)
     try:
         return load(place)
     finally:
-        checkpoint.discard(started, place, folder)
+        checkpoint.discard(run, place, folder)
 
 
-def baseline(started: Run, task: Task, split: Any, name: str) -> dict[str, Any]:
+def baseline(run: Run, task: Task, split: Any, name: str) -> dict[str, Any]:
     """The baseline's metrics, prefixed with `name`."""
-    return started.on_main(lambda: {f"{name}_{key}": value for key, value in task.baseline(split).items()})
+    return run.on_main(lambda: {f"{name}_{key}": value for key, value in task.baseline(split).items()})
 
 
-def predict_test(started: Run, arguments: Any, task: Task, model: Any, data: Data) -> dict[str, Any]:
+def predict_test(run: Run, arguments: Any, task: Task, model: Any, data: Data) -> dict[str, Any]:
     """Writes the predictions of all test rows, resuming an interrupted prediction. Returns test_* metrics,
     with scores if the rows are labelled."""
     split = data.splits["test"]
-    rows = eval_rows(started, arguments, task, split)
-    saved = open_saved_parts(started, arguments, data.fingerprint, rows)
-    predictions, rate = predict(started, model, task, rows, saved=saved)
-    results.write_predictions(started, arguments, task, split, predictions)
+    rows = eval_rows(run, arguments, task, split)
+    saved = open_saved_parts(run, arguments, data.fingerprint, rows)
+    predictions, rate = predict(run, model, task, rows, saved=saved)
+    results.write_predictions(run, arguments, task, split, predictions)
     if saved is not None:
         saved.remove()
     metrics = {"test_rows": len(split), "test_samples_per_second": rate}
     if split.labelled:
-        with Phase("scoring", shown=started.is_main):
-            scores = started.on_main(lambda: score(task, predictions, split))
+        with Phase("scoring", shown=run.is_main):
+            scores = run.on_main(lambda: score(task, predictions, split))
         metrics |= {f"test_{name}": value for name, value in scores.items()}
-        metrics |= baseline(started, task, split, "test")
+        metrics |= baseline(run, task, split, "test")
     return metrics
 
 
-def report(started: Run, arguments: Any, task: Task, metrics: dict[str, Any]) -> None:
+def report(run: Run, arguments: Any, task: Task, metrics: dict[str, Any]) -> None:
     """Prints the main metrics."""
     by_split = results.by_split(metrics)
     table = results.table(by_split, task.shown_metrics)
@@ -132,4 +131,4 @@ def report(started: Run, arguments: Any, task: Task, metrics: dict[str, Any]) ->
     # app/predict.py: its output folder is a temporary one.
     only_predicts = arguments.modes == Modes(train=False, evaluate=False, predict=True)
     place = (only_predicts and arguments.predictions_file) or arguments.output_dir
-    started.print(*table, *remarks, f"done           {place}")
+    run.print(*table, *remarks, f"done           {place}")

@@ -12,8 +12,8 @@ import numpy as np
 
 from samerun.data.cache import fingerprint
 from samerun.data.tokens import Ragged
+from samerun.images.data import map_rows
 from samerun.images.image_task import ImageTask
-from samerun.images.sources import map_rows
 from samerun.plan import Modes
 from samerun.runtime import Launch
 from samerun.task import Task
@@ -128,7 +128,7 @@ def _pixel_hash(images: Any, row: int) -> str:
 
 
 def _of_volumes(volumes: Sequence[Any], classes: Sequence[str]) -> Rows:
-    """Volumes (`volumes.prepared.Prepared`) by the hashes of their files and of their voxels: compressed
+    """Volumes (`volumes.data.Prepared`) by the hashes of their files and of their voxels: compressed
     files of equal volumes differ."""
     labels, sizes, areas = [volume.files[1:] for volume in volumes], {}, None
     for name, unit in (("size", "voxels"), ("spacing", "mm")):

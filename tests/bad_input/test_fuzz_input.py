@@ -123,32 +123,6 @@ def test_a_damaged_file_is_a_table_or_refused(file):
         assert names is None or len(names) == len(table)
 
 
-texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
-
-
-@quick
-@given(
-    st.lists(
-        st.tuples(texts, st.lists(texts, max_size=3), st.integers(-(2**63), 2**63 - 1)),
-        min_size=1,
-        max_size=6,
-    )
-)
-def test_any_parquet_comes_back(rows):
-    columns = {
-        "text": [row[0] for row in rows],
-        "labels": [row[1] for row in rows],
-        "id": [row[2] for row in rows],
-    }
-    schema = pyarrow.schema(
-        [("text", pyarrow.string()), ("labels", pyarrow.list_(pyarrow.string())), ("id", pyarrow.int64())]
-    )
-    pyarrow.parquet.write_table(pyarrow.table(columns, schema=schema), "a.parquet")
-    table = read_table("a.parquet", required=("text", "labels"), optional=("id",))
-    assert tables.contents(table) == columns
-    assert table.lines == list(range(1, len(rows) + 1))
-
-
 # Cells, label lists, weights
 
 json_values = st.recursive(

@@ -1,9 +1,12 @@
+import numpy as np
 import pytest
 import torch
 from linear_task import LinearTask, eval_rows, linear_layer, points
 
+from samerun import evaluate as evaluation
+from samerun import signals
 from samerun.errors import TrainingError
-from samerun.evaluate import evaluate, predict
+from samerun.evaluate import PARTS, SavedParts, evaluate, predict
 from samerun.runtime import Run
 
 
@@ -75,3 +78,100 @@ def test_all_of_a_prediction_has_the_runs_precision(start_run, precision):
 
     predict(start_run(precision=precision), linear_layer(), Looks(), eval_rows(*points(3)))
     assert found == [precision == "bf16"]
+
+
+ROWS, BATCH = 203, 2
+
+
+class KilledError(Exception):
+    """What the tests have in place of a SIGKILL."""
+
+
+class Counts(LinearTask):
+    """Counts rows; is killed before it predicts another one."""
+
+    def __init__(self, most=ROWS):
+        super().__init__()
+        self.done, self.most = 0, most
+
+    def predict(self, model, batch):
+        if self.done >= self.most:
+            raise KilledError
+        self.done += len(batch.rows)
+        return {**super().predict(model, batch), "numbers": batch.rows}
+
+
+@pytest.fixture
+def attempt(start_run, tmp_path, monkeypatch):
+    """A function that predicts with a task that is killed after some rows, going on from what is kept: (the
+    task, its predictions, what is kept)."""
+    monkeypatch.setattr(evaluation, "SECONDS_BETWEEN_PARTS", -1.0)
+    run, folder = start_run(), tmp_path / "predictions.jsonl.unfinished"
+
+    def begin(most=ROWS, model=1):
+        task, rows = Counts(most), eval_rows(*points(ROWS), BATCH)
+        kept = SavedParts(run, folder, f"hash {model}", rows)
+        try:
+            predictions, _ = predict(run, linear_layer(), task, rows, saved=kept)
+        except KilledError:
+            predictions = None
+        return task, predictions, kept
+
+    yield begin
+    signals.set_stop_message(signals.NOTHING_TO_SAVE)
+
+
+def test_a_killed_prediction_loses_a_twentieth_and_ends_with_the_same_arrays(attempt, start_run, tmp_path):
+    expected, _ = predict(start_run(), linear_layer(), Counts(), eval_rows(*points(ROWS), BATCH))
+    first, nothing, _ = attempt(most=126)
+    assert nothing is None
+    assert signals._requests.stop_message == f"the same command goes on after 120 of {ROWS} rows"
+    second, _, _ = attempt(most=50)  # killed again
+    last, predictions, kept = attempt()
+    assert ROWS <= first.done + second.done + last.done <= ROWS + 2 * (ROWS / PARTS + BATCH)
+    assert predictions.keys() == expected.keys()
+    for name, values in expected.items():
+        assert values.dtype == predictions[name].dtype
+        np.testing.assert_array_equal(predictions[name], values)
+    assert predictions["numbers"].tolist() == list(range(ROWS))
+    kept.remove()
+    assert signals._requests.stop_message == signals.NOTHING_TO_SAVE
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_prediction_begins_anew(attempt, capsys):
+    attempt(most=120)
+    task, predictions, _ = attempt(model=2)
+    assert task.done == ROWS
+    assert "is of another prediction; starting again" in capsys.readouterr().out
+    assert len(predictions["error"]) == ROWS
+
+
+def test_a_damaged_part_is_predicted_again(attempt, tmp_path):
+    attempt(most=120)
+    folder = tmp_path / "predictions.jsonl.unfinished"
+    parts = sorted(folder.glob("*.npz"))
+    parts[2].write_bytes(parts[2].read_bytes()[:100])
+    _, predictions, kept = attempt()
+    assert predictions["numbers"].tolist() == list(range(ROWS))
+    assert kept.num_batches > 0
+
+
+def test_small_files_and_a_full_disk_keep_nothing(attempt, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "predictions.jsonl.unfinished"
+    monkeypatch.setattr(evaluation, "MAX_SAVED_BYTES", 100)
+    _, predictions, _ = attempt()
+    assert len(predictions["error"]) == ROWS
+    assert (
+        "are too large to save in parts; an interrupted prediction cannot be resumed"
+        in capsys.readouterr().out
+    )
+    monkeypatch.setattr(evaluation, "MAX_SAVED_BYTES", 10**9)
+    folder.write_text("a file where the folder should be")
+    _, predictions, _ = attempt()
+    assert len(predictions["error"]) == ROWS
+    assert "cannot be written (File exists)" in capsys.readouterr().out
+    folder.unlink()
+    monkeypatch.setattr(evaluation, "SECONDS_BETWEEN_PARTS", 1000.0)
+    attempt()
+    assert list(tmp_path.iterdir()) == []

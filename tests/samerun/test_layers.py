@@ -1,7 +1,15 @@
+import copy
+import functools
+
+import numpy as np
 import pytest
+import torch
+from step_models import CLASSIFY, KINDS, TITLES, build, collator
+from torch._dynamo.testing import CompileCounter
 
 from samerun.errors import InputError
-from samerun.layers import checkpoint_activations
+from samerun.kernels import common as row_lengths
+from samerun.layers import checkpoint_activations, compile_layers
 
 
 @pytest.mark.parametrize(
@@ -25,3 +33,140 @@ def test_a_model_that_cannot():
 
     with pytest.raises(InputError, match="--gradient_checkpointing: Model does not support"):
         checkpoint_activations(Model())
+
+
+@pytest.fixture
+def counter(monkeypatch):
+    """Counts what is compiled; each piece is traced as for real, but computed by torch's own kernels."""
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
+    yield counter
+    torch._dynamo.reset()
+
+
+def quiet(model):
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    for config in {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values():
+        config.attention_probs_dropout_prob = 0.0
+    return model
+
+
+def passes(kind):
+    """Batches of one row to five."""
+    task, longest, multiple = KINDS[kind]
+    collate = collator(np.linspace(longest // 4, longest, 12).astype(int), multiple, task is TITLES)
+    numbers = np.random.default_rng(0)
+    return [collate(numbers.choice(12, size=rows, replace=False)) for rows in (3, 2, 1, 4, 5, 1)]
+
+
+def compiled_twin(model):
+    twin = copy.deepcopy(model)
+    compile_layers(twin)
+    return twin
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["padded", "padding_free", "blocks", "padding_free_titles"])
+def test_a_layer_is_compiled_once_for_all_batches(kind, counter):
+    task, model = KINDS[kind][0], quiet(build(kind))
+    twin = compiled_twin(model)
+    assert list(twin.state_dict()) == list(model.state_dict())
+    pieces = []
+    for batch in passes(kind):
+        with row_lengths.row_lengths(batch.lengths):
+            losses = [task.loss_sum(x, batch) for x in (model, twin)]
+        for loss in losses:
+            loss.backward()
+        torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-5)
+        pieces.append(counter.frame_count)
+    for ours, theirs in zip(twin.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-4)
+    # A single row has code of its own in torch; so have titles of equal length, whose mask transformers
+    # leaves out.
+    assert pieces[0] > 0
+    assert pieces[-1] == pieces[2] < 3 * pieces[0]
+
+
+def steps_back(loss):
+    """Names of the backward pass's steps."""
+    found, waiting = {}, [loss.grad_fn]
+    while waiting:
+        step = waiting.pop()
+        if step is not None and step not in found:
+            found[step] = step.name()
+            waiting += [below for below, _ in step.next_functions]
+    return list(found.values())
+
+
+@pytest.fixture
+def alone():
+    """A process group of one."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("alone")
+def test_gradients_are_exchanged_while_lower_layers_are_computed(monkeypatch):
+    # aot_eager makes one backward pass of each compiled piece, as the default does, without its kernels.
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(
+        torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", 500
+    )  # a bucket is smaller than one of these layers
+    model = quiet(build("padded"))
+    compile_layers(model)
+    events = []
+
+    def exchange(_, bucket):
+        events.append([id(parameter) for parameter in bucket.parameters()])
+        done = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    def reached_embeddings(module, inputs, output):
+        output.register_hook(lambda gradient: events.append("embeddings"))
+
+    model.bert.embeddings.register_forward_hook(reached_embeddings)
+    replica = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.001)
+    replica.register_comm_hook(None, exchange)
+    for _ in range(2):  # the first time DDP sees in which order gradients come, and makes its buckets
+        events.clear()
+        with torch._dynamo.config.patch(optimize_ddp=False):  # or torch would cut a whole model up itself
+            loss = CLASSIFY.loss_sum(replica, passes("padded")[0])
+        assert steps_back(loss).count("CompiledFunctionBackward") == model.config.num_hidden_layers
+        loss.backward()
+    early = {number for event in events[: events.index("embeddings")] for number in event}
+    layers = model.bert.encoder.layer
+    assert {id(parameter) for layer in layers[1:] for parameter in layer.parameters()} <= early
+
+
+def test_a_model_without_layers_is_compiled_as_a_whole(counter):
+    model = torch.nn.Linear(3, 2)
+    expected = model(torch.ones(4, 3))
+    compile_layers(model)
+    torch.testing.assert_close(model(torch.ones(4, 3)), expected)
+    assert counter.frame_count == 1
+
+
+def test_a_search_for_titles_is_not_compiled(counter):
+    model = build("padding_free_titles").eval()
+    twin = compiled_twin(model)
+    ids = torch.randint(3, 90, (2, 12))
+    read = functools.partial(model.encoder, input_ids=ids, attention_mask=torch.ones_like(ids))
+    asked = {
+        "max_length": 6,
+        "num_beams": 2,
+        "do_sample": False,
+        "decoder_start_token_id": 1,
+        "pad_token_id": 0,
+    }
+    found = [
+        x.generate(ids, attention_mask=torch.ones_like(ids), encoder_outputs=read(), **asked)
+        for x in (model, twin)
+    ]
+    assert torch.equal(*found)
+    assert counter.frame_count == 0

@@ -14,9 +14,19 @@ import numpy as np
 from samerun.data.cache import fingerprint, get_or_create
 from samerun.data.splits import LIMIT_ARGUMENTS, expand_patterns
 from samerun.errors import SHOWN, InputError, collecting, listed, raise_problems
-from samerun.images.examples import Examples, above_folders, from_table, named_from, read_each, read_examples
-from samerun.images.folders import check_output_outside, images_below
-from samerun.images.sources import EncodedImages, Images, Inspection, map_rows
+from samerun.images.data import (
+    Examples,
+    Images,
+    Inspection,
+    above_folders,
+    check_output_outside,
+    from_table,
+    images_below,
+    map_rows,
+    named_from,
+    read_each,
+    read_examples,
+)
 
 # Folder names of each split.
 SPLIT_FOLDERS = {
@@ -60,16 +70,12 @@ class InspectedMasks:
         values = sorted({value for counts in self.counts for value in counts})
         return {value: sum(counts.get(value, 0) for counts in self.counts) for value in values}
 
-    def class_totals(self, num_classes: int) -> np.ndarray:
-        """(classes,) int64: the number of pixels of each class in all masks."""
-        return np.array([self.totals.get(value, 0) for value in range(num_classes)])
-
 
 # Files
 
 
 def read_pairs(arguments: Any, split: str, notes: list[str]) -> Examples | None:
-    """The images of a split, with its masks as `classes`: from folders, or from a table or data set with a
+    """The images of a split, with its masks as `labels`: from folders, or from a table or data set with a
     column of masks. Looks for the split in the folders of --train_file if its own argument is missing. None
     if there is no such split."""
     own = getattr(arguments, f"{split}_file")
@@ -77,7 +83,7 @@ def read_pairs(arguments: Any, split: str, notes: list[str]) -> Examples | None:
     argument = f"--{split if own else 'train'}_file"
     paths = [] if sources is None else expand_patterns(argument, sources)
     if not any(Path(path).is_dir() for path, _ in paths):
-        return read_examples(arguments, split, notes)
+        return read_examples(arguments, split, notes, masks=True)
     if own is None:  # only folders can hold several splits
         paths = [(path, number) for path, number in paths if Path(path).is_dir()]
     examples = read_each(argument, paths, partial(_from_path, arguments, split, above_folders(paths), notes))
@@ -92,7 +98,7 @@ def read_pairs(arguments: Any, split: str, notes: list[str]) -> Examples | None:
 def _from_path(arguments: Any, split: str, base: str | None, notes: list[str], path: str) -> Examples | None:
     """`base`: the folder that ids are relative to, None for the folder of the images."""
     if not Path(path).is_dir():
-        return from_table(arguments, split, Path(path))
+        return from_table(arguments, split, Path(path), masks=True)
     folders = _split_folders(Path(path), split, is_own=getattr(arguments, f"{split}_file") is not None)
     if folders is None:
         return None
@@ -125,10 +131,8 @@ def _split_folders(root: Path, split: str, is_own: bool) -> tuple[Path, Path | N
         return None
     raise InputError(
         f"{root}: holds no images with masks; expected images/ and masks/ with files of equal "
-        "names, in it or in "
-        f"{'/ or '.join(SPLIT_FOLDERS[split])}/, or the folders of CamVid (train/ and trainannot/) "
-        "or Cityscapes (leftImg8bit/ "
-        "and gtFine/)"
+        f"names, in it or in {'/ or '.join(SPLIT_FOLDERS[split])}/, or the folders of CamVid "
+        "(train/ and trainannot/) or Cityscapes (leftImg8bit/ and gtFine/)"
     )
 
 
@@ -137,9 +141,9 @@ def _pairs(folder: Path, masks: Path | None, base: str | None, notes: list[str])
     if not image_paths:
         raise InputError(f"{folder}: holds no images")
     ids = named_from(base, folder, [str(path.relative_to(folder)) for path in image_paths.values()])
-    encoded = EncodedImages([str(path) for path in image_paths.values()], Path())
+    images = Images.of([str(path) for path in image_paths.values()], Path())
     if masks is None:
-        return Examples(str(folder), encoded, None, encoded.name, ids)
+        return Examples(str(folder), images, None, ids)
     is_cityscapes = any(path.stem.endswith(CITYSCAPES_SUFFIXES[0]) for path in image_paths.values())
     mask_paths = _by_name(masks, CITYSCAPES_SUFFIXES[1] if is_cityscapes else "", [], only=is_cityscapes)
     missing = [
@@ -152,7 +156,8 @@ def _pairs(folder: Path, masks: Path | None, base: str | None, notes: list[str])
         str(path.relative_to(masks)) for name, path in mask_paths.items() if name not in image_paths
     ]:
         notes.append(f"{masks}: {len(others)} mask(s) without an image are left out: {listed(others)}")
-    return Examples(str(folder), encoded, [str(mask_paths[name]) for name in image_paths], encoded.name, ids)
+    found = Images.of([str(mask_paths[name]) for name in image_paths], Path())
+    return Examples(str(folder), images, found, ids)
 
 
 def _by_name(folder: Path, suffix: str, notes: list[str], only: bool = False) -> dict[str, Path]:
@@ -259,11 +264,9 @@ def numbered_classes(train: InspectedMasks, ignored: frozenset[int]) -> Classes:
     if len(values) < 2 or values != list(range(len(values))) or len(values) > MOST_CLASSES:
         besides = f" besides the ignored {', '.join(map(str, sorted(ignored)))}" if ignored else ""
         raise InputError(
-            "the training masks have the value(s) "
-            f"{listed([str(value) for value in values])}{besides}; expected class numbers "
-            "0, 1, 2 and so on. Name the classes in --classes_file if no mask has some of them, or "
-            "save the masks again (with "
-            "1 in place of 255, if they have 0 and 255)"
+            f"the training masks have the value(s) {listed([str(value) for value in values])}{besides}; "
+            "expected class numbers 0, 1, 2 and so on. Name the classes in --classes_file if no mask has "
+            "some of them, or save the masks again (with 1 in place of 255, if they have 0 and 255)"
         )
     return Classes([str(value) for value in values], ignored)
 
@@ -279,24 +282,27 @@ def inspect_masks(
     masks, problems = {}, []
     for split, rows in examples.items():
         with collecting(problems):
-            if rows.classes is not None:
+            if rows.labels is not None:
                 masks[split] = _inspect(rows, inspected[split])
             elif split != "test":
                 problems.append(
                     f"{rows.path}: has no masks; expected a folder of them, or a column (--label_column)"
                 )
-    if problems:
-        raise InputError(*problems)
+    raise_problems(problems)
     return masks
 
 
 def _inspect(examples: Examples, images: Inspection) -> InspectedMasks:
-    masks = examples.images.beside(examples.classes, examples.where)
+    masks = examples.labels
+    if not isinstance(masks, Images):
+        raise InputError(
+            f"{examples.path}: has class numbers in place of masks; give a folder or a table of images and "
+            "masks"
+        )
     inspection = masks.inspect()
     wrong = [
         f"{masks.name(row)}: {mask.width}x{mask.height} pixels, but its image "
-        f"{examples.images.name(row)} has "
-        f"{image.width}x{image.height}; they must be equal"
+        f"{examples.images.name(row)} has {image.width}x{image.height}; they must be equal"
         for row, (mask, image) in enumerate(zip(inspection.headers, images.headers, strict=True))
         if mask[:2] != image[:2]
     ]
@@ -315,7 +321,7 @@ def _write_counts(masks: Images, folder: Path) -> None:
 def _count_values(masks: Images, row: int) -> dict[int, int]:
     """Value -> number of pixels of a mask."""
     values, counts = np.unique(np.asarray(masks.load_mask(row)), return_counts=True)
-    return {int(value): int(count) for value, count in zip(values, counts, strict=True)}
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
 def check_values(inspected: InspectedMasks, classes: Classes) -> None:
@@ -331,8 +337,7 @@ def check_values(inspected: InspectedMasks, classes: Classes) -> None:
     raise_problems(
         problems,
         f"the classes are {numbered}, and {sorted(classes.ignored)} is ignored; name all classes in "
-        "--classes_file, or the "
-        "value to be ignored by --ignore_index",
+        "--classes_file, or the value to be ignored by --ignore_index",
     )
 
 

@@ -9,10 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers.utils import logging
 
+from samerun.errors import TrainingError
 from samerun.output.run_folder import replace_folder
+
+CHECKED_ROWS = 4
 
 
 def export_model(
@@ -34,6 +38,22 @@ def export_model(
     if max_length is not None:
         processor = _tokenizer_to_save(processor, max_length)
     replace_folder(path, partial(_fill, model, weights, processor, check))
+
+
+def rows_to_check(num_rows: int) -> np.ndarray:
+    """A few evenly spaced rows of a file, for `check_agreement`."""
+    return np.linspace(0, num_rows - 1, min(CHECKED_ROWS, num_rows)).astype(int)
+
+
+def check_agreement(what: str, exported: Any, run: Any, tolerance: float) -> None:
+    """Raises `TrainingError` if outputs of the exported model, which computes in fp32, and of the run differ
+    by more than the rounding of the run's precision. `what`: their name."""
+    difference = float(np.abs(np.asarray(exported) - np.asarray(run)).max())
+    if not difference <= tolerance:
+        raise TrainingError(
+            f"the exported model does not give the run's {what} (difference {difference:.1e}); "
+            "nothing was replaced. Please report this with run.json"
+        )
 
 
 def plain_model(model: Any) -> Any:

@@ -218,6 +218,16 @@ def own_labels(config: Any) -> list[str] | None:
     return labels if any(label != f"LABEL_{number}" for number, label in enumerate(labels)) else None
 
 
+def renew_head(model: Any) -> None:
+    """Re-initialises the classification layers, which were trained for other classes: the layers outside of
+    the body that have an output for each."""
+    for name, module in model.named_modules():
+        in_body = name.startswith(f"{model.base_model_prefix}.")
+        is_layer = isinstance(module, torch.nn.Linear | torch.nn.Conv2d)
+        if is_layer and not in_body and len(module.weight) == model.config.num_labels:
+            model._init_weights(module)
+
+
 def drop_pooler(encoder: Any) -> None:
     """Removes an unused pooler: DDP fails for parameters without a gradient."""
     if getattr(encoder, "pooler", None) is not None:

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from samerun.data.buffers import Buffers
 from samerun.data.cache import fingerprint
 from samerun.data.splits import read_splits
-from samerun.data.stream import Stream
+from samerun.data.stream import Buffers, Stream
 from samerun.data.tables import Cells, Table, drop_blank, split_off, texts_of
 from samerun.data.tokens import Ragged
 from samerun.errors import InputError, TrainingError
@@ -209,7 +208,13 @@ def _content(texts: Any, targets: Any, titles: Any) -> str:
 
 
 def _first_buffer(buffers: Buffers, notes: list[str]) -> Table:
+    requested = buffers.size
     table, _, blank = buffers.read(0)
+    if len(table) < requested:
+        notes.append(
+            f"there are {len(table)} training rows with a text, fewer than a buffer of {requested}: "
+            "every buffer has all of them (--streaming_buffer_rows)"
+        )
     notes.append(
         f"an epoch is a buffer of {len(table)} training rows (--streaming); labels, tokens and "
         "memory are those of the first"

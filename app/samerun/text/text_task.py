@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from samerun.data.buffers import Buffers
+from samerun.data.stream import Buffers
 from samerun.data.tables import (
     Cells,
     Table,

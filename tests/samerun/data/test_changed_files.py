@@ -10,14 +10,11 @@ import pytest
 from PIL import Image
 
 from samerun.data import cache
-from samerun.data.buffers import Buffers
 from samerun.data.cache import content_hash
 from samerun.data.splits import read_split
-from samerun.images.examples import Examples, from_table
-from samerun.images.folders import class_folders
-from samerun.images.sources import EncodedImages
-from samerun.volumes.files import VolumeFile, Volumes
-from samerun.volumes.prepared import prepare
+from samerun.data.stream import Buffers
+from samerun.images.data import Images, class_folders, from_table
+from samerun.volumes.data import VolumeFile, Volumes, prepare
 
 
 @pytest.fixture(autouse=True)
@@ -74,8 +71,8 @@ def test_images(tmp_path):
     (tmp_path / "x").mkdir()
     write_image(tmp_path / "x" / "a.bmp", 1)
     cells = [str(path) for path in class_folders(tmp_path, [])[0]]
-    images = EncodedImages(cells, tmp_path)
-    before = Examples("x", images, None, images.name, range(1)).images.inspect()
+    images = Images.of(cells, tmp_path)
+    before = images.inspect()
     replace(tmp_path / "x" / "a.bmp", lambda path: write_image(path, 2))
     assert images.inspect().content != before.content
 
@@ -84,9 +81,9 @@ def test_labels_of_images_in_parquet(tmp_path):
     write_image(tmp_path / "a.bmp", 1)
     path = tmp_path / "rows.parquet"
     write_parquet(path, "a", tmp_path)
-    assert list(from_table(arguments(tmp_path), "train", path).classes) == ["a"]
+    assert list(from_table(arguments(tmp_path), "train", path, masks=False).labels) == ["a"]
     replace(path, lambda path: write_parquet(path, "b", tmp_path))
-    assert list(from_table(arguments(tmp_path), "train", path).classes) == ["b"]
+    assert list(from_table(arguments(tmp_path), "train", path, masks=False).labels) == ["b"]
 
 
 def test_labels_of_volumes(tmp_path):

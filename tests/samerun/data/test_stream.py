@@ -2,13 +2,17 @@ import json
 import multiprocessing
 import os
 import time
+from types import SimpleNamespace
 
+import datasets
 import numpy as np
 import pytest
 from linear_task import make_plan, points, split_of
 
 from samerun.data.batches import TrainSteps
-from samerun.data.stream import Stream
+from samerun.data.splits import read_split
+from samerun.data.stream import SHARDS, START, Buffers, Stream
+from samerun.errors import InputError
 
 
 class Counted(Stream):
@@ -96,3 +100,148 @@ def test_the_next_buffer_is_read_by_another_process_and_earlier_ones_are_removed
     steps.close()
     reader.join(60)
     assert (reader.exitcode, kept()) == (0, [])
+
+
+# Buffers of rows
+
+NONE = ("train_file", "dataset_name", "dataset_config_name", "dataset_revision", "dataset_split", "cache_dir")
+
+
+def buffers(folder, size=4, seed=0, columns=("text", "labels"), **given):
+    values = {
+        **dict.fromkeys(NONE),
+        "seed": seed,
+        "text_column": "text",
+        "encoding": "utf-8",
+        "output_dir": folder,
+        **given,
+    }
+    arguments = SimpleNamespace(streaming=True, streaming_buffer_rows=size, **values)
+    return Buffers(arguments, columns)
+
+
+@pytest.fixture
+def files(tmp_path, token_cache):
+    """Three files of 5, 3 and 2 rows, and one row more that has no text."""
+    for name, numbers in (("a", [0, 1, None, 2, 3, 4]), ("b", [5, 6, 7]), ("c", [8, 9])):
+        lines = [f"{'' if number is None else f't{number}'},x" for number in numbers]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,labels", *lines, ""]))
+    return (str(tmp_path / "?.csv"),)
+
+
+def expected(seed, passes):
+    """The texts of so many passes."""
+    of_files = [["t0", "t1", "t2", "t3", "t4"], ["t5", "t6", "t7"], ["t8", "t9"]]
+    orders = [np.random.default_rng([seed, number, SHARDS]).permutation(3) for number in range(passes)]
+    return [text for order in orders for number in order for text in of_files[number]]
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_buffers_are_consecutive_pieces_of_shuffled_passes(files, tmp_path, seed):
+    read, starts, texts = buffers(tmp_path, seed=seed, train_file=files), [START], []
+    for number in range(7):
+        table, start, _ = read.read(number, starts[number])
+        assert (len(table), list(table.columns["labels"])) == (4, ["x"] * 4)
+        starts.append(start)
+        texts.append(list(table.columns["text"]))
+    assert [text for some in texts for text in some] == expected(seed, 3)[:28]
+    for number in (6, 3):  # in a process that begins there, and from a checkpoint, which is JSON
+        start = json.loads(json.dumps(starts[number]))
+        read.remove(lambda _: False)
+        again, following, _ = buffers(tmp_path, seed=seed, train_file=files).read(number, start)
+        assert (list(again.columns["text"]), following) == (texts[number], starts[number + 1])
+
+
+def test_a_row_is_named_by_its_file_and_line_and_empty_texts_are_counted(files, tmp_path):
+    table, _, blank = buffers(tmp_path, size=10, train_file=files).read(0)
+    assert blank == 1
+    texts, places = list(table.columns["text"]), [table.where(number) for number in range(10)]
+    assert places[texts.index("t2")] == f"{tmp_path / 'a.csv'}:5"
+    assert places[texts.index("t9")] == f"{tmp_path / 'c.csv'}:3"
+    assert table.path.endswith(".csv and 2 more, buffer 1")
+
+
+def test_a_buffer_is_kept_until_it_is_removed_and_read_anew_when_a_file_changed(files, tmp_path, token_cache):
+    def there():
+        return sorted(path.name.partition("-")[0] for path in token_cache.glob("buffers/*/*-*"))
+
+    read = buffers(tmp_path, train_file=files)
+    _, second, _ = read.read(0)
+    read.read(1, second)
+    assert there() == ["0", "1"]
+    read.remove(lambda number: number > 0)
+    assert there() == ["1"]
+    (tmp_path / "c.csv").write_text("text,labels\nt8,x\nother,x\n")
+    after = buffers(tmp_path, train_file=files)
+    assert "other" in [
+        text
+        for number, start in ((0, START), (1, second))
+        for text in after.read(number, start)[0].columns["text"]
+    ]
+    after.remove(lambda number: True)
+    assert there() == ["0", "1"]
+
+
+def test_fewer_rows_than_a_buffer(files, tmp_path):
+    read = buffers(tmp_path, size=11, train_file=files)
+    first, second, _ = read.read(0)
+    texts = [*first.columns["text"], *read.read(1, second)[0].columns["text"]]
+    assert (len(first), texts) == (10, expected(0, 2))
+    read.remove(lambda _: False)
+    again = buffers(tmp_path, size=11, train_file=files)  # resumed in the second buffer
+    again.read(0)
+    assert list(again.read(1, second)[0].columns["text"]) == texts[10:]
+    for name in "abc":
+        (tmp_path / f"{name}.csv").write_text("text,labels\n ,x\n")
+    with pytest.raises(InputError, match="--streaming: every text is empty; nothing to train on"):
+        buffers(tmp_path, size=11, train_file=files).read(0)
+
+
+def test_what_is_missing_is_told_at_once_and_what_is_wrong_where_it_is_read(files, tmp_path):
+    with pytest.raises(InputError, match="no train rows: give --train_file or --dataset_name"):
+        buffers(tmp_path)
+    with pytest.raises(InputError) as caught:
+        buffers(tmp_path, train_file=(*files, str(tmp_path / "d.csv"), str(tmp_path / "e.txt")))
+    assert len(caught.value.problems) == 2
+    for name in "abc":
+        (tmp_path / f"{name}.csv").write_text((tmp_path / f"{name}.csv").read_text() + "late,x,y\n")
+    read = buffers(tmp_path, size=1, train_file=files)
+    starts = [START]
+    with pytest.raises(InputError, match=r"\.csv:\d+: 3 cells, expected 2"):
+        starts += (read.read(number, starts[-1])[1] for number in range(9))
+    assert len(starts) > 2
+
+
+def test_the_shards_of_a_data_set_with_names_of_classes(tmp_path, token_cache, arguments, monkeypatch):
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "labels": datasets.ClassLabel(names=["no", "yes"])}
+    )
+    (tmp_path / "hub" / "data").mkdir(parents=True)
+    for number in range(3):
+        rows = {"text": [f"t{number}{row}" for row in range(4)], "labels": [0, 1, 1, -1]}
+        datasets.Dataset.from_dict(rows, features).to_parquet(
+            tmp_path / "hub" / "data" / f"train-{number}-of-3.parquet"
+        )
+    read = buffers(tmp_path / "run", size=6, dataset_name=str(tmp_path / "hub"))
+    table, start, _ = read.read(0)
+    assert len(read.shards) == 3
+    assert table.classes == {"labels": ["no", "yes"]}
+    assert list(table.columns["labels"]) == ["no", "yes", "yes", None, "no", "yes"]
+    rest, _, _ = read.read(1, start)
+    assert sorted([*table.columns["text"], *rest.columns["text"]]) == [
+        f"t{number}{row}" for number in range(3) for row in range(4)
+    ]
+    monkeypatch.delattr(datasets, "load_dataset")  # it would bring all splits to the disk
+    (tmp_path / "hub" / "data" / "train-2-of-3.parquet").rename(
+        tmp_path / "hub" / "data" / "validation-0-of-1.parquet"
+    )
+    given = arguments(dataset_name=str(tmp_path / "hub"), streaming=True, max_eval_samples=3)
+    assert list(read_split(given, "validation", ("text", "labels")).columns["labels"]) == ["no", "yes", "yes"]
+    with pytest.raises(InputError, match=r"--dataset_name .*: cannot be loaded \(Bad split: test"):
+        read_split(given, "test", ("text",))
+    with pytest.raises(InputError, match="has no column 'title'; it has text, labels"):
+        buffers(tmp_path / "run", dataset_name=str(tmp_path / "hub"), columns=("text", "title"))
+    with pytest.raises(
+        InputError, match=r"--dataset_split dev of --dataset_name .*: cannot be loaded \(Bad split: dev"
+    ):
+        buffers(tmp_path / "run", dataset_name=str(tmp_path / "hub"), dataset_split="dev")

@@ -8,9 +8,6 @@ from images_job import write_folder, write_idx
 from PIL import Image
 
 from samerun.errors import InputError, TrainingError
-from samerun.images.image_task import ImageTask, Targets
-from samerun.images.processing import Processing
-from samerun.images.sources import ArrayImages
 from samerun.parsing import parse
 from samerun.plan import Modes
 from samerun.task import check_finite
@@ -32,7 +29,7 @@ def test_the_help_has_no_arguments_of_tokens(capsys):
     text = capsys.readouterr().out
     assert "--global_batch_size" in text
     assert [word for word in text.split() if "token" in word or "length" in word or "padding" in word] == []
-    assert text.count("--learning_rate X  ") == 1  # stands in its group, with the task's default
+    assert text.count("--learning_rate X") == 1  # stands in its group, with the task's default
 
 
 def test_defaults_suit_what_is_trained():
@@ -51,7 +48,7 @@ def test_defaults_suit_what_is_trained():
 def test_an_array_is_collated_at_once_to_what_each_image_is_by_itself(tmp_path):
     task, data = load(write_idx(tmp_path / "mnist"))
     images, rows = data.splits["train"].images, np.array([4, 0, 7])
-    assert isinstance(images, ArrayImages)
+    assert images.are_arrays
     batch = data.splits["train"].collate(rows)
     single = np.stack([task.processing.fit(images.load(row, "L")) for row in rows])
     assert torch.equal(batch.inputs["pixel_values"], task.processing.normalize(single))
@@ -72,40 +69,6 @@ def test_training_rows_are_varied_by_epoch_and_others_never(tmp_path):
     assert first.shape == train.collate(rows).inputs["pixel_values"].shape
     assert validation.augment is None
     assert load(tmp_path)[1].splits["train"].augment is None
-
-
-class Masks(ImageTask):
-    """Images that are their own masks."""
-
-    name, default_metric = "masks", "loss"
-
-    def choose_model(self, examples, inspected, notes):
-        return Processing((12, 12), "L", (0.0,), (1.0,))
-
-    def encode_targets(self, examples, inspected, notes):
-        return {name: Targets(found.images, inspected[name].content) for name, found in examples.items()}
-
-    def mask_labels(self, mask):
-        return (mask > 127).astype(np.int64)
-
-    build = num_targets = loss_sum = predict = score = export = load_exported = prediction_lines = None
-
-
-def test_a_mask_is_collated_and_varied_with_its_image(tmp_path):
-    for row in range(4):
-        blocks = (
-            np.kron(np.random.default_rng(row).integers(0, 2, (3, 3)), np.ones((8, 8))).astype(np.uint8) * 255
-        )
-        (tmp_path / "x").mkdir(exist_ok=True)
-        Image.fromarray(blocks).save(tmp_path / "x" / f"{row}.png")
-    Masks.__abstractmethods__ = frozenset()
-    shape = {"random_crop": 0.5, "random_flip": True}
-    data = Masks(Arguments(output_dir="a", train_file=str(tmp_path), **shape)).load(
-        LAUNCH, Modes(True, False, False)
-    )
-    for batch in (data.splits["train"].collate(np.arange(4)), data.splits["train"].augment(np.arange(4), 1)):
-        assert batch.labels.shape == (4, 12, 12)
-        assert ((batch.inputs["pixel_values"][:, 0] > 0.5) == (batch.labels == 1)).float().mean() > 0.9
 
 
 def test_the_run_fingerprint_follows_contents_and_augmentation(tmp_path):
@@ -150,5 +113,5 @@ def test_colours_for_a_grey_model_are_refused(tmp_path):
         InputError, match=r"valid/dark/colour\.png: a colour image \(RGB\), but .*--image_mode L"
     ):
         load(tmp_path / "train", **given)
-    assert load(tmp_path / "train", image_mode="L", **given)[0].processing.channels == 1
-    assert load(tmp_path / "train", image_mode="RGB", **given)[0].processing.channels == 3
+    assert load(tmp_path / "train", image_mode="L", **given)[0].processing.mode == "L"
+    assert load(tmp_path / "train", image_mode="RGB", **given)[0].processing.mode == "RGB"

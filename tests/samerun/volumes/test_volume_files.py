@@ -10,8 +10,7 @@ import pytest
 from samerun.data import cache
 from samerun.errors import InputError
 from samerun.plan import Modes
-from samerun.volumes.files import find_splits
-from samerun.volumes.prepared import check_headers, check_values, choose_classes, prepare
+from samerun.volumes.data import check_headers, check_values, choose_classes, find_splits, prepare
 
 SPACING = (1.0, 1.0, 1.0)
 

@@ -4,23 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from samerun.data.mask_bits import bits, pack, unpack
+from samerun.images.segmentation import pack, unpack
 from samerun.reports.figures import LINE
-from samerun.volumes.files import VolumeFile, Volumes
+from samerun.volumes.data import VolumeFile, Volumes, prepare
 from samerun.volumes.nifti import IGNORED
-from samerun.volumes.predictions import WholeVolumes, overlays, volume_facts, write_masks
-from samerun.volumes.prepared import prepare
-
-
-@pytest.mark.parametrize("num_classes", [2, 3, 4, 5, 255])
-def test_a_mask_packs_into_few_bits_and_back(num_classes):
-    mask = np.random.default_rng(0).integers(0, num_classes, (3, 5, 7)).astype(np.uint8)
-    mask.ravel()[:2] = 0, num_classes - 1
-    room = bits(num_classes) * 20  # of a larger volume
-    packed = pack(mask, num_classes, room)
-    assert packed.shape == (room,)
-    assert np.array_equal(unpack(packed, mask.shape, num_classes), mask)
-    assert [bits(n) for n in (2, 3, 4, 5, 255)] == [1, 2, 2, 3, 8]
+from samerun.volumes.output import WholeVolumes, overlays, volume_facts, write_masks
 
 
 @pytest.fixture

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from samerun.data.cache import fingerprint
-from samerun.data.mask_bits import file_names, pack, packed_bytes, unpack
+from samerun.images.segmentation import file_names, pack, packed_bytes, unpack
 from samerun.output import written
 from samerun.reports.figures import with_legend
 from samerun.task import Batch
+from samerun.volumes.data import Prepared
 from samerun.volumes.nifti import IGNORED, write_like
 from samerun.volumes.patches import crop
-from samerun.volumes.prepared import Prepared
 
 NANOMETRES = 1e6  # per millimetre. Spacing as integers is not rounded when inputs are cast to half precision.
 # Okabe and Ito's colour-blind safe palette, for classes 1, 2, ...; repeats.

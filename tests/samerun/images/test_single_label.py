@@ -4,7 +4,23 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_support, top_k_accuracy_score
 from sklearn.metrics import confusion_matrix as their_confusion
 
-from samerun.metrics.single_label import confusion_matrix, per_class_table, single_label_scores
+from samerun.errors import InputError
+from samerun.images.single_label import (
+    MAX_FIGURE,
+    confusion_matrix,
+    figures,
+    per_class_table,
+    single_label_scores,
+    sorted_classes,
+)
+
+
+def test_classes_stand_as_they_are_declared_or_else_in_order():
+    assert sorted_classes(["b", "a", "b"], ("b", "never", "a")) == ["b", "never", "a"]
+    assert sorted_classes(["b", "a", "b"]) == ["a", "b"]
+    assert sorted_classes(["10", "9"]) == ["9", "10"]
+    with pytest.raises(InputError, match=r"one class only \('a'\)"):
+        sorted_classes(["a"], ("a", "b"))
 
 
 def rows(count=200, classes=7, seed=0):
@@ -58,3 +74,14 @@ def test_a_logit_that_is_huge_is_scored():
 def test_class_numbers_that_do_not_exist_are_an_error():
     with pytest.raises(ValueError, match="class numbers below 2, found 0 to 2"):
         single_label_scores(np.zeros((2, 2)), np.array([0, 2]))
+
+
+@pytest.mark.parametrize("number", [3, 50])
+def test_a_confusion_matrix_shows_the_classes_with_most_errors(number):
+    truth = np.repeat(np.arange(number), 9)
+    found = np.append(truth, [number - 1] * 4)
+    confusion = confusion_matrix(found, np.append(truth, [0] * 4), number)
+    figure = figures(confusion, [f"c{label}" for label in range(number)]).figures["confusion_matrix"]
+    shown = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+    assert len(shown) == min(number, MAX_FIGURE)
+    assert {"c0", f"c{number - 1}"} <= set(shown)

@@ -19,7 +19,7 @@ from samerun.images.masks import (
     read_classes,
     read_pairs,
 )
-from samerun.images.segmenter import mask_names
+from samerun.images.semantic_segmentation import mask_names
 from samerun.parsing import SpaceSeparated
 
 EMPTY = np.zeros((4, 6), dtype=np.uint8)
@@ -66,14 +66,14 @@ def test_images_are_paired_with_masks_by_name(write, tmp_path):
         write(tmp_path, name)
     found, notes = read(tmp_path)
     assert [re.search(r"[ab]_1", Path(path).name)[0] for path in found.ids] == ["a_1", "b_1"]
-    pairs = zip(found.images.cells, found.classes, strict=True)
+    pairs = zip(*(part.sources[0].cells for part in (found.images, found.labels)), strict=True)
     assert [(Path(image).stem[:3], Path(mask).stem[:3]) for image, mask in pairs] == [
         ("a_1", "a_1"),
         ("b_1", "b_1"),
     ]
     assert notes == []
     if write is cityscapes:
-        assert all(mask.endswith("_gtFine_labelTrainIds.png") for mask in found.classes)
+        assert all(mask.endswith("_gtFine_labelTrainIds.png") for mask in found.labels.sources[0].cells)
     if write is not plain:  # a folder of several splits is named once
         assert len(read(tmp_path, train_file=str(tmp_path))[0]) == 2
         assert read(tmp_path, "test", train_file=str(tmp_path))[0] is None
@@ -82,7 +82,7 @@ def test_images_are_paired_with_masks_by_name(write, tmp_path):
 def test_test_images_need_no_masks(tmp_path):
     plain(tmp_path, "a")
     shutil.rmtree(tmp_path / "masks")
-    assert read(tmp_path, "test")[0].classes is None
+    assert read(tmp_path, "test")[0].labels is None
     assert read(tmp_path / "images", "test")[0].ids == ["a.jpg"]
 
 
@@ -138,7 +138,7 @@ def test_masks_of_16_bits_and_palettes_hold_class_numbers(tmp_path, token_cache)
         classes.lookup_table()[np.asarray(masks.masks.load_mask(0))].tolist()
         == np.where(numbers == 2, IGNORED, numbers).tolist()
     )
-    assert masks.class_totals(3).tolist() == [16, 16, 8]
+    assert masks.totals == {0: 16, 1: 16, 2: 8, 65535: 8}
 
 
 @pytest.mark.parametrize(

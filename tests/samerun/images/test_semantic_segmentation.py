@@ -16,8 +16,9 @@ from transformers import (
 )
 
 from samerun.errors import InputError
-from samerun.images import segmenter
-from samerun.images.augmentation import Augmentation, row_generator
+from samerun.images import semantic_segmentation as segmenter
+from samerun.images.transforms import Augmentation, row_generator
+from samerun.models.pretrained import renew_head
 
 
 def pixelwise(pixel_values):
@@ -118,9 +119,9 @@ def test_a_new_head_changes_nothing_but_the_last_layer():
     config = SegformerConfig(
         depths=[1] * 4, hidden_sizes=[8] * 4, num_attention_heads=[1] * 4, decoder_hidden_size=8, num_labels=3
     )
-    model = segmenter.AutoModelForSemanticSegmentation.from_config(config)
+    model = AutoModelForSemanticSegmentation.from_config(config)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    segmenter.renew_head(model)
+    renew_head(model)
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == {"decode_head.classifier.weight"}
 

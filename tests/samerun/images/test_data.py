@@ -9,9 +9,9 @@ from PIL import Image
 
 from samerun.data import cache
 from samerun.errors import InputError
-from samerun.images import sources
-from samerun.images.decoding import read_header
-from samerun.images.examples import read_examples
+from samerun.images import data
+from samerun.images.data import read_examples
+from samerun.images.transforms import read_header
 from samerun.parsing import SpaceSeparated
 
 
@@ -25,7 +25,7 @@ def arrays(examples, mode="L"):
 
 
 def named(examples):
-    return [int(name) if isinstance(name, int) else CLASSES.index(name) for name in examples.classes]
+    return [int(name) if isinstance(name, int) else CLASSES.index(name) for name in examples.labels]
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -37,9 +37,9 @@ def test_mnist_files(tmp_path, packed, as_folder):
     for split, prefix, settings in (("train", "train", {}), ("test", "t10k", {"rows": 6, "seed": 1})):
         found = read(tmp_path if as_folder else tmp_path / f"{prefix}-images-idx3-ubyte{suffix}", split)
         expected, classes = pixels(**settings)
-        np.testing.assert_array_equal(found.images.pixels, expected)
-        assert found.classes == classes.tolist()
-        assert found.where(3).endswith(f"{prefix}-images-idx3-ubyte{suffix} image 3")
+        np.testing.assert_array_equal(np.stack([found.images[row] for row in range(len(found))]), expected)
+        assert found.labels == classes.tolist()
+        assert found.images.where(3).endswith(f"{prefix}-images-idx3-ubyte{suffix} image 3")
 
 
 IDX = idx(pixels(rows=4)[0])
@@ -81,16 +81,16 @@ def test_a_folder_a_class(tmp_path):
     (tmp_path / "dark" / ".hidden.png").write_text("no image either")
     notes = []
     found = read(tmp_path, notes=notes)
-    assert found.classes == ["dark"] * 12 + ["light"] * 12
+    assert found.labels == ["dark"] * 12 + ["light"] * 12
     assert found.ids[0] == "dark/000.png"
     assert notes == [f"{tmp_path / 'dark'}: 1 file(s) without an image's extension are left out: readme.txt"]
-    assert read(tmp_path, max_train_samples=4).classes == ["dark", "dark", "light", "light"]
+    assert read(tmp_path, max_train_samples=4).labels == ["dark", "dark", "light", "light"]
 
 
 def test_a_folder_of_images_without_classes_can_be_predicted(tmp_path):
     write_folder(tmp_path)
     found = read(tmp_path / "dark", "test")
-    assert (len(found), found.classes) == (12, None)
+    assert (len(found), found.labels) == (12, None)
 
 
 def test_folders_that_are_wrong(tmp_path):
@@ -141,11 +141,11 @@ def test_tables(tmp_path, kind, token_cache):
     found = read(write_table(tmp_path, kind))
     order = np.concatenate([np.arange(0, 24, 2), np.arange(1, 24, 2)])
     np.testing.assert_array_equal(arrays(found), pixels()[0][order])
-    assert list(found.classes) == ["dark"] * 12 + ["light"] * 12
+    assert list(found.labels) == ["dark"] * 12 + ["light"] * 12
     assert found.declared == (tuple(CLASSES) if kind == "parquet" else ())
     some = found.take(np.array([20, 3]))
     np.testing.assert_array_equal(arrays(some), pixels()[0][order][[20, 3]])
-    assert some.where(0) == found.where(20)
+    assert some.images.where(0) == found.images.where(20)
 
 
 def test_a_dataset_of_datasets(tmp_path, token_cache):
@@ -153,7 +153,7 @@ def test_a_dataset_of_datasets(tmp_path, token_cache):
     found = read_examples(Arguments(output_dir="runs/a", dataset_name=str(tmp_path / "images")), "train", [])
     order = np.concatenate([np.arange(0, 24, 2), np.arange(1, 24, 2)])
     np.testing.assert_array_equal(arrays(found), pixels()[0][order])
-    assert list(found.classes) == ["dark"] * 12 + ["light"] * 12
+    assert list(found.labels) == ["dark"] * 12 + ["light"] * 12
 
 
 def test_several_folders_and_files_are_read_one_after_the_other(tmp_path, token_cache):
@@ -169,8 +169,8 @@ def test_several_folders_and_files_are_read_one_after_the_other(tmp_path, token_
     assert found.ids == [f"sites/{site}/{path}" for site in "ab" for path in singles[0].ids] + list(
         range(8, 14)
     )
-    assert found.where(6) == str(tmp_path / found.ids[6])
-    assert found.where(10).startswith(f"{tmp_path}/tables/part-2/rows.csv:2")
+    assert found.images.where(6) == str(tmp_path / found.ids[6])
+    assert found.images.where(10).startswith(f"{tmp_path}/tables/part-2/rows.csv:2")
     assert found.images.inspect().digests == [
         digest for single in singles for digest in single.images.inspect().digests
     ]
@@ -183,11 +183,11 @@ def test_several_folders_and_files_are_read_one_after_the_other(tmp_path, token_
     some = found.take(np.array([11, 0, 13, 7]))
     np.testing.assert_array_equal(arrays(some), arrays(found)[[11, 0, 13, 7]])
     assert some.images.inspect().digests == [found.images.inspect().digests[row] for row in (11, 0, 13, 7)]
-    assert (some.source.tolist(), some.where(0)) == ([2, 0, 3, 1], found.where(11))
+    assert (some.source.tolist(), some.images.where(0)) == ([2, 0, 3, 1], found.images.where(11))
     few = read_examples(
         Arguments(output_dir="runs/a", train_file=SpaceSeparated(given[:2]), max_train_samples=4), "train", []
     )
-    assert few.classes == ["dark", "light", "dark", "light"]
+    assert few.labels == ["dark", "light", "dark", "light"]
 
 
 def test_several_sources_that_are_wrong(tmp_path):
@@ -221,9 +221,9 @@ def test_inspecting_names_everything_that_is_wrong(tmp_path):
 
 def test_unchanged_files_are_not_read_again(tmp_path, monkeypatch, token_cache):
     found = read(write_folder(tmp_path)).images
-    files, opened = [found.folder / cell for cell in found.cells], []
+    files, opened = [tmp_path / cell for cell in found.sources[0].cells], []
     monkeypatch.setattr(
-        sources, "read_header", lambda content, name: (opened.append(name), read_header(content, name))[1]
+        data, "read_header", lambda content, name: (opened.append(name), read_header(content, name))[1]
     )
 
     first = found.inspect()  # files of this moment may change again within the resolution of the clock

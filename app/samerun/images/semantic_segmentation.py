@@ -1,10 +1,13 @@
-"""Semantic segmentation models: preprocessing, logits in an image's own size, mask files and overlays."""
+"""Semantic segmentation of images with models of transformers: preprocessing, logits in an image's own size,
+mask files and overlays.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,23 +19,30 @@ from torch import nn
 from torch.nn.functional import interpolate, pad
 from transformers import AutoModelForSemanticSegmentation
 
-from samerun.data.mask_bits import file_names
-from samerun.errors import InputError, TrainingError, in_short
+from samerun.errors import InputError, in_short
 from samerun.images.arguments import RESIZED_CROP
-from samerun.images.folders import image_extensions
+from samerun.images.data import image_extensions
+from samerun.images.image_task import ImageSplit
 from samerun.images.masks import IGNORED
-from samerun.images.processing import Processing, processing_of
+from samerun.images.segmentation import file_names
+from samerun.images.transforms import Processing, processing_of
 from samerun.models.pretrained import set_labels
 from samerun.output import written
 from samerun.reports.figures import with_legend
 
-# Of losses, by the run's precision: the exported model computes in fp32.
-TOLERANCE = {"no": 1e-3, "bf16": 2e-1, "fp16": 5e-2}
 OVERLAP = 0.25  # of windows
 SHOWN_HEIGHT = 180  # pixels of an image in overlays
 USAGE = """from transformers import pipeline
 segment = pipeline("image-segmentation", model="best")
 segment("image.png")  # a label and a mask for each class in the image"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskSplit(ImageSplit):
+    """Images with masks. `sizes`: (height, width) of each; `mask_files`: names of the predicted masks."""
+
+    sizes: list[tuple[int, int]]
+    mask_files: list[str]
 
 
 # Input
@@ -88,9 +98,8 @@ def processing_for(processor: Any, size: tuple[int, int], channels: int, name: s
     pixels = ours.normalize(np.stack([ours.fit(image)]))[0]
     if len(expected) != channels:
         raise InputError(
-            f"{name}: the model sees {channels} channel(s), but its {type(processor).__name__} "
-            f"gives {len(expected)}; set "
-            f"num_channels to {len(expected)} in its config.json, or name another model"
+            f"{name}: the model sees {channels} channel(s), but its {type(processor).__name__} gives "
+            f"{len(expected)}; set num_channels to {len(expected)} in its config.json, or name another model"
         )
     if expected.shape != pixels.shape or not torch.allclose(expected.float(), pixels, atol=1e-3):
         raise InputError(
@@ -109,9 +118,8 @@ def unused_parameters(config: Any, channels: int, size: tuple[int, int]) -> set[
             logits = model(pixel_values=torch.zeros(1, channels, *size)).logits
         except (ValueError, RuntimeError) as error:
             raise InputError(
-                f"--image_size {size[0]},{size[1]}: this {config.model_type} model cannot work on "
-                "such images "
-                f"({in_short(error)})"
+                f"--image_size {size[0]},{size[1]}: this {config.model_type} model cannot work on such "
+                f"images ({in_short(error)})"
             ) from None
     names, parameters = zip(*model.named_parameters(), strict=True)
     gradients = torch.autograd.grad(logits.sum(), parameters, allow_unused=True)
@@ -141,14 +149,6 @@ def configure(config: Any, labels: list[str], overlap: float, loss_settings: dic
         config.use_auxiliary_head = False  # our loss does not use it
 
 
-def renew_head(model: Any) -> None:
-    """Re-initialises the classification layer, which was trained for other classes."""
-    for name, module in model.named_modules():
-        in_body = name.startswith(f"{model.base_model_prefix}.")
-        if isinstance(module, nn.Conv2d) and module.out_channels == model.config.num_labels and not in_body:
-            model._init_weights(module)
-
-
 # Logits
 
 
@@ -167,12 +167,11 @@ def whole_logits(model: nn.Module, pixels: torch.Tensor, sizes: list[list[int]])
 
 
 class Windows(NamedTuple):
-    """Sliding windows of `size` (height, width) that overlap by the share `overlap` or more, `batch_size` per
-    forward pass."""
+    """Sliding windows."""
 
-    size: tuple[int, int]
-    overlap: float
-    batch_size: int
+    size: tuple[int, int]  # (height, width)
+    overlap: float  # the least share of a window that overlaps with the next
+    batch_size: int  # windows per forward pass
 
 
 def window_logits(
@@ -181,25 +180,19 @@ def window_logits(
     """As `whole_logits`, as the mean over sliding windows. `pixels`: images in their own `sizes`, padded to
     the largest. `equal_passes`: every process does the same number of forward passes, as ZeRO-3 and FSDP
     need, which gather the weights in each."""
-    window, passes = windows.size, []
-    for size in sizes:
-        corners = window_corners(size, window, windows.overlap)
-        passes.append(
-            [
-                corners[first : first + windows.batch_size]
-                for first in range(0, len(corners), windows.batch_size)
-            ]
-        )
-    for row, (size, batches) in enumerate(zip(sizes, passes, strict=True)):
+    window, passes = windows.size, 0
+    for row, size in enumerate(sizes):
         image = pixels[row : row + 1, :, : size[0], : size[1]]
         margins = [max(0, length - own) for length, own in zip(window, size, strict=True)]
         image = pad(image, (0, margins[1], 0, margins[0]))
-        total = count = None
-        for corners in batches:
+        corners, total, count = window_corners(size, window, windows.overlap), None, None
+        for first in range(0, len(corners), windows.batch_size):
             parts = [
-                (..., slice(top, top + window[0]), slice(left, left + window[1])) for top, left in corners
+                (..., slice(top, top + window[0]), slice(left, left + window[1]))
+                for top, left in corners[first : first + windows.batch_size]
             ]
             logits = upsampled(model(pixel_values=torch.cat([image[part] for part in parts])).logits, window)
+            passes += 1
             if total is None:
                 total = logits.new_zeros(1, logits.shape[1], *image.shape[2:])
                 count = logits.new_zeros(1, 1, *image.shape[2:])
@@ -208,10 +201,9 @@ def window_logits(
                 count[part] += 1
         yield (total / count)[..., : size[0], : size[1]]
     if equal_passes and dist.is_initialized():
-        own = sum(map(len, passes))
-        max_passes = torch.tensor(own, device=pixels.device)
+        max_passes = torch.tensor(passes, device=pixels.device)
         dist.all_reduce(max_passes, op=dist.ReduceOp.MAX)
-        for _ in range(int(max_passes) - own):
+        for _ in range(int(max_passes) - passes):
             model(pixel_values=pixels.new_zeros(1, pixels.shape[1], *window))
 
 
@@ -222,18 +214,6 @@ def window_corners(size: Sequence[int], window: Sequence[int], overlap: float) -
         last, stride = max(0, length - window_length), max(1, int(window_length * (1 - overlap)))
         starts.append(np.linspace(0, last, math.ceil(last / stride) + 1).round().astype(int).tolist())
     return [(top, left) for top in starts[0] for left in starts[1]]
-
-
-def check_losses(exported: np.ndarray, run: np.ndarray, precision: str) -> None:
-    """Raises `TrainingError` if the losses of the exported model and of the run differ by more than the
-    rounding of `precision`."""
-    difference = float(np.abs(exported - run).max())
-    if not difference <= TOLERANCE[precision]:
-        raise TrainingError(
-            f"the exported model does not give the run's losses (difference {difference:.1e}); "
-            "nothing was replaced. Please "
-            "report this with run.json"
-        )
 
 
 # Mask files and overlays

@@ -1,0 +1,315 @@
+"""Segmentation of images and volumes, in any number of dimensions: loss, scores, packed masks, figures.
+
+The loss of image i with elements e (pixels or voxels) that are not ignored, logits z and true classes y:
+
+    CE_i   = sum_e w[y_e] * cross_entropy(z_e, y_e) / sum_e w[y_e]
+    Dice_i = mean over the classes c that occur in y of
+             1 - 2 sum_e p_ec [y_e = c] / (sum_e p_ec + sum_e [y_e = c])
+    L_i    = cross_entropy_weight * CE_i + dice_weight * Dice_i
+
+with p = softmax(z) and class weights w. The loss of a batch is the mean of L_i, a sum and a count, so it does
+not depend on micro-batches and processes. Dice skips absent classes: its loss for them is 1 for any
+prediction, with a gradient of almost 0. Therefore it needs no smoothing constant (Milletari et al.,
+arXiv:1606.04797, with sums in place of sums of squares).
+
+IoU, Dice and pixel accuracy follow from three counts of elements per class: shared by prediction and truth,
+predicted, and true. Counts are summed over images before division, so metrics do not depend on batches or
+processes.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from samerun.reports.figures import BLUE, GREY, NAME, legend_below, matrix, new_figure
+from samerun.task import Predictions, ReportContent, Section
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+IGNORE = -100  # torch's default
+SETTINGS = ("cross_entropy_weight", "dice_weight", "class_weights", "label_smoothing")
+SHARED, PREDICTED, TRUE = range(3)  # places in the last axis of counts
+MAX_CONFUSION = 32  # classes up to which a confusion matrix is kept for every image
+MAX_NAME = 200  # bytes of a file name without suffix; file systems allow 255
+NOT_IN_NAMES = re.compile("[/\x00-\x1f\x7f\ud800-\udfff]")
+MAX_ROWS, MAX_BARS, MAX_CONFUSED = 20, 30, 15  # of the report's table and figures
+
+
+# Loss
+
+
+@dataclass(frozen=True)
+class SegmentationLoss:
+    """`loss(logits, labels)` -> (b,) float32, the loss of each image.
+
+    logits: (b, classes, *space), any floating-point dtype; computed in fp32. With a single channel, one class
+    against a background: sigmoid, binary cross-entropy + Dice. labels: (b, *space), integers. An image of
+    ignored elements has loss 0.
+    """
+
+    cross_entropy_weight: float = 1.0
+    dice_weight: float = 1.0
+    class_weights: tuple[float, ...] | None = None  # of the cross-entropy; of a single channel: two
+    ignore_index: int | None = None  # label of ignored elements
+    include_background: bool = True  # whether Dice includes class 0
+    label_smoothing: float = 0.0  # of the cross-entropy, as in torch
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that an exported model's configuration stores, so that later evaluations use the same
+        loss."""
+        return {name: value for name, value in asdict(self).items() if name in SETTINGS}
+
+    def with_settings(self, settings: dict[str, Any] | None) -> SegmentationLoss:
+        """This loss with the settings of an exported model's configuration, if it has any."""
+        return self if settings is None else replace(self, **settings)
+
+    def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        logits, labels = logits.float().flatten(2), labels.long().flatten(1)
+        if self.ignore_index is not None:
+            labels = labels.masked_fill(labels == self.ignore_index, IGNORE)
+        loss = torch.zeros(len(labels), device=logits.device)
+        if self.cross_entropy_weight:
+            loss = loss + self.cross_entropy_weight * self._cross_entropy(logits, labels)
+        if self.dice_weight:
+            loss = loss + self.dice_weight * self._dice(logits, labels)
+        return loss
+
+    def _cross_entropy(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """(b,) CE_i. logits: (b, channels, n), labels: (b, n)."""
+        weights, by_class, smoothing = (labels != IGNORE).float(), None, self.label_smoothing
+        if self.class_weights is not None:
+            by_class = torch.tensor(self.class_weights, device=logits.device)
+            weights = weights * by_class[labels.clamp(min=0)]
+        if logits.shape[1] > 1:
+            given = {"ignore_index": IGNORE, "reduction": "none", "label_smoothing": smoothing}
+            losses = functional.cross_entropy(logits, labels, by_class, **given)
+        else:
+            targets = labels.clamp(min=0) * (1 - smoothing) + smoothing / 2
+            of_elements = functional.binary_cross_entropy_with_logits
+            losses = weights * of_elements(logits[:, 0], targets, reduction="none")
+        return _safe_ratio(losses.sum(1), weights.sum(1))
+
+    def _dice(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """(b,) Dice_i. logits: (b, channels, n), labels: (b, n)."""
+        binary = logits.shape[1] == 1
+        probabilities = torch.sigmoid(logits) if binary else torch.softmax(logits, dim=1)
+        classes = torch.arange(logits.shape[1], device=logits.device) + int(binary)
+        if not (binary or self.include_background):
+            probabilities, classes = probabilities[:, 1:], classes[1:]
+        truth = (labels[:, None] == classes[:, None]).float()
+        probabilities = probabilities * (labels != IGNORE)[:, None]
+        sizes = truth.sum(2)
+        present = (sizes > 0).float()
+        dice = _safe_ratio(2 * (probabilities * truth).sum(2), probabilities.sum(2) + sizes)
+        return _safe_ratio(((1 - dice) * present).sum(1), present.sum(1))
+
+
+def balanced_class_weights(counts: np.ndarray) -> tuple[float, ...]:
+    """Median frequency balancing: the median class frequency divided by each class's own (Eigen and Fergus,
+    arXiv:1411.4734, section 6.1, with frequencies over all images). `counts`: (classes,) elements; an empty
+    class has weight 1."""
+    counts = np.asarray(counts, dtype=np.float64)
+    median = np.median(counts[counts > 0]) if (counts > 0).any() else 1.0
+    return tuple(float(median / count) if count > 0 else 1.0 for count in counts)
+
+
+def _safe_ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
+    """`numerator / denominator`, 0 where the denominator is not positive."""
+    valid = denominator > 0
+    return torch.where(valid, numerator / torch.where(valid, denominator, 1.0), 0.0)
+
+
+# Scores
+
+
+def count_classes(
+    predicted: torch.Tensor, truth: torch.Tensor, num_classes: int, ignore_index: int | None = None
+) -> dict[str, torch.Tensor]:
+    """`counts`, (b, classes, 3) int64 of each image: shared, predicted, true. For at most MAX_CONFUSION
+    classes also `confusion`: (b, classes, classes) int64 number of elements by true and predicted class.
+
+    `predicted`, `truth`: (b, ...) class numbers of any integer type. Elements whose truth is `ignore_index`
+    do not count.
+    """
+    images = len(truth)
+    counted = torch.ones_like(truth, dtype=torch.bool) if ignore_index is None else truth != ignore_index
+    first = torch.arange(images, device=truth.device).view(-1, *[1] * (truth.dim() - 1)) * num_classes
+    if num_classes > MAX_CONFUSION:
+        pairs = ((truth, counted & (predicted == truth)), (predicted, counted), (truth, counted))
+        counts = [
+            torch.bincount((first + classes.long())[mask], minlength=images * num_classes)
+            for classes, mask in pairs
+        ]
+        return {"counts": torch.stack(counts, dim=-1).view(images, num_classes, 3)}
+    cells = ((first + truth.long()) * num_classes + predicted.long())[counted]
+    confusion = torch.bincount(cells, minlength=images * num_classes**2).view(
+        images, num_classes, num_classes
+    )
+    counts = torch.stack([confusion.diagonal(dim1=1, dim2=2), confusion.sum(1), confusion.sum(2)], dim=-1)
+    return {"counts": counts, "confusion": confusion}
+
+
+def iou(counts: np.ndarray) -> np.ndarray:
+    """(..., classes) intersection over union (Jaccard); NaN for a class in neither prediction nor truth.
+    `counts`: (..., classes, 3)."""
+    shared = counts[..., SHARED]
+    return _ratio(shared, counts[..., PREDICTED] + counts[..., TRUE] - shared)
+
+
+def dice(counts: np.ndarray) -> np.ndarray:
+    """(..., classes) Dice coefficient (F1); NaN for a class in neither prediction nor truth. `counts`: (...,
+    classes, 3)."""
+    return _ratio(2 * counts[..., SHARED], counts[..., PREDICTED] + counts[..., TRUE])
+
+
+def pixel_accuracy(counts: np.ndarray) -> np.ndarray:
+    """(...) share of elements with the right class; NaN without elements. `counts`: (..., classes, 3), of all
+    classes."""
+    return _ratio(counts[..., SHARED].sum(-1), counts[..., TRUE].sum(-1))
+
+
+def mean_of_defined(values: np.ndarray) -> float | None:
+    """The mean of the values that are not NaN; None if all are."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else None
+
+
+def by_class(values: np.ndarray, names: Sequence[str]) -> dict[str, float | None]:
+    """(classes,) values by name; None for undefined ones."""
+    return {name: mean_of_defined(value[None]) for name, value in zip(names, values, strict=True)}
+
+
+def segmentation_scores(counts: np.ndarray, names: Sequence[str]) -> dict[str, float | None]:
+    """`mean_iou`, `mean_dice`, `pixel_accuracy`, and `iou_NAME` and `dice_NAME` of each class; None if
+    undefined.
+
+    `counts`: (classes, 3) summed over images; `names`: of all classes. Means are over the classes that occur
+    in truth or prediction.
+    """
+    ious, dices = iou(counts), dice(counts)
+    scores = {
+        "mean_iou": mean_of_defined(ious),
+        "mean_dice": mean_of_defined(dices),
+        "pixel_accuracy": mean_of_defined(pixel_accuracy(counts)[None]),
+    }
+    for metric, values in (("iou", ious), ("dice", dices)):
+        scores |= {f"{metric}_{name}": value for name, value in by_class(values, names).items()}
+    return scores
+
+
+def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    return np.divide(numerator, denominator, out=np.full(np.shape(numerator), np.nan), where=denominator > 0)
+
+
+# Masks
+
+
+def file_names(ids: Sequence[str], suffix: str) -> list[str]:
+    """A file name for each row, all different: its id, with _ for characters that file names cannot have, cut
+    if it is very long. A row whose name an earlier row has gets its row number appended."""
+    stems = [NOT_IN_NAMES.sub("_", name).encode()[:MAX_NAME].decode(errors="ignore") or "_" for name in ids]
+    plain, names = set(stems), dict[str, None]()
+    for row, stem in enumerate(stems):
+        name = stem
+        if stem in names:
+            name = f"{stem}_{row}"
+            while name in names or name in plain:
+                name = f"{name}_{row}"
+        names[name] = None
+    return [f"{name}{suffix}" for name in names]
+
+
+def bits(num_classes: int) -> int:
+    return max(1, (num_classes - 1).bit_length())
+
+
+def packed_bytes(num_pixels: int, num_classes: int) -> int:
+    """Size of a mask packed by `pack`."""
+    return bits(num_classes) * -(-num_pixels // 8)
+
+
+def pack(mask: np.ndarray, num_classes: int, room: int) -> np.ndarray:
+    """(room,) uint8: the class numbers of a uint8 mask as bit planes, one after the other. `room`: at least
+    `packed_bytes`."""
+    planes = [np.packbits(mask.ravel() >> bit & 1) for bit in range(bits(num_classes))]
+    return np.concatenate([np.pad(plane, (0, room // len(planes) - len(plane))) for plane in planes])
+
+
+def unpack(packed: np.ndarray, size: Sequence[int], num_classes: int) -> np.ndarray:
+    """The inverse of `pack`, for a mask of this size."""
+    planes = np.split(packed, bits(num_classes))
+    values = sum(np.unpackbits(plane, count=int(np.prod(size))) << bit for bit, plane in enumerate(planes))
+    return np.asarray(values, dtype=np.uint8).reshape(size)
+
+
+# Figures and tables
+
+
+def report_content(
+    predictions: Predictions, classes: Sequence[str], ids: Sequence[str], first: int = 0
+) -> ReportContent:
+    """Dice by class, the confusion matrix, and the worst rows.
+
+    `predictions`: `loss` (rows,), `counts` (rows, classes, 3) and, for few classes, `confusion` (rows, true
+    classes, predicted classes). `first`: the first class to be scored; 1 leaves out the background.
+    """
+    counts = predictions["counts"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # nanmean of rows without any class
+        by_row = {
+            name: np.nanmean(metric(counts)[:, first:], axis=1)
+            for name, metric in (("iou", iou), ("dice", dice))
+        }
+    # A row without any class, in truth and prediction, is right.
+    scores = {
+        "loss": predictions["loss"],
+        **{name: np.nan_to_num(values, nan=1.0) for name, values in by_row.items()},
+    }
+    total = counts.sum(axis=0)
+    figures = {"class_dice": _dice_figure(total[first:], classes[first:])}
+    if "confusion" in predictions:
+        figures["class_confusion"] = _confusion_figure(predictions["confusion"].sum(axis=0), classes)
+    of_rows = iou(counts)[:, first:]
+    rows = []
+    for row in np.argsort(-scores["loss"], kind="stable")[:MAX_ROWS].tolist():
+        known = np.flatnonzero(~np.isnan(of_rows[row]))
+        worst = known[of_rows[row, known].argmin()] if len(known) else None
+        worst_class = "-" if worst is None else f"{classes[first + worst]} ({of_rows[row, worst]:.2f})"
+        rows.append([str(ids[row]), *(f"{scores[name][row]:.4f}" for name in scores), worst_class])
+    header = ["row", *scores, "worst class (IoU)"]
+    return ReportContent(figures, [Section("Worst validation rows", "By loss, worst first.", header, rows)])
+
+
+def _dice_figure(total: np.ndarray, classes: Sequence[str]) -> Figure:
+    """Dice, precision and recall of each class over all rows; `total`: (classes, 3)."""
+    chosen = np.argsort(-total[:, TRUE], kind="stable")[:MAX_BARS]
+    positions, total = np.arange(len(chosen)), total[chosen]
+    figure, axes = new_figure("Dice by class, over all validation rows", "", height=1.5 + 0.3 * len(chosen))
+    axes.barh(positions, np.nan_to_num(dice(total)), color=BLUE, label="Dice")
+    for marker, label, denominator in (("<", "precision", PREDICTED), (">", "recall", TRUE)):
+        share = total[:, SHARED] / np.maximum(total[:, denominator], 1)
+        axes.plot(share, positions, marker, color="black", markerfacecolor=GREY, markersize=5, label=label)
+    axes.set_yticks(positions, [classes[number][:NAME] for number in chosen])
+    axes.set_xlim(0, 1.02)
+    axes.invert_yaxis()
+    legend_below(figure)
+    return figure
+
+
+def _confusion_figure(confusion: np.ndarray, classes: Sequence[str]) -> Figure:
+    """The confusion matrix in percent of each true class, for the classes with the most errors."""
+    shares = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
+    errors = confusion.sum(axis=0) + confusion.sum(axis=1) - 2 * confusion.diagonal()
+    chosen = np.sort(np.argsort(-errors, kind="stable")[:MAX_CONFUSED])
+    shares = shares[np.ix_(chosen, chosen)]
+    title, names = "Predicted class by true class, % of its area", [classes[number] for number in chosen]
+    return matrix(title, (shares * 100).round().astype(int), names, x="predicted", y="true", shares=shares)

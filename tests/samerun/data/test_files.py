@@ -1,0 +1,377 @@
+"""Strict reading of user files: what comes back, on which line, and what is said about each kind of
+damage."""
+
+import csv
+import datetime
+import gzip
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tables import contents
+
+from samerun.data import files, tables
+from samerun.data.tables import BATCH_ROWS, read_table
+from samerun.errors import InputError
+
+BOTH = ("text", "labels")
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(tmp_path, monkeypatch):
+    """Paths are reported as given: with short relative ones whole messages can be compared."""
+    monkeypatch.chdir(tmp_path)
+
+
+def write(name: str, content: str | bytes, encoding: str = "utf-8") -> str:
+    data = content if isinstance(content, bytes) else content.encode(encoding)
+    Path(name).write_bytes(gzip.compress(data) if name.endswith(".gz") and isinstance(content, str) else data)
+    return name
+
+
+def problems(
+    name: str, content: str | bytes | None = None, required=BOTH, encoding: str = "utf-8"
+) -> list[str]:
+    if content is not None:
+        write(name, content)
+    with pytest.raises(InputError) as caught:
+        read_table(name, encoding, required)
+    return caught.value.problems
+
+
+# What is accepted
+
+
+def test_csv_cells_stay_text_and_rows_know_their_lines():
+    table = read_table(
+        write("train.csv", "text,labels,id\nNA,,007\n\n1e5,a|b,None\n   \nx,y,z"),
+        required=BOTH,
+        optional=["id", "title"],
+    )
+    assert table.kind == "csv"
+    assert contents(table) == {
+        "text": ["NA", "1e5", "x"],
+        "labels": ["", "a|b", "y"],
+        "id": ["007", "None", "z"],
+    }
+    assert list(table.lines) == [2, 4, 6]
+    assert len(table) == 3
+    assert table.where(1) == "train.csv:4"
+
+
+def test_nul_characters_are_text():
+    assert contents(read_table(write("a.csv", "text\na\0b\n"), required=["text"])) == {"text": ["a\0b"]}
+
+
+def test_blank_lines_before_the_header_and_a_column_of_blanks():
+    table = read_table(write("a.csv", '\n \ntext\n""\n  \n\nx\n'), required=["text"])
+    assert (contents(table), list(table.lines)) == ({"text": ["", "  ", "x"]}, [4, 5, 7])
+
+
+def test_line_ends_inside_quotes_are_kept_and_counted():
+    table = read_table(write("a.csv", 'text,labels\r\n"1\r\n2\r3\n4",x\r"a, ""b""",y\nlast,z'), required=BOTH)
+    assert contents(table) == {"text": ["1\r\n2\r3\n4", 'a, "b"', "last"], "labels": ["x", "y", "z"]}
+    assert list(table.lines) == [2, 6, 7]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.json"])
+def test_json_lines_keep_their_types_and_fill_optional_fields(name):
+    lines = (
+        '{"text": "007", "labels": [1, "1"]}\n\n{"text": null, "labels": 1.5, "id": 9}\r\n{"labels": '
+        '{}, "text": true}'
+    )
+    table = read_table(write(name, lines), required=BOTH, optional=["id", "title"])
+    assert table.kind == "jsonl"
+    assert contents(table) == {
+        "text": ["007", None, True],
+        "labels": [[1, "1"], 1.5, {}],
+        "id": [None, 9, None],
+    }
+    assert list(table.lines) == [1, 3, 4]
+    assert table.where(1) == f"{name}:3"
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding", "said"),
+    [
+        ("\ufefftext,labels\n猫,b\n", "utf-8", "utf-8"),
+        ('\ufeff"text",labels\n猫,b\n', "utf-8", "utf-8"),
+        ("text,labels\n猫,b\n", "gb18030", "GBK"),
+        ("text,labels\n猫,b\n", "utf-16", "utf-16"),
+        ("\ufefftext,labels\n猫,b\n", "utf-16-le", "utf-16-le"),
+    ],
+)
+def test_encodings_and_byte_order_marks(content, encoding, said):
+    assert contents(read_table(write("a.csv", content, encoding), said, BOTH)) == {
+        "text": ["猫"],
+        "labels": ["b"],
+    }
+    lines = content[: content.startswith("\ufeff")] + '{"text": "猫"}\n'
+    assert contents(read_table(write("a.jsonl", lines, encoding), said, ["text"])) == {"text": ["猫"]}
+
+
+def test_ten_megabyte_cells():
+    cell = "word, " * 1_700_000
+    assert list(read_table(write("a.csv", f'text,labels\n"{cell}",x\n'), required=BOTH).columns["text"]) == [
+        cell
+    ]
+    assert list(
+        read_table(write("a.jsonl", json.dumps({"text": cell})), required=["text"]).columns["text"]
+    ) == [cell]
+
+
+def test_other_line_separators_of_unicode_are_text():
+    text = "a\u2028b\x0bc\x0cd\x85e\x1cf"
+    assert list(read_table(write("a.csv", f"text,labels\n{text},x\ny,z\n")).lines) == [2, 3]
+    assert contents(read_table(write("a.jsonl", '{"text": "a\u2028b\x85c"}\n'), required=["text"])) == {
+        "text": ["a\u2028b\x85c"]
+    }
+
+
+def test_reading_imports_no_torch():
+    code = (
+        "import sys, samerun.data.splits, samerun.data.tokens\nprint({'torch', 'transformers'} & "
+        "set(sys.modules))"
+    )
+    path = {"PYTHONPATH": str(Path(files.__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **path}, capture_output=True)
+    assert (done.stdout, done.stderr) == (b"set()\n", b"")
+
+
+# Messages that the catalogue of bad input does not hold
+
+ROW = '{"text": "\\ud83d\\ude00 \\\\ud83d", "labels": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", ROW + "\nnull\n", 'a.jsonl:3: expected an object, {"field": value, ...}, found null'),
+        (
+            "a.jsonl",
+            ROW + '{"text": "a\tb"}',
+            "a.jsonl:2: broken JSON at column 12: invalid control",
+        ),
+        ("a.jsonl", '{"text": [-Infinity]}', "a.jsonl:1: -Infinity is not JSON: write null or a number"),
+        ("a.jsonl", '{"text": 1e999}', "a.jsonl:1: the number '1e999' is too large"),
+        ("a.jsonl", '{"text": ' + "1" * 5000 + "}", "a.jsonl:1: Exceeds the limit"),
+        ("a.json", f"[{ROW}{ROW}]", "a.json:2: broken JSON at column 1: expecting ',' delimiter, found '{"),
+        ("a.json", f"[{ROW}]\n\n[3]", "a.json:4: broken JSON at column 1: extra data, found '[3]'"),
+        ("a.json", f"[{ROW},\n{{}}]", "a.json element 2: field 'text' is missing: every row needs it"),
+        ("a.json", '[{"text": "\\udc00", "labels": 1}]', "a.json element 1: text holds half of a character"),
+        ("a.csv", f"{','.join(f'c{i}' for i in range(10_000))}\n1,2\n", "a.csv:1: column 'text' not found"),
+        (
+            "a.csv",
+            b"text,labels\na\xe2\x80\xa8b,c\ncaf\xe9,b\n",
+            "a.csv: not UTF-8 at byte 23 (0xe9), line 3",
+        ),
+    ],
+)
+def test_messages(name, content, message):
+    found = problems(name, content)[0]
+    assert found.startswith(message)
+    assert len(found) < 300
+
+
+def test_json_problems_come_in_line_order():
+    good, lacking = '{"text": 2, "labels": 1}', '{"text": 1}'
+    found = problems("a.jsonl", "\n".join([good, "{", '{"text": NaN, "labels": }', good, lacking, "3"]))
+    assert [message.split(":")[1] for message in found] == ["2", "3", "5", "6"]
+
+
+def test_parquet_column_of_a_type_that_json_does_not_have():
+    ids = pyarrow.array([datetime.date(2020, 1, 1), None])
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["1", "[2]"], "id": ids}), "a.parquet")
+    assert contents(read_table("a.parquet", required=["text"])) == {"text": ["1", "[2]"]}
+    (message,) = problems("a.parquet", required=["text", "id"])
+    assert message.startswith("a.parquet row 1: id is datetime.date(2020, 1, 1) (date), expected")
+
+
+def test_parquet_text_that_is_not_utf8():
+    binary = pyarrow.array([b"fine", b"\xff\xfe"], pyarrow.binary())
+    text = pyarrow.StringArray.from_buffers(2, *binary.buffers()[1:])
+    pyarrow.parquet.write_table(pyarrow.table({"text": text, "labels": text}), "a.parquet")
+    assert problems("a.parquet")[0].startswith("a.parquet: not a valid parquet file ('utf-8' codec")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.json", "a.parquet", "a.csv.gz"])
+def test_permission_denied(name, monkeypatch):
+    def refuse(path, *args):
+        raise PermissionError(13, "Permission denied", path)
+
+    write(name, "text,labels\na,b\n")
+    monkeypatch.setattr(files, "open", refuse, raising=False)  # chmod does not stop a test that runs as root
+    assert problems(name) == [f"{name}: cannot be read: permission denied"]
+
+
+# Anything at all
+
+quick = settings(
+    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+characters = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+texts = st.one_of(st.text(characters, max_size=12), st.text('",\r\n\t a;\ufeff\u2028', max_size=8))
+
+
+@quick
+@given(st.data(), st.sampled_from([("a.csv", ","), ("a.tsv", "\t"), ("a.csv.gz", ",")]))
+def test_any_csv_comes_back_with_its_lines(data, name_and_delimiter):
+    name, delimiter = name_and_delimiter
+    width = data.draw(st.integers(1, 4))
+    header = [f"column {i}" for i in range(width)]
+    rows = data.draw(st.lists(st.lists(texts, min_size=width, max_size=width), min_size=1, max_size=8))
+    quoting = data.draw(st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
+    file = io.StringIO(newline="")
+    writer = csv.writer(file, delimiter=delimiter, quoting=quoting)
+    lines = []
+    for row in [header, *rows]:
+        lines.append(1 + len(re.findall("\r\n|\r|\n", file.getvalue())))
+        writer.writerow(row)
+    table = read_table(write(name, file.getvalue()), required=header)
+    assert contents(table) == {title: [row[i] for row in rows] for i, title in enumerate(header)}
+    assert list(table.lines) == lines[1:]
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@quick
+@given(
+    st.lists(st.dictionaries(st.sampled_from("abc") | texts, values, max_size=4), min_size=1, max_size=6),
+    st.booleans(),
+    st.sampled_from(["lines", "array", "indented"]),
+)
+def test_any_json_comes_back_with_its_types(rows, ascii_only, layout):
+    if layout == "lines":
+        name = write("a.jsonl", "\n\n".join(json.dumps(row, ensure_ascii=ascii_only) for row in rows))
+    else:
+        indent = 1 if layout == "indented" else None
+        name = write("a.json", json.dumps(rows, ensure_ascii=ascii_only, indent=indent))
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table = read_table(name, optional=names)
+    names = [name for name in names if any(row.get(name) is not None for row in rows)]
+    assert list(table.columns) == names
+    # repr tells 1 from 1.0 and from True, which == does not
+    assert repr([list(column) for column in table.columns.values()]) == repr(
+        [[row.get(name) for row in rows] for name in names]
+    )
+    assert len(table) == len(rows)
+    if layout == "lines":
+        assert list(table.lines) == [1 + 2 * i for i in range(len(rows))]
+
+
+@quick
+@given(st.lists(st.tuples(texts, st.lists(texts, max_size=3), st.integers(-(2**63), 2**63 - 1)), min_size=1))
+def test_any_parquet_comes_back(rows):
+    columns = dict(zip(("text", "labels", "id"), map(list, zip(*rows, strict=True)), strict=True))
+    types = {"text": pyarrow.string(), "labels": pyarrow.list_(pyarrow.string()), "id": pyarrow.int64()}
+    pyarrow.parquet.write_table(pyarrow.table(columns, schema=pyarrow.schema(types)), "a.parquet")
+    table = read_table("a.parquet", required=("text", "labels"), optional=("id",))
+    assert contents(table) == columns
+    assert list(table.lines) == list(range(1, len(rows) + 1))
+    assert table.where(0) == "a.parquet row 1"
+
+
+SCRAPS = ["text", *',"\n\r\t{}[]:1 ', '"text"', "1e999", "\\ud800", "NaN", "猫"]
+BYTES = [b"\xef\xbb\xbf", b"\xff\xfe", b"\0", b"\xe9", b"\x1f\x8b\x08\0", "猫".encode("gbk")]
+pieces = st.sampled_from([scrap.encode() for scrap in SCRAPS] + BYTES)
+anything = st.one_of(st.binary(max_size=60), st.lists(pieces, max_size=25).map(b"".join))
+
+
+@settings(quick, max_examples=300)
+@given(
+    anything,
+    st.sampled_from(["csv", "tsv", "json", "jsonl", "parquet", "csv.gz", "jsonl.gz", "json.gz"]),
+    st.sampled_from(["utf-8", "utf-8", "gb18030", "utf-16", "cp1252", "utf-32-le", "iso2022_jp", "hz"]),
+    st.booleans(),
+)
+def test_any_bytes_are_a_table_or_an_input_error(data, kind, encoding, zipped):
+    name = write(f"a.{kind}", gzip.compress(data) if zipped and kind.endswith("gz") else data)
+    try:
+        table = read_table(name, encoding, required=["text"])
+    except InputError as error:
+        messages = error.problems
+    else:
+        messages = ["a table"]
+        assert len(table) > 0
+        assert list(table.lines) == sorted(table.lines)
+        assert {len(cells) for cells in table.columns.values()} <= {len(table)}
+    assert messages
+    assert all(message and "\n" not in message for message in messages)
+
+
+# What is kept
+
+
+def test_a_file_is_read_once(monkeypatch):
+    path = write("a.jsonl", '{"text": "a", "labels": ["x"]}\n{"text": "b", "labels": []}\n')
+    first = read_table(path, required=["text"])
+    monkeypatch.setattr(tables, "read_rows", lambda *given: None)  # whatever reads a file
+    for name in ("a.jsonl", "same content.ndjson"):
+        copy = write(name, Path(path).read_text())
+        again = read_table(copy, required=["text"])
+        assert (contents(again), list(again.lines), again.kind, again.path) == (
+            contents(first),
+            list(first.lines),
+            "jsonl",
+            copy,
+        )
+    for other in ({"required": BOTH}, {"required": ["text"], "optional": ["labels"]}, {"optional": ["text"]}):
+        with pytest.raises(TypeError):
+            read_table(path, **other)
+    with pytest.raises(TypeError):
+        read_table(write("a.jsonl", '{"text": "c"}\n'), required=["text"])
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_kept(monkeypatch, token_cache):
+    path, store = write("a.csv", "text\na\n"), tables.write_rows
+
+    def grow(*given):
+        store(*given)
+        write("a.csv", "text\na\nb\n")
+
+    monkeypatch.setattr(tables, "write_rows", grow)
+    with pytest.raises(InputError, match=r"a\.csv: changed while it was read"):
+        read_table(path)
+    assert [path.suffix for path in (token_cache / "rows").iterdir()] == [".lock"]
+
+
+def test_nothing_of_a_wrong_file_is_kept(token_cache):
+    rows = "".join(f"row {row}\n" for row in range(2 * BATCH_ROWS))
+    with pytest.raises(InputError, match="1 cells, expected 2"):
+        read_table(write("a.csv", f"text,labels\n{rows.replace('row', 'x,row')}only one\n"))
+    assert [path.suffix for path in (token_cache / "rows").iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "json", "parquet"])
+def test_more_rows_than_are_held_at_once(kind):
+    texts = [f"text {row}" for row in range(2 * BATCH_ROWS + 7)]
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path := "a.parquet")
+    elif kind == "csv":
+        path = write("a.csv", "\n".join(["text", *texts]))
+    else:
+        rows = [
+            json.dumps({"text": text} | ({"late": 1} if row > BATCH_ROWS else {}))
+            for row, text in enumerate(texts)
+        ]
+        path = write(f"a.{kind}", f"[{','.join(rows)}]" if kind == "json" else "\n".join(rows))
+    table = read_table(path, optional=["text", "late"])
+    assert list(table.columns["text"]) == texts
+    assert len(table.lines) == len(texts)
+    assert table.lines[-1] == len(texts) + (kind == "csv")
+    if "late" in table.columns:
+        assert list(table.columns["late"]) == [1 if row > BATCH_ROWS else None for row in range(len(texts))]

@@ -1,0 +1,205 @@
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, jaccard_score
+from torch.nn import functional
+
+from samerun.images import segmentation
+from samerun.images.segmentation import (
+    SegmentationLoss,
+    balanced_class_weights,
+    bits,
+    count_classes,
+    mean_of_defined,
+    pack,
+    pixel_accuracy,
+    report_content,
+    segmentation_scores,
+    unpack,
+)
+from samerun.reports.figures import as_image
+
+NAMES = ["background", "road", "sky", "bus"]
+
+
+@pytest.fixture(autouse=True)
+def _no_warning_is_tolerated():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield
+
+
+def masks(space=(5, 6), count=4):
+    generator = np.random.default_rng(len(space))
+    return generator.integers(0, 3, (count, *space)), generator.integers(0, 3, (count, *space))  # no bus
+
+
+@pytest.mark.parametrize("space", [(20,), (5, 6), (3, 4, 5)])
+def test_scores_equal_scikit_learns_over_all_elements(space):
+    predicted, truth = masks(space)
+    truth[0, 0] = 255
+    tensors = torch.as_tensor(predicted), torch.as_tensor(truth)
+    counts = count_classes(*tensors, 4, ignore_index=255)["counts"]
+    assert counts.shape == (4, 4, 3)
+    scores = segmentation_scores(counts.sum(0).numpy(), NAMES)
+    flat = predicted[truth != 255], truth[truth != 255]
+    for metric, function in (("iou", jaccard_score), ("dice", f1_score)):
+        expected = function(flat[1], flat[0], average=None, labels=[0, 1, 2])
+        assert [scores[f"{metric}_{name}"] for name in NAMES] == pytest.approx([*expected, None])
+        assert scores[f"mean_{metric}"] == pytest.approx(expected.mean())
+    assert scores["pixel_accuracy"] == pytest.approx(accuracy_score(*flat))
+
+
+def test_confusions_are_scikit_learns_and_give_the_counts(monkeypatch):
+    predicted, truth = masks()
+    truth[0, 0] = 255
+    tensors = torch.as_tensor(predicted), torch.as_tensor(truth)
+    found = count_classes(*tensors, 4, ignore_index=255)
+    for row in range(4):
+        counted = truth[row] != 255
+        expected = confusion_matrix(truth[row][counted], predicted[row][counted], labels=range(4))
+        assert np.array_equal(found["confusion"][row].numpy(), expected)
+        alone = count_classes(*(tensor[row : row + 1] for tensor in tensors), 4, ignore_index=255)
+        assert torch.equal(alone["counts"][0], found["counts"][row])
+    monkeypatch.setattr(segmentation, "MAX_CONFUSION", 3)  # too many classes for a matrix
+    without = count_classes(*tensors, 4, ignore_index=255)
+    assert set(without) == {"counts"}
+    assert torch.equal(without["counts"], found["counts"])
+    accuracy = pixel_accuracy(found["counts"].numpy())[1:]
+    assert accuracy == pytest.approx([(p == t).mean() for p, t in zip(predicted[1:], truth[1:], strict=True)])
+
+
+def test_nothing_counted_is_undefined():
+    assert set(segmentation_scores(np.zeros((2, 3), dtype=np.int64), ["a", "b"]).values()) == {None}
+    assert mean_of_defined(np.array([np.nan, 0.5])) == 0.5
+
+
+SPACES = [(11,), (5, 6), (4, 3, 5)]
+
+
+def images(space, classes=3, count=4, channels=None):
+    generator = torch.Generator().manual_seed(len(space))
+    logits = torch.randn(count, channels or classes, *space, generator=generator, requires_grad=True)
+    return logits, torch.randint(0, classes, (count, *space), generator=generator)
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize(
+    "settings", [{}, {"class_weights": (0.5, 2.0, 1.0)}, {"label_smoothing": 0.1}, {"ignore_index": 1}]
+)
+def test_cross_entropy_is_torchs_mean_over_each_image(space, settings):
+    logits, labels = images(space)
+    loss = SegmentationLoss(dice_weight=0, **settings)(logits, labels)
+    weight = torch.tensor(settings["class_weights"]) if "class_weights" in settings else None
+    for row in range(4):
+        expected = functional.cross_entropy(
+            logits[row][None],
+            labels[row][None],
+            weight,
+            ignore_index=settings.get("ignore_index", -100),
+            label_smoothing=settings.get("label_smoothing", 0),
+        )
+        torch.testing.assert_close(loss[row], expected)
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("include_background", [True, False])
+def test_dice_of_each_image_over_the_classes_in_its_truth(space, include_background):
+    logits, labels = images(space)
+    labels[0][labels[0] == 2] = 0  # absent from an image: not in its mean
+    loss = SegmentationLoss(cross_entropy_weight=0, include_background=include_background)(logits, labels)
+    shares = torch.softmax(logits, dim=1)
+    for row in range(4):
+        classes = [c for c in labels[row].unique().tolist() if c > 0 or include_background]
+        masks = {c: (labels[row] == c).float() for c in classes}
+        dice = [
+            2 * (shares[row, c] * masks[c]).sum() / (shares[row, c].sum() + masks[c].sum()) for c in classes
+        ]
+        torch.testing.assert_close(loss[row], 1 - torch.stack(dice).mean())
+
+
+def test_one_channel_is_binary():
+    logits, labels = images((4, 5), classes=2, channels=1)
+    loss = SegmentationLoss(class_weights=(1.0, 3.0), label_smoothing=0.2)(logits, labels)
+    targets = labels.float()
+    weights = 1 + 2 * targets
+    entropy = functional.binary_cross_entropy_with_logits(
+        logits[:, 0], targets * 0.8 + 0.1, weights, reduction="none"
+    )
+    shares = torch.sigmoid(logits[:, 0])
+    dice = 2 * (shares * targets).sum((1, 2)) / (shares + targets).sum((1, 2))
+    torch.testing.assert_close(loss, entropy.sum((1, 2)) / weights.sum((1, 2)) + 1 - dice)
+
+
+def test_micro_batches_do_not_change_the_loss():
+    logits, labels = images((3, 4, 5), count=6)
+    loss = SegmentationLoss(class_weights=(0.2, 1.0, 5.0), ignore_index=255)
+    labels[0, :2] = 255
+    whole = loss(logits, labels).sum() / 6
+    parts = (
+        sum(loss(logits[rows], labels[rows]).sum() for rows in (slice(0, 1), slice(1, 4), slice(4, 6))) / 6
+    )
+    torch.testing.assert_close(parts, whole)
+    gradients = [torch.autograd.grad(total, logits, retain_graph=True)[0] for total in (whole, parts)]
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_ignored_elements_and_images_without_the_class_are_harmless(channels):
+    logits, labels = images((4, 4), classes=2, channels=channels)
+    loss = SegmentationLoss(ignore_index=255, include_background=False)
+    labels[0] = 255  # nothing to learn from
+    labels[1] = 0  # no class: cross-entropy alone
+    labels[2, 0] = 255
+    values = loss(logits, labels)
+    (gradient,) = torch.autograd.grad(values.sum(), logits)
+    assert values[0] == 0
+    assert gradient.isfinite().all()
+    assert not gradient[0].any()
+    assert not gradient[2, :, 0].any()
+    assert gradient[1].any()
+    torch.testing.assert_close(values[1], SegmentationLoss(dice_weight=0)(logits, labels.clamp(max=1))[1])
+
+
+def test_half_precision_logits_and_small_label_types():
+    logits, labels = images((4, 4))
+    exact = SegmentationLoss()(logits.bfloat16().float(), labels)
+    torch.testing.assert_close(SegmentationLoss()(logits.bfloat16(), labels.to(torch.uint8)), exact)
+
+
+def test_balanced_weights_are_median_frequency():
+    assert balanced_class_weights(np.array([100, 10, 0, 1])) == (0.1, 1.0, 1.0, 10.0)
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 4, 5, 255])
+def test_a_mask_packs_into_few_bits_and_back(num_classes):
+    mask = np.random.default_rng(0).integers(0, num_classes, (3, 5, 7)).astype(np.uint8)
+    mask.ravel()[:2] = 0, num_classes - 1
+    room = bits(num_classes) * 20  # of a larger volume
+    packed = pack(mask, num_classes, room)
+    assert packed.shape == (room,)
+    assert np.array_equal(unpack(packed, mask.shape, num_classes), mask)
+    assert [bits(n) for n in (2, 3, 4, 5, 255)] == [1, 2, 2, 3, 8]
+
+
+def test_masks_have_figures_and_their_worst_rows():
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 3, (6, 4, 5))
+    found = np.where(rng.random(truth.shape) < 0.2, 0, truth)
+    truth[5] = found[5] = 0  # no class that has metrics
+    counted = count_classes(torch.as_tensor(found), torch.as_tensor(truth), 3)
+    predictions = {"loss": np.arange(6.0), **{name: counts.numpy() for name, counts in counted.items()}}
+    classes = ["background", "a", "b"]
+
+    shown = report_content(predictions, classes, list("uvwxyz"), first=1)
+    assert set(shown.figures) == {"class_dice", "class_confusion"}
+    for figure in shown.figures.values():
+        assert as_image(figure).ndim == 3
+    (section,) = shown.sections
+    assert [row[0] for row in section.rows] == list("zyxwvu")
+    assert (section.rows[0][-1], section.rows[1][-1][0]) == ("-", "b")
+    assert section.rows[0][3] == "1.0000"
+    del predictions["confusion"]  # too many classes
+    assert set(report_content(predictions, classes, list("uvwxyz")).figures) == {"class_dice"}

@@ -1,0 +1,197 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import ExifTags, Image
+from transformers import ConvNextImageProcessorPil, ViTConfig, ViTImageProcessorPil
+
+from samerun.errors import InputError
+from samerun.images.transforms import (
+    Augmentation,
+    crop_box,
+    decode,
+    decode_mask,
+    processing_of,
+    read_header,
+    row_generator,
+)
+from samerun.models import processors
+
+COLOURS = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3) * 14
+
+
+def saved(path, image, **settings):
+    image.save(path, **settings)
+    return path
+
+
+def test_an_image_is_what_a_viewer_shows(tmp_path):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6  # to be turned to the right
+    path = saved(tmp_path / "turned.png", Image.fromarray(COLOURS), exif=exif)
+    assert read_header(path, "x") == (2, 3, "RGB")
+    np.testing.assert_array_equal(np.asarray(decode(path, "x", "RGB")), np.rot90(COLOURS, -1))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK"])
+def test_every_mode_of_8_bits_is_read(tmp_path, mode):
+    image = Image.fromarray(COLOURS).convert(mode)
+    path = saved(tmp_path / f"a.{'tif' if mode == 'CMYK' else 'png'}", image)
+    assert read_header(path, "x").is_grey == (mode in ("1", "L", "LA"))
+    for wanted, shape in (("RGB", (2, 3, 3)), ("L", (2, 3))):
+        found = decode(path.read_bytes(), "x", wanted)
+        assert (found.mode, np.asarray(found).shape) == (wanted, shape)
+    if mode == "RGBA":
+        np.testing.assert_array_equal(np.asarray(decode(path, "x", "RGB")), COLOURS)
+
+
+def test_a_palette_with_a_transparent_colour_is_read_without_a_warning(tmp_path, recwarn):
+    path = saved(tmp_path / "a.png", Image.fromarray(COLOURS).convert("P"), transparency=b"\0\1\2")
+    assert decode(path, "x", "RGB").mode == "RGB"
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+def broken(path):
+    whole = saved(
+        path, Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 40, 3), np.uint8))
+    ).read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.bmp", "a.tif"])
+def test_a_truncated_image_is_named(tmp_path, name):
+    with pytest.raises(
+        InputError, match=r"^the name: (broken or truncated image \(.+\)|cannot be opened|is no image)"
+    ):
+        decode(broken(tmp_path / name), "the name", "RGB")
+
+
+def test_more_than_8_bits_are_read_in_masks(tmp_path):
+    values = np.array([[0, 1], [300, 65535]], dtype=np.uint16)
+    path = saved(tmp_path / "deep.png", Image.fromarray(values))
+    np.testing.assert_array_equal(np.asarray(decode_mask(path, "x")), values)
+
+
+def test_a_mask_of_any_kind_gives_its_class_numbers(tmp_path):
+    numbers = np.array([[0, 1], [1, 0]], dtype=np.uint8)
+    palette = Image.fromarray(numbers).convert("P")
+    palette.putdata(numbers.reshape(-1).tolist())
+    palette.putpalette([200, 100, 0, 5, 5, 5])
+    for mask in (Image.fromarray(numbers), palette, Image.fromarray(numbers.astype(bool))):
+        np.testing.assert_array_equal(
+            np.asarray(decode_mask(saved(tmp_path / "mask.png", mask), "x")), numbers
+        )
+
+
+ALL = Augmentation((12, 10), crop=0.3, flip=True, rotation=20, jitter=0.3, fill=9)
+
+
+def random_image(seed=0, size=(24, 18)):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (*size, 3), np.uint8))
+
+
+def varied(augmentation, seed, epoch, row, image=None, mask=None):
+    image, mask = augmentation(image or random_image(), mask, row_generator(seed, epoch, row))
+    return np.asarray(image), None if mask is None else np.asarray(mask)
+
+
+def test_a_variation_is_a_function_of_seed_epoch_and_row():
+    first = varied(ALL, 1, 0, 0)[0]
+    assert first.shape == (12, 10, 3)
+    np.testing.assert_array_equal(first, varied(ALL, 1, 0, 0)[0])
+    for other in ((2, 0, 0), (1, 1, 0), (1, 0, 1)):
+        assert not np.array_equal(first, varied(ALL, *other)[0])
+
+
+def test_row_0_does_not_share_the_random_numbers_of_the_order_of_rows():
+    assert row_generator(1, 2, 0).random() != np.random.default_rng([1, 2]).random()
+
+
+def test_a_mask_goes_where_its_image_goes():
+    # The image shows its own mask, so they agree after any variation, but for the edges that the image blurs.
+    numbers = np.kron(np.random.default_rng(0).integers(0, 2, (4, 4)), np.ones((32, 32))).astype(np.uint8)
+    image, mask = Image.fromarray(numbers * 255), Image.fromarray(numbers)
+    moves = Augmentation((64, 64), crop=0.3, flip=True, rotation=20)
+    moved = 0
+    for row in range(20):
+        shown, there = varied(moves, 0, 0, row, image, mask)
+        assert set(np.unique(there)) <= {0, 1}
+        assert ((shown > 127) == (there == 1)).mean() > 0.97
+        moved += not np.array_equal(there, numbers[::2, ::2])
+    assert moved == 20
+
+
+def test_what_a_rotation_shows_from_outside_has_the_fill_in_the_mask():
+    _, mask = varied(
+        Augmentation((8, 8), rotation=45, fill=7),
+        0,
+        0,
+        3,
+        random_image(),
+        Image.fromarray(np.ones((24, 18), np.uint8)),
+    )
+    assert set(np.unique(mask)) == {1, 7}
+
+
+def test_half_of_the_images_are_flipped():
+    flipped = Augmentation((1, 1), flip=True)
+    same = [np.array_equal(varied(flipped, 0, 0, row)[0], np.asarray(random_image())) for row in range(400)]
+    assert 160 < sum(same) < 240
+
+
+def test_a_crop_lies_in_the_image_and_keeps_the_share_of_its_area():
+    for row in range(200):
+        left, top, right, bottom = crop_box((200, 100), 0.5, row_generator(0, 0, row))
+        assert 0 <= left < right <= 200
+        assert 0 <= top < bottom <= 100
+        assert (right - left) * (
+            bottom - top
+        ) >= 0.5 * 200 * 100 * 0.6  # less only where the image is too narrow for the ratio
+
+
+def test_nothing_is_varied_unless_requested():
+    assert Augmentation((1, 1)).is_off
+    assert not any(
+        each.is_off for each in (ALL, Augmentation((1, 1), crop=1.0), Augmentation((1, 1), jitter=0.1))
+    )
+
+
+IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (50, 80, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        ViTImageProcessorPil(size={"height": 32, "width": 24}, image_mean=[0.1, 0.2, 0.3]),
+        ConvNextImageProcessorPil(size={"shortest_edge": 32}),
+        ViTImageProcessorPil(size={"height": 16, "width": 16}, do_normalize=False),
+        ViTImageProcessorPil(size={"height": 16, "width": 16}, do_rescale=False, do_normalize=False),
+    ],
+)
+def test_the_input_is_what_the_image_processor_gives(processor):
+    processing = processing_of(processor, 3)
+    found = processing.normalize(processing.fit(IMAGE)[None])[0]
+    expected = np.asarray(processor(IMAGE)["pixel_values"][0], dtype=np.float32)
+    assert processing.size == expected.shape[1:]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_a_model_of_one_channel_gets_one():
+    processing = processing_of(ViTImageProcessorPil(size={"height": 16, "width": 16}), 1)
+    assert processing.normalize(processing.fit(IMAGE.convert("L"))[None]).shape == (1, 1, 16, 16)
+
+
+def test_a_processor_without_a_fixed_size_is_refused():
+    with pytest.raises(InputError, match="ViTImageProcessorPil gives images of several sizes"):
+        processing_of(ViTImageProcessorPil(do_resize=False), 3)
+
+
+def test_a_processor_that_needs_a_missing_package_is_refused(tmp_path, monkeypatch):
+    def needs_torchvision():
+        raise ImportError("ViTImageProcessorPil requires the torchvision library")
+
+    monkeypatch.setattr(processors, "IMAGE_PROCESSOR_MAPPING", {ViTConfig: {"pil": needs_torchvision}})
+    arguments = SimpleNamespace(from_scratch=True, config_name=str(tmp_path), model_name_or_path="")
+    with pytest.raises(InputError, match=f"^image processor {tmp_path}: .*requires the torchvision library"):
+        processors.load_processor(arguments, ViTConfig(), None)
