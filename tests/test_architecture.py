@@ -32,6 +32,7 @@ IMPORTED_LATER = {
     "matplotlib": "half a second; figures are drawn once, at the end",
     "jinja2": "as matplotlib",
     "sklearn": "a second; only scores and figures need it",
+    "scipy": "as sklearn",
     "rich": "only a terminal shows bars",
     "peft": "optional (requirements-lora.txt)",
     "samerun.models.quantized": "imports bitsandbytes",
