@@ -235,7 +235,7 @@ class MultiLabelClassification(TextTask):
         rows = None if self.thresholds is None else split.content()
         return self.tuner.decide(predictions["logits"], predictions["labels"], self.thresholds, rows)
 
-    def as_references(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
+    def for_evaluate(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
         return self.decisions(predictions, split).astype(int), predictions["labels"].astype(int)
 
     def export(

@@ -58,6 +58,7 @@ from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForIma
 
 from samerun.data.cache import fingerprint
 from samerun.errors import InputError
+from samerun.files import replace_folder
 from samerun.images import single_label
 from samerun.images.data import Examples, Images, Inspection, read_examples
 from samerun.images.image_task import (
@@ -87,7 +88,6 @@ from samerun.models.pretrained import (
 )
 from samerun.models.processors import load_processor
 from samerun.models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
-from samerun.output.run_folder import replace_folder
 from samerun.plan import Modes
 from samerun.runtime import Launch
 from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent, check_finite
@@ -226,7 +226,7 @@ class ImageClassification(ImageTask):
         check_finite(predictions["logits"], "logits", split.path, "images", split.images.name)
         return single_label.single_label_scores(predictions["logits"], predictions["labels"], self.smoothing)
 
-    def as_references(self, predictions: Predictions, split: ImageSplit) -> tuple[Any, Any]:
+    def for_evaluate(self, predictions: Predictions, split: ImageSplit) -> tuple[Any, Any]:
         return predictions["logits"].argmax(axis=1), predictions["labels"]
 
     def export(

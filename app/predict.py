@@ -6,10 +6,10 @@
     accelerate launch --config_file accelerate_configs/ddp.yaml app/predict.py runs/mine/best large.csv \\
         --output_dir predicted
 
-Predictions go to standard output as JSON lines, or to the file of --output (.csv or JSON lines). An existing
-file is replaced only with --overwrite. With --output_dir the same command continues an interrupted
-prediction. Segmentation writes masks, so it needs --output_dir. Further arguments are passed to the task,
-such as --text_column or --per_device_eval_batch_size.
+Predictions go to standard output (--output -) as JSON lines, or to the file of --output (.csv or JSON lines).
+An existing file is replaced only with --overwrite. With --output_dir the same command continues an
+interrupted prediction. Segmentation writes masks, so it needs --output_dir. Further arguments are passed to
+the task, such as --text_column or --per_device_eval_batch_size.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unle
 
 from samerun.cli import prepare_process
 from samerun.errors import InputError
-from samerun.output import written
-from samerun.output.predictions import as_line, is_regular_file
-from samerun.output.temporary import temporary_folder
+from samerun.files import as_line, temporary_folder
+from samerun.predictions import STDOUT
+from samerun.run_folder import record_predictions
 from samerun.signals import failures_end_the_job
 
 BY_MODEL_TYPE = {"small_cnn": "image_classify", "monai_unet": "segment3d"}
@@ -90,7 +90,9 @@ class Request(NamedTuple):
         """Whether only texts are predicted and no file is written. Then the slow imports for files are
         skipped."""
         options = self.options
-        return options.text is not None and not (options.output or options.output_dir or _is_distributed())
+        return options.text is not None and not (
+            (options.output or "-") not in STDOUT or options.output_dir or _is_distributed()
+        )
 
 
 def read_request(argv: list[str] | None = None) -> Request:
@@ -104,7 +106,7 @@ def read_request(argv: list[str] | None = None) -> Request:
         "--text", action="append", help="a text to predict, instead of a file; may be given several times"
     )
     parser.add_argument(
-        "--output", metavar="FILE", help="file for the predictions (default: standard output)"
+        "--output", metavar="FILE", help="file for the predictions, or - for standard output (the default)"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the file of --output if it exists")
     parser.add_argument("--output_dir", help="folder for predicted files, such as masks")
@@ -127,14 +129,10 @@ def task_command(request: Request) -> list[str]:
             f"--output_dir is missing: {'several processes share' if distributed else 'masks go to'} a folder"
         )
     file = options.file if options.text is None else str(_write_texts(options.text))
-    output = options.output or (None if options.output_dir else "/dev/stdout")
+    output = options.output or (None if options.output_dir else "-")
     output_dir = options.output_dir or str(temporary_folder("predict_"))
-    if (
-        options.output is not None
-        and is_regular_file(Path(options.output))
-        and Path(options.output).is_file()
-    ):
-        _allow_replacing(Path(options.output), Path(output_dir), options)
+    if output is not None and output not in STDOUT and Path(output).is_file():
+        _allow_replacing(Path(output), Path(output_dir), options)
     named = {
         "model_name_or_path": options.model,
         "test_file": file,
@@ -148,7 +146,7 @@ def task_command(request: Request) -> list[str]:
         script,
         "--do_predict",
         *parts,
-        *(["--quiet"] if output == "/dev/stdout" else []),
+        *(["--quiet"] if output in STDOUT else []),
         *task_arguments,
     ]
 
@@ -164,7 +162,7 @@ def _allow_replacing(file: Path, output_dir: Path, options: argparse.Namespace) 
         )
     if options.overwrite and os.environ.get("RANK", "0") == "0":
         output_dir.mkdir(parents=True, exist_ok=True)
-        written.add_predictions(output_dir, file, file)
+        record_predictions(output_dir, file)
 
 
 def print_predictions(request: Request) -> None:

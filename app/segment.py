@@ -25,7 +25,9 @@ sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unle
 
 from samerun.arguments import AdapterArguments
 from samerun.cli import read_arguments
+from samerun.files import add_to_list
 from samerun.images.arguments import MaskArguments
+from samerun.run_folder import check_foreign
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,7 @@ import numpy as np
 import torch
 from transformers import MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, AutoModelForSemanticSegmentation
 
+from samerun import predictions as output
 from samerun.images import masks, semantic_segmentation
 from samerun.images.data import Examples, Images, Inspection
 from samerun.images.image_task import (
@@ -82,8 +85,6 @@ from samerun.models.pretrained import (
     renew_head,
 )
 from samerun.models.processors import load_processor
-from samerun.output import predictions as output
-from samerun.output import written
 from samerun.plan import Modes
 from samerun.reports.card import class_tables
 from samerun.runtime import Launch
@@ -108,7 +109,7 @@ class Segmentation(ImageTask):
         self.launch, self.notes = launch, notes
         check_quantization(a, launch)
         if modes.predict:
-            written.check_foreign(Path(a.output_dir), [output.folder_of(a).name])
+            check_foreign(Path(a.output_dir), [output.folder_of(a).name])
         examples = read_all(a, modes, masks.read_pairs, notes)
         self.inspected = inspect_all(examples, notes)
         self.choose_model()
@@ -332,6 +333,7 @@ class Segmentation(ImageTask):
         """Also writes the masks."""
         self.check_logits(predictions, split)
         folder, names = output.folder_of(self.arguments), self.classes.names
+        add_to_list(folder, split.mask_files)
         for row, packed in enumerate(predictions["mask"]):
             mask, file = unpack(packed, split.sizes[row], self.num_classes), split.mask_files[row]
             semantic_segmentation.write_mask(mask, folder / file)

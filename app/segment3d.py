@@ -28,6 +28,7 @@ sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unle
 
 from samerun.cli import read_arguments
 from samerun.data.cache import fingerprint
+from samerun.run_folder import check_foreign
 from samerun.volumes.arguments import VolumeArguments
 
 
@@ -48,6 +49,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from samerun import predictions as output
+from samerun.files import replace_folder
 from samerun.images.segmentation import (
     SegmentationLoss,
     by_class,
@@ -58,9 +61,6 @@ from samerun.images.segmentation import (
     report_content,
 )
 from samerun.main import run
-from samerun.output import predictions as output
-from samerun.output import written
-from samerun.output.run_folder import replace_folder
 from samerun.plan import Modes
 from samerun.reports.card import class_tables
 from samerun.runtime import Launch
@@ -108,7 +108,7 @@ class VolumeSegmentation(Task):
         arguments, notes = self.arguments, []
         self.launch = launch
         if modes.predict:
-            written.check_foreign(Path(arguments.output_dir), [output.folder_of(arguments).name])
+            check_foreign(Path(arguments.output_dir), [output.folder_of(arguments).name])
         files = find_splits(arguments, modes, notes)
         check_headers(files, notes)
         prepared = self.prepare(files, notes)

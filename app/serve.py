@@ -23,7 +23,7 @@ from predict import task_of
 
 from samerun.cli import prepare_process
 from samerun.errors import InputError
-from samerun.output.temporary import temporary_folder
+from samerun.files import temporary_folder
 from samerun.signals import failures_end_the_job
 
 if TYPE_CHECKING:

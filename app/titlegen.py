@@ -197,11 +197,11 @@ class TitleGeneration(TextTask):
             split.check_finite(predictions["loss"], "losses")
             metrics["loss"] = sum(predictions["loss"].tolist()) / max(1, int(predictions["targets"].sum()))
         metrics["gen_len"] = float(titles.title_lengths(self.tokenizer, predictions["ids"][:, 0]).mean())
-        generated, references = self.as_references(predictions, split)
+        generated, references = self.for_evaluate(predictions, split)
         tokenizer = self.rouge_tokenizer(split)
         return metrics | rouge_scores(generated, references, tokenizer)
 
-    def as_references(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
+    def for_evaluate(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
         return titles.decode(self.tokenizer, predictions["ids"][:, 0]), list(split.titles)
 
     def rouge_tokenizer(self, split: TextSplit | None) -> str:
@@ -260,7 +260,7 @@ class TitleGeneration(TextTask):
             *(titles.title_lengths(self.tokenizer, ids) for ids in (generated, references)),
             split.lengths,
         )
-        pair = self.as_references(best, split)
+        pair = self.for_evaluate(best, split)
         return titles.report_content(*pair, lengths, split.texts, self.rouge_tokenizer(split))
 
     def card(self, folder: Path) -> ModelCard:

@@ -90,7 +90,7 @@ def main(arguments: Arguments) -> None:
         measured |= step_communication(run, parameters, arguments.repeats)
         run.print(*explain(measured))
     if arguments.output:
-        run.on_main(
+        run.from_rank0(
             lambda: Path(arguments.output).write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
         )
     finish(run)

@@ -32,9 +32,9 @@ sys.path.insert(0, str(APP))
 
 from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 from samerun.images.single_label import confusion_matrix, decision_scores  # noqa: E402
-from samerun.output.run_folder import METRICS, RUN_FILE  # noqa: E402
 from samerun.reports.figures import COLORS, DPI, new_figure  # noqa: E402
 from samerun.reports.tracker import read_history  # noqa: E402
+from samerun.run_folder import METRICS, RUN_FILE  # noqa: E402
 from samerun.text.rouge import (  # noqa: E402
     ROUGE_METRICS,
     choose_tokenizer,

@@ -41,8 +41,8 @@ from trials.command import Command, claim, print_table, run_all, run_script  # n
 
 from samerun.data.splits import read_splits  # noqa: E402
 from samerun.errors import InputError, TrainingError  # noqa: E402
-from samerun.output.files import read_lines, write_json, write_text  # noqa: E402
-from samerun.output.run_folder import PREDICTIONS  # noqa: E402
+from samerun.files import read_lines, write_json, write_text  # noqa: E402
+from samerun.run_folder import PREDICTIONS  # noqa: E402
 
 # Arguments that the folds' own files replace.
 REPLACED = (

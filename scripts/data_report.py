@@ -31,7 +31,7 @@ from moving.task_script import load_task_script, plain_launch  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
-from samerun.output.files import write_json, write_text  # noqa: E402
+from samerun.files import write_json, write_text  # noqa: E402
 from samerun.parsing import parse, validate  # noqa: E402
 from samerun.plan import Modes  # noqa: E402
 from samerun.reports.figures import as_image  # noqa: E402

@@ -322,7 +322,7 @@ def table(rows: list[Row]) -> list[str]:
 
 def write_report(options: argparse.Namespace, rows: list[Row]) -> None:
     """Writes parity.json: the table, the command and the machine."""
-    from samerun.output.versions import library_versions
+    from samerun.run_folder import library_versions
 
     def plain(value: Any) -> Any:
         return None if isinstance(value, float) and not math.isfinite(value) else value

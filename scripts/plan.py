@@ -375,7 +375,7 @@ def memory_report(
     shipped = [
         row(name, other)
         for name, other in shipped_layouts(layout, several_machines)
-        if not optim_arguments.refusals(optim, {} if other.stage else None, None, other.fsdp is not None)
+        if not optim_arguments.check_launch(optim, {} if other.stage else None, None, other.fsdp is not None)
         and not (
             first.quantization_savings and (other.stage or other.fsdp)
         )  # quantized weights cannot be sharded

@@ -6,7 +6,7 @@ import pytest
 from launchers import REPOSITORY, TEST_ROWS, python, run
 
 from samerun.errors import InputError
-from samerun.output.predictions import problem
+from samerun.predictions import problem
 
 
 @pytest.fixture

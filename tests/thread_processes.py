@@ -40,7 +40,7 @@ class Process:
     def wait(self):
         self.gather([])
 
-    on_main = Run.on_main
+    from_rank0 = Run.from_rank0
 
 
 def run_concurrently(work, members):

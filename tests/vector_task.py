@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "app"))
 
 from samerun.arguments import BatchArguments, LaunchArguments, OptimizationArguments, RunArguments
 from samerun.cli import read_arguments
+from samerun.files import replace_folder
 from samerun.parsing import option
 
 
@@ -50,7 +51,6 @@ from torch import nn
 
 from samerun.data.stream import Stream
 from samerun.main import run
-from samerun.output.run_folder import replace_folder
 from samerun.task import Batch, Data, Split, Task
 
 FEATURES, TARGETS, ROWS = 64, 3, {"validation": 15, "test": 23}

@@ -19,7 +19,7 @@ _MODULES = {
         ("Batch", "ModelCard", "Data", "Predictions", "ReportContent", "Section", "Split", "Task"),
         "samerun.task",
     ),
-    "replace_folder": "samerun.output.run_folder",
+    "replace_folder": "samerun.files",
 }
 __all__ = list(_MODULES)
 

@@ -283,7 +283,7 @@ class OptimizationArguments:
     )
 
     def problems(self) -> list[str]:
-        messages = optim_arguments.problems(self, {field.name: field.default for field in fields(self)})
+        messages = optim_arguments.check_settings(self, {field.name: field.default for field in fields(self)})
         if self.lr_scheduler_type == "constant" and (self.warmup_steps or self.warmup_ratio):
             messages.append("--lr_scheduler_type constant has no warm-up; use constant_with_warmup")
         if self.lr_scheduler_kwargs:

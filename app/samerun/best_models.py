@@ -19,11 +19,10 @@ from safetensors import SafetensorError, safe_open
 from samerun import checkpoint
 from samerun.checkpoint import TrainState
 from samerun.errors import InputError
+from samerun.files import as_json, remove_folder
 from samerun.optimizer import state_bytes
-from samerun.output import written
-from samerun.output.files import as_json
-from samerun.output.run_folder import BEST, BEST_MODELS, CHECKPOINTS, METRICS, read_metrics
 from samerun.reports.tracker import read_history
+from samerun.run_folder import BEST, BEST_MODELS, CHECKPOINTS, METRICS, read_metrics
 from samerun.runtime import Run
 from samerun.task import Task
 
@@ -42,7 +41,7 @@ def remove_others(folder: Path, kept: list[dict[str, Any]]) -> None:
     steps = [evaluation["step"] for evaluation in kept]
     for path in checkpoint.list_checkpoints(folder / BEST_MODELS):
         if checkpoint.step_of(path) not in steps:
-            written.remove_folder(path)
+            remove_folder(path)
 
 
 def recover(
@@ -51,7 +50,7 @@ def recover(
     """Adapts a checkpoint's state to the models that `folder` holds and, unless the run is `complete`, to a
     changed --metric_for_best_model or loss. Rank 0 looks: machines may not share the folder and must
     agree."""
-    state, notes = run.on_main(partial(_recover, folder, state, task, keep_best, complete))
+    state, notes = run.from_rank0(partial(_recover, folder, state, task, keep_best, complete))
     run.print(*(f"note           {note}" for note in notes))
     return state
 

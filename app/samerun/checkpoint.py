@@ -29,13 +29,21 @@ from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file
 
 from samerun import deepspeed, fsdp
+from samerun.console import say
 from samerun.errors import InputError, TrainingError, process_name
-from samerun.output import status, written
-from samerun.output.console import say
-from samerun.output.files import as_json, file_record, write_json, write_text
-from samerun.output.run_folder import CHECKPOINTS, check_present, recover_folder, replace_folder
-from samerun.output.writer_thread import Background
+from samerun.files import (
+    as_json,
+    check_present,
+    file_record,
+    recover_folder,
+    remove_folder,
+    replace_folder,
+    write_json,
+    write_text,
+)
+from samerun.run_folder import CHECKPOINTS, status
 from samerun.runtime import Run
+from samerun.writer_thread import Background
 
 FOLDER = CHECKPOINTS  # in the run's folder
 MANIFEST = "manifest.json"
@@ -388,7 +396,7 @@ def save(
 def wait(run: Run, writer: Background) -> None:
     """Waits until the checkpoint that is being written is on disk. All processes must call it, also before
     the run ends. Raises `TrainingError` on every process if the checkpoint could not be written."""
-    run.on_main(writer.wait)
+    run.from_rank0(writer.wait)
 
 
 def _write(
@@ -413,7 +421,7 @@ def _write(
         old = [kept for kept in list_checkpoints(folder)[: -target.limit] if step_of(kept) != best_step]
         passed = [aside for aside in list_checkpoints(folder, LEFT_BEHIND) if step_of(aside) <= step]
         for each in [*old, *passed]:
-            written.remove_folder(each)
+            remove_folder(each)
         status.saved(step)
     except TrainingError:
         raise
@@ -448,8 +456,8 @@ def _set_aside_later(folder: Path, step: int) -> None:
     for path in later:
         aside = path.with_name(path.name + LEFT_BEHIND)
         if aside.exists():
-            written.remove_folder(aside)
-        written.rename(path, aside)
+            remove_folder(aside)
+        os.rename(path, aside)
     if later:
         names = ", ".join(path.name for path in later)
         say(
@@ -490,7 +498,7 @@ def fetch(run: Run, folder: Path, shared: bool) -> Path:
         return folder
     leader = launch.rank - launch.local_rank
     local = folder.with_name(f".{folder.name}.of_rank_0_for_{leader}") if leader else folder
-    files = run.on_main(
+    files = run.from_rank0(
         lambda: [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
     )
     target = local if leader and launch.local_rank == 0 else None
@@ -516,13 +524,13 @@ def discard(run: Run, local: Path, folder: Path) -> None:
 def check_shared(run: Run, folder: Path) -> None:
     """Raises `InputError` on every process if a machine does not see rank 0's `folder`."""
     token = folder / f".shared-{run.broadcast(os.urandom(8).hex())}"
-    run.on_main(token.touch)
+    run.from_rank0(token.touch)
     for _ in range(50):  # a network file system may take a moment to show a new file
         if token.exists():
             break
         time.sleep(0.1)
     without = [process for process in run.gather([None if token.exists() else process_name()]) if process]
-    run.on_main(lambda: token.unlink(missing_ok=True))
+    run.from_rank0(lambda: token.unlink(missing_ok=True))
     if without:
         raise InputError(
             f"--shared_output_dir: {folder} on {', '.join(without)} is not rank 0's folder; mount it there, "
@@ -542,7 +550,7 @@ def _receive(run: Run, folder: Path, files: list[str], target: Path | None) -> s
             reader = stack.enter_context((folder / name).open("rb")) if run.is_main else None
             chunk = None
             while chunk != b"":
-                chunk = run.on_main(lambda reader=reader: reader.read(CHUNK_BYTES))
+                chunk = run.from_rank0(lambda reader=reader: reader.read(CHUNK_BYTES))
                 if target is not None and problem is None:
                     try:
                         (target / name).parent.mkdir(parents=True, exist_ok=True)

@@ -13,9 +13,9 @@ import sys
 from typing import Any, TypeVar
 
 from samerun import signals
+from samerun.console import be_quiet, survive_a_lost_console
 from samerun.errors import EXIT_TRAINING_FAILED, InputError, in_short, is_out_of_memory
-from samerun.output.console import be_quiet, survive_a_lost_console
-from samerun.output.temporary import temporary_folder
+from samerun.files import temporary_folder
 from samerun.parsing import SpaceSeparated, names_of, parse, validate
 from samerun.signals import failures_end_the_job
 

@@ -273,13 +273,11 @@ def set_group_timeout(timeout: Any) -> None:
 def _has_only_autos(config: dict[str, Any], key: str) -> bool:
     """Whether an "optimizer" or a "scheduler" section leaves all numbers to the run."""
     section = config[key] if isinstance(config[key], dict) else {}
-    params, known = section.get("params"), key != "optimizer" or section.get("type") in OPTIMIZERS
-    return (
-        known
-        and bool(params)
-        and isinstance(params, dict)
-        and all(value == "auto" for value in params.values())
-    )
+    if key == "optimizer" and section.get("type") not in OPTIMIZERS:
+        return False
+    params = section.get("params")
+    has_numbers = isinstance(params, dict) and bool(params)
+    return has_numbers and all(value == "auto" for value in params.values())
 
 
 def _autos(config: dict[str, Any], prefix: str = "") -> list[str]:
@@ -365,18 +363,21 @@ def restore_weights(engine: Any, weights: dict[str, Any]) -> None:
 
 def local_weights(engine: Any) -> list[Any]:
     """This process's flat part of each group's fp32 master weights. Does not support offloading to nvme."""
-    return [part.detach() for part in _groups(engine.optimizer)[1]]
+    optimizer = engine.optimizer
+    # Under ZeRO-3; ZeRO-1 in bf16 with gradients summed in fp32; otherwise.
+    names = ("fp32_partitioned_groups_flat", "fp32_groups_flat_partition", "single_partition_of_fp32_groups")
+    name = next(name for name in names if hasattr(optimizer, name))
+    return [part.detach() for part in getattr(optimizer, name)]
 
 
 def copy_to_module(engine: Any) -> None:
     """Copies the master weights to the module's weights, as an update does. All processes must call it."""
     optimizer = engine.optimizer
-    _, master, module = _groups(optimizer)
-    if module is not None:
+    if not hasattr(optimizer, "fp32_partitioned_groups_flat"):  # not ZeRO-3
         optimizer.update_lp_params()
         return
     optimizer.checkpoint_event_prologue()  # frees gathered weights
-    for number in range(len(master)):
+    for number in range(len(optimizer.fp32_partitioned_groups_flat)):
         optimizer._reassign_or_swap_out_partitioned_parameters(number)
     optimizer.checkpoint_event_epilogue()  # gathers the weights below DeepSpeed's persistence threshold again
 
@@ -401,17 +402,6 @@ def _moment_keys(engine: Any) -> tuple[str, ...]:
         optional = {"momentum_buffer": group["momentum"], "grad_avg": group["centered"]}
         return "square_avg", *(name for name, is_used in optional.items() if is_used)
     return ("state1",) if kind == "Lion" else ("exp_avg", "exp_avg_sq")
-
-
-def _groups(optimizer: Any) -> tuple[list, list, list | None]:
-    """Three lists by parameter group: the module's parameters; this process's flat fp32 part of their master
-    weights; the flat tensor that the module's parameters are views of (None in place of this list under
-    ZeRO-3)."""
-    if hasattr(optimizer, "fp32_partitioned_groups_flat"):  # ZeRO-3
-        return optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, None
-    if hasattr(optimizer, "fp32_groups_flat_partition"):  # ZeRO-1 in bf16 with gradients summed in fp32
-        return optimizer.bf16_groups, optimizer.fp32_groups_flat_partition, optimizer.bf16_groups_flat
-    return optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups, optimizer.bit16_groups_flat
 
 
 def _trained(engine: Any) -> list[tuple[str, Any]]:

@@ -15,19 +15,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from samerun import predictions as output
 from samerun import signals
 from samerun.additional_metrics import compute_additional
 from samerun.arguments import OptimizationArguments, RunArguments
+from samerun.console import Phase
 from samerun.data.batches import EvalRows
 from samerun.data.cache import sample_of
 from samerun.errors import StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.kernels.common import row_lengths
-from samerun.output import predictions as output
-from samerun.output.progress import Phase
-from samerun.output.run_folder import BEST
-from samerun.output.versions import code_version, library_versions
 from samerun.parsing import as_dict, names_of
 from samerun.plan import evaluation_batch
+from samerun.run_folder import BEST, code_version, library_versions
 from samerun.runtime import Run
 from samerun.signals import stop_requested
 from samerun.task import Batch, Predictions, Split, Task
@@ -44,14 +43,14 @@ def evaluate(
     """Evaluates all rows. Returns (metrics, on every process; predictions, None except on rank 0)."""
     predictions, _ = predict(run, model, task, rows, stoppable, label="evaluating")
     with Phase("scoring", shown=run.is_main):
-        return run.on_main(lambda: score(task, predictions, rows.split)), predictions
+        return run.from_rank0(lambda: score(task, predictions, rows.split)), predictions
 
 
 def score(task: Task, predictions: Predictions, split: Split) -> dict[str, float | None]:
     """The metrics of the task and of --metrics. Rank 0 only."""
     scores = task.score(predictions, split)
     if task.additional_metrics:
-        references = task.as_references(predictions, split)
+        references = task.for_evaluate(predictions, split)
         scores |= compute_additional(task.additional_metrics, *references, taken=scores)
     return scores
 
@@ -175,7 +174,7 @@ class SavedParts:
         self._run, self._folder, self._key, self._total_rows = run, folder, key, len(rows)
         self._total_batches = rows.num_batches(run.launch.world_size)
         self.parts: list[Part] = []  # on rank 0
-        self.num_batches, self.num_rows, note = run.on_main(self._open)  # of each process; of all
+        self.num_batches, self.num_rows, note = run.from_rank0(self._open)  # of each process; of all
         run.print(*([f"note           {note}"] if note else []))
         self._enabled, self._saved_at = True, time.perf_counter()
 
@@ -208,7 +207,7 @@ class SavedParts:
     def add(self, num_batches: int, part: Part | None) -> None:
         """Saves the predictions since the last part; `part`: None except on rank 0. After a failure, as on a
         full disk, the prediction continues without saving."""
-        problem = self._run.on_main(lambda: self._write(num_batches, part))
+        problem = self._run.from_rank0(lambda: self._write(num_batches, part))
         if problem is not None:
             self._enabled = False
             self._run.print(
@@ -241,7 +240,7 @@ class SavedParts:
 
     def remove(self) -> None:
         """Removes the parts, once all predictions are written."""
-        self._run.on_main(self._remove)
+        self._run.from_rank0(self._remove)
         signals.set_stop_message(signals.NOTHING_TO_SAVE)
 
     def _remove(self) -> None:
@@ -259,7 +258,7 @@ def open_saved_parts(
     path = output.path_of(arguments)
     if rows.split.content is None or not output.is_regular_file(path):
         return None
-    key = run.on_main(lambda: _hash_of_causes(run, arguments, fingerprint, rows))
+    key = run.from_rank0(lambda: _hash_of_causes(run, arguments, fingerprint, rows))
     return SavedParts(run, path.with_name(f"{path.name}.unfinished"), key, rows)
 
 

@@ -99,7 +99,7 @@ def settings_of(arguments: Any) -> dict[str, Any]:
     return defaults | _parse(arguments.optim, arguments.optim_args, [])
 
 
-def problems(arguments: Any, defaults: dict[str, Any]) -> list[str]:
+def check_settings(arguments: Any, defaults: dict[str, Any]) -> list[str]:
     """Errors in --optim_args and --adam_* for --optim. `defaults`: the arguments' default values by name."""
     optim, errors = arguments.optim, []
     values = _parse(optim, arguments.optim_args, errors)
@@ -118,7 +118,7 @@ def problems(arguments: Any, defaults: dict[str, Any]) -> list[str]:
     return errors
 
 
-def refusals(
+def check_launch(
     optim: str, deepspeed_config: dict[str, Any] | None, deepspeed_file: str | None, with_fsdp: bool = False
 ) -> list[str]:
     """Errors if this launch cannot use the optimizer. `deepspeed_config`: the content of DeepSpeed's file, if

@@ -16,12 +16,10 @@ from accelerate import Accelerator
 from accelerate.utils import ProfileKwargs
 from torch.profiler import record_function
 
-from samerun.output import written
-
 TRACE = Path("profile") / "trace.json"
 PARTS = ("data", "forward", "backward", "optimizer")  # of a step, in this order
 SKIPPED = 3  # steps that fill caches and compile; the profiler warms up in the last one
-SHOWN = 10  # operations
+MAX_OPERATIONS = 10  # operations
 
 
 class StepClock:
@@ -123,7 +121,6 @@ def _report(profiler: Any, device: str, path: Path, say: Callable[[str], None]) 
     if recorded < 1:
         return
     path.parent.mkdir(exist_ok=True)
-    written.add(path.parent.parent, path)
     profiler.export_chrome_trace(str(path))
     for line in describe(profiler.key_averages(), device):
         say(line)
@@ -142,5 +139,5 @@ def describe(averages: Any, device: str) -> list[str]:
         if whole
         else []
     )
-    table = averages.table(sort_by=f"self_{total}", row_limit=SHOWN, max_name_column_width=60)
+    table = averages.table(sort_by=f"self_{total}", row_limit=MAX_OPERATIONS, max_name_column_width=60)
     return [*lines, *table.splitlines()]

@@ -34,9 +34,9 @@ from torch.distributed import Backend
 from torch.nn.parallel import DistributedDataParallel
 
 from samerun import deepspeed, fsdp, machines, signals
+from samerun.console import say
 from samerun.errors import InputError, in_short, process_name
 from samerun.fsdp import FsdpSettings, is_on
-from samerun.output.console import say
 from samerun.plan import BatchShape
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -316,7 +316,7 @@ def _precision(requested: str | None, config: dict[str, Any] | None, problems: l
 class Run:
     """A started run: its launch, its Accelerator and its collective operations.
 
-    All processes must call `prepare`, `sum`, `any`, `gather`, `gather_rows`, `broadcast`, `on_main` and
+    All processes must call `prepare`, `sum`, `any`, `gather`, `gather_rows`, `broadcast`, `from_rank0` and
     `wait`.
     """
 
@@ -388,7 +388,7 @@ class Run:
         machines.progress()
         return value if self.launch.world_size == 1 else broadcast_object_list([value])[0]
 
-    def on_main(self, work: Callable[[], Any]) -> Any:
+    def from_rank0(self, work: Callable[[], Any]) -> Any:
         """Runs `work` on rank 0 and returns its result, or raises its exception, on every process."""
         outcome: tuple[Any, Exception | None] = (None, None)
         if self.is_main:

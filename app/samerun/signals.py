@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import psutil
 
-from samerun import machines
+from samerun import machines, writer_thread
 from samerun.errors import (
     EXIT_STOPPED,
     EXIT_TRAINING_FAILED,
@@ -36,8 +36,8 @@ from samerun.errors import (
     is_out_of_space,
     process_name,
 )
-from samerun.output import status, writer_thread
-from samerun.output.temporary import remove_temporary_folders
+from samerun.files import remove_temporary_folders
+from samerun.run_folder import status
 
 if TYPE_CHECKING:  # imports torch
     from samerun.runtime import Run

@@ -16,20 +16,18 @@ from typing import Any
 import torch
 from huggingface_hub import get_token
 
-from samerun import checkpoint, deepspeed, machines, optim_arguments, signals
+from samerun import checkpoint, deepspeed, machines, optim_arguments, predictions, run_folder, signals
 from samerun.data.files import matching
 from samerun.errors import InputError, collecting
-from samerun.output import predictions, run_folder, status, written
-from samerun.output.files import as_json, file_record, write_json
-from samerun.output.run_folder import BEST, RUN_FILE, STATUS
-from samerun.output.versions import code_version, library_versions
+from samerun.files import as_json, file_record, lock, recover_folder, write_json
 from samerun.parsing import SpaceSeparated, as_dict, names_of
 from samerun.plan import Plan, describe
 from samerun.reports import results
+from samerun.run_folder import BEST, RUN_FILE, STATUS, code_version, library_versions, status
 from samerun.runtime import Launch, Machine, Run, connect, describe_launch
 
 # Arguments of a single start, not of the training.
-OF_A_START = ("resume_from_checkpoint", "overwrite_output_dir", "max_train_time")
+PER_START = ("resume_from_checkpoint", "overwrite_output_dir", "max_train_time")
 _lock: Any = None  # of the output folder; held until the process ends
 
 
@@ -53,7 +51,7 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
             run_folder.check_output_dir(folder, train, arguments.overwrite_output_dir, resume)
         problems += _path_conflicts(arguments, folder, train)
     if launch is not None and train:
-        problems += optim_arguments.refusals(
+        problems += optim_arguments.check_launch(
             arguments.optim, launch.deepspeed_config, launch.deepspeed_file, launch.fsdp is not None
         )
         if arguments.ema_decay is not None and deepspeed.uses_nvme(launch.deepspeed_config or {}):
@@ -96,7 +94,7 @@ def _path_conflicts(arguments: Any, folder: Path, train: bool) -> list[str]:
     metrics = predictions.metrics_name(arguments)
     with collecting(problems):
         if not train:  # for training `check_output_dir` does it
-            written.check_foreign(folder, [metrics])
+            run_folder.check_foreign(folder, [metrics])
         if not (train and arguments.overwrite_output_dir):
             run_folder.read_metrics(folder / metrics)
     if arguments.do_predict:
@@ -205,7 +203,7 @@ def open_run(
     folder = Path(arguments.output_dir)
     description = {**_description(run, arguments, plan, fingerprint), **details} if plan is not None else {}
     signals.set_time_limit(arguments.max_train_time)
-    resume, replaces, complete, changes = run.on_main(
+    resume, replaces, complete, changes = run.from_rank0(
         partial(_take_folder, run, arguments, plan, fingerprint, description)
     )
     if arguments.shared_output_dir:
@@ -229,8 +227,7 @@ def _take_folder(
     complete, notes)."""
     global _lock
     folder = Path(arguments.output_dir)
-    _lock = run_folder.lock(folder)
-    written.add(folder)
+    _lock = lock(folder)
     if plan is None:
         return None, False, False, []
     restarted = run_folder.was_restarted(folder)
@@ -244,7 +241,7 @@ def _take_folder(
         _check_own_checkpoint(folder, Path(resume))
     if not holds_a_run:
         run_folder.clear(folder)
-    run_folder.recover_folder(folder / BEST)
+    recover_folder(folder / BEST)
     for name in (checkpoint.FOLDER, run_folder.BEST_MODELS):
         checkpoint.tidy(folder / name)
     path = None if resume is None else checkpoint.find(folder / checkpoint.FOLDER, resume)
@@ -324,7 +321,7 @@ def _changed_arguments(run_file: Path, arguments: Any) -> list[str]:
     names = [
         name
         for name in names_of(arguments, per_machine=False, reads=False)
-        if name in before and name not in OF_A_START
+        if name in before and name not in PER_START
     ]
     changes = [
         checkpoint.difference(f"--{name}", before[name], now[name])
@@ -340,7 +337,6 @@ def _replace_run(folder: Path, description: dict[str, Any]) -> None:
 
 
 def _begin(folder: Path, description: dict[str, Any], step: int) -> None:
-    written.add(folder, folder / run_folder.RUN_FILE)
     write_json(folder / run_folder.RUN_FILE, description)
     status.begin(folder, step)
     signals.on_immediate_stop(partial(status.end, "stopped"))

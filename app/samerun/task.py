@@ -252,7 +252,7 @@ class Task(ABC):
         """The metrics of a whole labelled file; None for undefined ones. Called on rank 0 only, like all
         methods below except `load_exported`."""
 
-    def as_references(self, predictions: Predictions, split: Split) -> tuple[Any, Any]:
+    def for_evaluate(self, predictions: Predictions, split: Split) -> tuple[Any, Any]:
         """(predictions, references) in the format of `evaluate`'s metrics, for --metrics."""
         raise InputError(f"--metrics: {self.name} does not support additional metrics; leave it out")
 

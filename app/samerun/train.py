@@ -26,6 +26,7 @@ from torch.profiler import record_function
 from samerun import best_models, checkpoint, deepspeed, fsdp, machines, signals
 from samerun.average import WeightAverage, averaged
 from samerun.checkpoint import CheckpointTarget, TrainState
+from samerun.console import Phase
 from samerun.data.batches import TrainSteps, train_loader
 from samerun.errors import EXIT_STOPPED, InputError, StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.evaluate import eval_rows, evaluate, input_dtype
@@ -34,18 +35,16 @@ from samerun.kernels.embeddings import reuse_gradient_memory
 from samerun.layers import checkpoint_activations, compile_layers, has_statistics
 from samerun.memory import dry_run, layout_of, memory_lines
 from samerun.optimizer import build_optimizer, set_learning_rate, state_bytes
-from samerun.output import status
-from samerun.output.progress import Phase
-from samerun.output.run_folder import BEST, BEST_MODELS, begin_best, merge_metrics
-from samerun.output.writer_thread import Background
 from samerun.parsing import as_dict
 from samerun.plan import Plan
 from samerun.profiling import StepClock, memory_mb, peak_memory_mb, profiled
 from samerun.reports import final_report
 from samerun.reports.tracker import Tracker, project_of, read_history
+from samerun.run_folder import BEST, BEST_MODELS, begin_best, merge_metrics, status
 from samerun.runtime import Run
 from samerun.signals import stop_requested, stop_run
 from samerun.task import Batch, Data, Predictions, Task, higher_is_better
+from samerun.writer_thread import Background
 
 if TYPE_CHECKING:
     from samerun.start import OpenedRun
@@ -88,7 +87,7 @@ class Training:
             )
         if self.state.loss_settings is None:
             self.state.loss_settings = task.loss_settings
-        run.on_main(partial(best_models.check_space, self.folder, arguments, model))
+        run.from_rank0(partial(best_models.check_space, self.folder, arguments, model))
         self.batches = train_batches(arguments, data, plan, run.launch.rank)
         self.batches.begin(self.state.step, self.state.stream)
         validation = data.splits.get("validation")
@@ -102,7 +101,7 @@ class Training:
         )
         self.average = WeightAverage(run, self.model, arguments.ema_decay) if arguments.ema_decay else None
         if opened.replace is not None:
-            run.on_main(opened.replace)
+            run.from_rank0(opened.replace)
         self.tracker = Tracker(
             run.accelerator, self.folder, plan.total_steps, self.state.step, place is not None
         )
@@ -373,7 +372,7 @@ class Training:
         the validation rows, on rank 0."""
         with Phase("exporting", shown=self.run.is_main):
             weights = checkpoint.full_weights(self.run, self.model)
-            self.run.on_main(partial(self._write_best, weights, predictions))
+            self.run.from_rank0(partial(self._write_best, weights, predictions))
 
     def _write_best(self, weights: dict[str, torch.Tensor], predictions: Predictions | None) -> None:
         task, plain = self.task, self.run.unwrapped(self.model)
@@ -401,8 +400,8 @@ class Training:
             with Phase("exporting", shown=run.is_main):
                 weights = checkpoint.full_weights(run, self.model)
                 plain = run.unwrapped(self.model)
-                run.on_main(lambda: self.task.export(path, plain, weights, predictions))
-        run.on_main(lambda: best_models.remove_others(self.folder, state.kept))
+                run.from_rank0(lambda: self.task.export(path, plain, weights, predictions))
+        run.from_rank0(lambda: best_models.remove_others(self.folder, state.kept))
 
     # Checkpoints
 
@@ -447,7 +446,7 @@ class Training:
                 self._export(None)
         self.tracker.close()
         self.run.wait()
-        return self.run.on_main(self._best_metrics)
+        return self.run.from_rank0(self._best_metrics)
 
     def _best_metrics(self) -> dict[str, Any]:
         state = self.state

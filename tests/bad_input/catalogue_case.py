@@ -86,16 +86,14 @@ def lay_out(case: Case, task: str, folder: Path) -> None:
     earlier = {
         "train.csv": GOOD,
         "valid.csv": VALID,
-        "run/run.json": "{}",
+        "run/run.json": '{"fingerprint": {}}',
         "run/best/model.safetensors": "weights of an earlier run",
+        "run/best/.files.json": '["model.safetensors"]',
         "run/checkpoints/step_1/manifest.json": "{}",
+        "run/checkpoints/step_1/.files.json": '["manifest.json"]',
         "run/history.jsonl": "{}\n",
         "run/notes.txt": "mine",
     }
-    ours = [
-        name.removeprefix("run/") for name in earlier if name.startswith("run/") and name != "run/notes.txt"
-    ]
-    earlier["run/.written.json"] = json.dumps({"files": ours, "patterns": [], "predictions": []})
     for name, content in (earlier | case.files).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

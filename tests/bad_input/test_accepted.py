@@ -121,7 +121,7 @@ def test_predicting_in_a_finished_runs_folder_keeps_what_the_run_found(task, wor
     assert read_json(Path("done/metrics_one.json").read_text())["test_rows"] == 1
     added = {"predictions_one.jsonl", "metrics_one.json"}
     now = contents(Path("done"))
-    assert {name for name in now if now[name] != kept.get(name)} <= {*added, ".lock", ".written.json"}
+    assert {name for name in now if now[name] != kept.get(name)} <= {*added, ".lock", ".predictions"}
     assert (
         oct(Path("done/best/model.safetensors").stat().st_mode)[-3:]
         == oct(Path("done/run.json").stat().st_mode)[-3:]

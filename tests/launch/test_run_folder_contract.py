@@ -80,7 +80,7 @@ def contents(folder):
     """What is in a folder: a hash per file, apart from the lock and the list of files, which every run
     opens."""
     files = sorted(
-        path for path in folder.rglob("*") if path.is_file() and path.name not in (".lock", ".written.json")
+        path for path in folder.rglob("*") if path.is_file() and path.name not in (".lock", ".predictions")
     )
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
@@ -95,7 +95,7 @@ def read_lines(path):
 
 def test_the_folder_holds_what_the_contract_says(finished_run):
     folder, _ = finished_run
-    assert {path.name for path in folder.iterdir()} - {".lock", ".written.json"} == {
+    assert {path.name for path in folder.iterdir()} - {".lock", ".predictions"} == {
         "run.json",
         "status.json",
         "history.jsonl",

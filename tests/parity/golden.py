@@ -27,7 +27,7 @@ def write(home: Path) -> None:
     import launchers
     import title_job
 
-    from samerun.output.versions import library_versions
+    from samerun.run_folder import library_versions
 
     launchers.write_corpus(home)
     title_job.write_corpus(home)

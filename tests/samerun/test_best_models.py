@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from samerun.best_models import check_space, ranked
 from samerun.errors import InputError
-from samerun.output.run_folder import replace_folder
+from samerun.files import replace_folder
 from samerun.start import OpenedRun
 from samerun.task import Data
 from samerun.train import Training

@@ -10,7 +10,7 @@ import torch
 from damage import cut, flip
 from linear_task import LinearTask, collator, linear_layer, points
 
-from samerun import checkpoint
+from samerun import checkpoint, run_folder
 from samerun.checkpoint import (
     CheckpointTarget,
     TrainState,
@@ -24,9 +24,8 @@ from samerun.checkpoint import (
     tidy,
 )
 from samerun.errors import InputError, TrainingError
-from samerun.output import run_folder
-from samerun.output.writer_thread import Background
 from samerun.train import train_step
+from samerun.writer_thread import Background
 
 RUN_FINGERPRINT = {"task": "linear", "rows": 8, "labels": ["a", "b"]}
 

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 
 from samerun import checkpoint, signals, start
 from samerun.errors import InputError
+from samerun.files import write_json
 from samerun.kernels import embeddings
-from samerun.output import status, written
-from samerun.output.files import write_json
+from samerun.run_folder import status
 from samerun.start import OpenedRun
 from samerun.train import Training
 
@@ -135,8 +135,7 @@ def test_a_folder_is_one_runs_at_a_time(opened):
 def test_overwriting_clears_and_resuming_recovers(opened, tmp_path):
     opened(plan=make_plan(22, save_steps=3))
     release()
-    (tmp_path / "metrics.json").touch()
-    written.add(tmp_path, tmp_path / "metrics.json")
+    (tmp_path / "metrics.json").write_text('{"eval_loss": 1.0}')
     (tmp_path / ".best.old").mkdir()
     opened(resume_from_checkpoint="auto")
     assert (tmp_path / "metrics.json").exists()
@@ -157,8 +156,7 @@ def test_overwriting_clears_and_resuming_recovers(opened, tmp_path):
 def test_a_run_that_cannot_be_prepared_does_not_replace_another(
     opened, start_run, arguments, tmp_path, monkeypatch
 ):
-    (tmp_path / "metrics.json").touch()
-    written.add(tmp_path, tmp_path / "metrics.json")
+    (tmp_path / "metrics.json").write_text('{"eval_loss": 1.0}')
     opening = opened(overwrite_output_dir=True)
     run = start_run(make_plan(22).batch)
     monkeypatch.setattr(
@@ -188,7 +186,6 @@ def test_what_a_crash_left_of_a_save_is_tidied_up(opened, tmp_path):
     release()
     (tmp_path / "checkpoints" / ".step_4.unfinished").mkdir(parents=True)
     (tmp_path / "history.jsonl").write_text("{}")
-    written.add(tmp_path, tmp_path / "history.jsonl")
     opened(resume_from_checkpoint="auto")
     assert list((tmp_path / "checkpoints").iterdir()) == []
 

@@ -8,14 +8,12 @@ from linear_task import make_plan
 
 from samerun import checkpoint, start
 from samerun.errors import InputError
-from samerun.output import written
-from samerun.output.files import write_json
+from samerun.files import add_to_list, write_json
 from samerun.runtime import Machine
 
 
 def test_everything_that_can_be_refused_is_refused_at_once(arguments, environment, tmp_path, monkeypatch):
-    (tmp_path / "metrics.json").write_text("{}")
-    written.add(tmp_path, tmp_path / "metrics.json")
+    (tmp_path / "metrics.json").write_text('{"eval_loss": 1.0}')
     asked = arguments(
         output_dir=str(tmp_path), mixed_precision="fp16", report_to=("wandb",), ddp_backend="nccl",
     )  # fmt: skip
@@ -27,7 +25,7 @@ def test_everything_that_can_be_refused_is_refused_at_once(arguments, environmen
     for word in ("fp16", "nccl", "already holds a run", "--report_to wandb: not installed"):
         assert sum(word in problem for problem in found) == 1
     assert len(found) == 4
-    assert [path.name for path in tmp_path.iterdir() if path.name != written.LIST] == ["metrics.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
 
 
 def test_a_good_command_gives_its_launch(arguments, environment, tmp_path):
@@ -71,8 +69,8 @@ def leave_run(opened, folder, state="done", step=6, **given):
     opened(**given)
     for name in ("history.jsonl", "metrics.json", "best/model.safetensors"):
         (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text("{}")
-        written.add(folder, folder / name)
+        (folder / name).write_text('{"eval_loss": 1.0}')
+    add_to_list(folder / "best", ["model.safetensors"])
     write_json(folder / "status.json", {"state": state, "step": step})
 
 
@@ -120,9 +118,13 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(opened, tmp_path)
 
 def test_a_run_whose_facts_are_lost_is_not_replaced(opened, tmp_path):
     leave_run(opened, tmp_path / "run")
-    (tmp_path / "run" / "run.json").unlink()
+    (tmp_path / "run" / "status.json").write_text("{}")
     before = contents(tmp_path / "run")
     with pytest.raises(InputError, match=r"run\.json or status\.json cannot be read"):
+        opened()
+    (tmp_path / "run" / "run.json").unlink()
+    del before[tmp_path / "run" / "run.json"]
+    with pytest.raises(InputError, match=r"status\.json, history\.jsonl would be replaced"):
         opened()
     assert contents(tmp_path / "run") == before
 

@@ -9,18 +9,19 @@ import pytest
 import torch
 from linear_task import LinearTask, collator, linear_layer, make_plan, points, split_of, train_steps
 
+from samerun import console as progress
 from samerun import signals, train
 from samerun.average import WeightAverage
 from samerun.checkpoint import TrainState, list_checkpoints, load_average, restore_optimizer
 from samerun.data.batches import collate_share
 from samerun.errors import InputError, StopRequested, TrainingError
-from samerun.output import progress, status
-from samerun.output.writer_thread import finish_all
 from samerun.plan import BatchShape
 from samerun.reports.tracker import SPEED, read_history
+from samerun.run_folder import status
 from samerun.start import OpenedRun
 from samerun.task import Data
 from samerun.train import SKIPPED_LIMIT, Training, _clip, seed_step, train_step
+from samerun.writer_thread import finish_all
 
 NOTHING = np.array([], dtype=int)
 

@@ -15,7 +15,7 @@ from launchers import SCRIPTS
 from trials.command import Command
 
 from samerun.errors import InputError
-from samerun.output.files import read_lines
+from samerun.files import read_lines
 from samerun.text.multilabel import read_label_file
 
 optuna = pytest.importorskip("optuna")  # requirements-sweep.txt

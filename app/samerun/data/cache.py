@@ -20,7 +20,7 @@ from filelock import FileLock
 from huggingface_hub.constants import HF_HOME
 
 from samerun.errors import InputError, is_out_of_space
-from samerun.output.files import file_record, flush, write_json
+from samerun.files import file_record, flush, write_json
 
 CHECKSUMS = "checksums.json"  # in every cached folder: checksum by file name
 RECORD = "record.json"

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from samerun.console import Phase
 from samerun.data.cache import cache_folder, content_hash, fingerprint
 from samerun.data.files import matching
 from samerun.data.tables import Table, concatenate, dataset_table, read_table
 from samerun.errors import InputError, collecting, in_short, listed, raise_problems
-from samerun.output.progress import Phase
 
 if TYPE_CHECKING:
     import datasets

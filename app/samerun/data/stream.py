@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from samerun.console import counted
 from samerun.data.cache import cache_folder, file_version, fingerprint, get_or_create, use_cache_folder
 from samerun.data.files import Row, kind_of, location, read_rows
 from samerun.data.splits import check_columns, expand_patterns, load_from, local_files, open_stream
 from samerun.data.tables import FILE, Source, Table, cell_of, class_names, is_blank, open_rows, write_rows
 from samerun.errors import InputError, collecting, in_short
-from samerun.output.progress import counted
 from samerun.signals import ignore_signals
 from samerun.task import Split
 

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from samerun.console import counted
 from samerun.data.cache import content_hash, fingerprint, get_or_create
 from samerun.data.files import Row, kind_of, location, read_rows
 from samerun.errors import SHOWN, InputError, described, raise_problems
-from samerun.output.files import file_record
-from samerun.output.progress import counted
+from samerun.files import file_record
 
 if TYPE_CHECKING:
     from datasets import Dataset

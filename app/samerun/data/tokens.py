@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from samerun.console import Phase
 from samerun.data.cache import fingerprint, get_or_create
 from samerun.data.tables import Cells, open_rows
 from samerun.errors import InputError
-from samerun.output.progress import Phase
 
 FORMAT_VERSION = "3"  # of the cached tokens; part of their cache key
 PARALLELISM = "TOKENIZERS_PARALLELISM"  # environment variable: whether the tokenizers library uses threads

@@ -21,6 +21,7 @@ import pyarrow
 from PIL import Image
 from pyarrow import parquet
 
+from samerun.console import Phase
 from samerun.data.cache import cache_folder, content_hash, file_state, fingerprint, get_or_create
 from samerun.data.splits import (
     LIMIT_ARGUMENTS,
@@ -34,7 +35,6 @@ from samerun.data.splits import (
 from samerun.data.tables import Table, check_ids, dataset_table, ids_of, read_table
 from samerun.errors import InputError, described, in_short, listed, raise_problems
 from samerun.images.transforms import Encoded, Header, decode, decode_mask, read_header
-from samerun.output.progress import Phase
 from samerun.task import Mixture
 
 if TYPE_CHECKING:

@@ -27,7 +27,6 @@ from samerun.images.masks import IGNORED
 from samerun.images.segmentation import file_names
 from samerun.images.transforms import Processing, processing_of
 from samerun.models.pretrained import set_labels
-from samerun.output import written
 from samerun.reports.figures import with_legend
 
 OVERLAP = 0.25  # of windows
@@ -241,10 +240,7 @@ def mask_names(ids: Sequence[Any]) -> list[str]:
 
 
 def write_mask(mask: np.ndarray, path: Path) -> None:
-    """Writes a mask, (height, width) uint8, as a PNG with a palette. `path`: in a subfolder of the run's
-    folder."""
-    path.parent.mkdir(exist_ok=True)
-    written.add(path.parents[1], path)
+    """Writes a mask, (height, width) uint8, as a PNG with a palette."""
     image = Image.fromarray(mask)
     image.putpalette(palette().tobytes())
     image.save(path)

@@ -14,7 +14,7 @@ import torch
 from transformers.utils import logging
 
 from samerun.errors import TrainingError
-from samerun.output.run_folder import replace_folder
+from samerun.files import replace_folder
 
 CHECKED_ROWS = 4
 

@@ -13,15 +13,13 @@ from huggingface_hub import EvalResult, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from samerun.output import written
-from samerun.output.console import say
-from samerun.output.files import write_text
-from samerun.output.run_folder import CARD, METRICS, PLOTS, check_present, read_metrics
+from samerun.console import say
+from samerun.files import write_text
+from samerun.run_folder import CARD, CARD_MARK, METRICS, PLOTS, foreign, read_metrics
 from samerun.task import ModelCard
 
 LIMITS = (
-    "The best model was selected on the validation rows, so their metrics are optimistic. The test "
-    "rows selected nothing.",
+    f"{CARD_MARK}, so their metrics are optimistic. The test rows selected nothing.",
     "Data that differ from the training data were not tried and may give worse results.",
 )
 SPLITS = {"eval": "validation", "test": "test"}  # prefix of metrics -> split
@@ -58,11 +56,9 @@ def write_card(folder: Path, card: ModelCard, arguments: Any = None) -> None:
         changed = yaml.safe_dump(_changed(arguments), allow_unicode=True, sort_keys=False)
         body += ["```yaml", changed.strip(), "```", ""]
     body += ["## Limits", "", *(f"- {limit}" for limit in [*card.limits, *LIMITS]), ""]
-    check_present(folder / CARD)
-    if written.foreign(folder, [CARD]):
+    if foreign(folder, CARD):
         say(f"note           no model card is written: {folder / CARD} is not a run's file")
         return
-    written.add(folder, folder / CARD)
     write_text(folder / CARD, "\n".join(body) + "\n")
 
 

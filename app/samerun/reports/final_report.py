@@ -9,16 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from samerun.console import Phase, say
 from samerun.errors import in_short
-from samerun.output import written
-from samerun.output.console import say
-from samerun.output.files import path_in_errors
-from samerun.output.progress import Phase
-from samerun.output.run_folder import BEST_PREDICTIONS, REPORT
+from samerun.files import path_in_errors
 from samerun.reports import figures
 from samerun.reports.card import write_card
 from samerun.reports.page import write_page
 from samerun.reports.tracker import SPEED, read_history, show_image, show_table
+from samerun.run_folder import BEST_PREDICTIONS, REPORT
 from samerun.runtime import Run
 from samerun.task import Predictions, ReportContent, Section, Split, Task
 
@@ -29,17 +27,13 @@ def save_best_predictions(folder: Path, best: Predictions) -> None:
     """Saves the best model's predictions of the validation rows for the report, unless they are too large.
     Rank 0 only."""
     if sum(array.nbytes for array in best.values()) <= MOST_BYTES:
-        _save(folder / BEST_PREDICTIONS, best)
+        path = folder / BEST_PREDICTIONS
+        unfinished = path.with_suffix(".unfinished.npz")
+        with path_in_errors(path):
+            np.savez(unfinished, **best)
+            os.replace(unfinished, path)
     else:
         (folder / BEST_PREDICTIONS).unlink(missing_ok=True)
-
-
-def _save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    unfinished = path.with_suffix(".unfinished.npz")
-    written.add(path.parent, path, unfinished)
-    with path_in_errors(path):
-        np.savez(unfinished, **arrays)
-        os.replace(unfinished, path)
 
 
 def write_reports(run: Run, arguments: Any, task: Task, splits: Mapping[str, Split]) -> None:

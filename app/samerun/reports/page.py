@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from samerun.output import written
-from samerun.output.files import write_text
-from samerun.output.run_folder import PLOTS, REPORT, check_present
+from samerun.files import write_text
 from samerun.reports.results import by_split
+from samerun.run_folder import PLOTS, REPORT
 from samerun.task import Section
 
 FIRST = tuple(
@@ -49,8 +48,6 @@ def write_page(
         facts=_facts(run, values),
         arguments={name: value for name, value in run["arguments"].items() if value is not None},
     )
-    check_present(folder / REPORT)
-    written.add(folder, folder / REPORT)
     write_text(folder / REPORT, page)
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi
 
+from samerun import predictions as output
 from samerun.errors import InputError, in_short
-from samerun.output import predictions as output
-from samerun.output.run_folder import BEST, CARD, PLOTS
+from samerun.files import LIST
+from samerun.run_folder import BEST, CARD, PLOTS
 from samerun.runtime import Run
 from samerun.task import Predictions, Split, Task
 
@@ -23,7 +24,7 @@ def write_predictions(
 ) -> None:
     """Writes the predictions, one line per row, in the input's order. `predictions`: needed on rank 0
     only."""
-    run.print(f"predictions    {run.on_main(partial(_write, arguments, task, split, predictions))}")
+    run.print(f"predictions    {run.from_rank0(partial(_write, arguments, task, split, predictions))}")
 
 
 def _write(arguments: Any, task: Task, split: Split, predictions: Predictions) -> Path:
@@ -99,7 +100,7 @@ def check_upload(arguments: Any) -> None:
 def push_to_hub(run: Run, arguments: Any) -> None:
     """With --push_to_hub, uploads best/, the model card and plots/. An error is a note: the run is done."""
     if arguments.push_to_hub:
-        run.print(*run.on_main(partial(_describe_upload if arguments.hub_dry_run else _upload, arguments)))
+        run.print(*run.from_rank0(partial(_describe_upload if arguments.hub_dry_run else _upload, arguments)))
 
 
 def _upload(arguments: Any) -> list[str]:
@@ -138,7 +139,7 @@ def _files(arguments: Any) -> dict[str, Path]:
     best = {path.relative_to(folder / BEST).as_posix(): path for path in sorted((folder / BEST).rglob("*"))}
     others = [*sorted((folder / PLOTS).glob("*")), folder / CARD]
     files = best | {path.relative_to(folder).as_posix(): path for path in others}
-    return {name: path for name, path in files.items() if path.is_file()}
+    return {name: path for name, path in files.items() if path.is_file() and path.name != LIST}
 
 
 def _repository(arguments: Any) -> str:

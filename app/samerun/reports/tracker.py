@@ -7,10 +7,8 @@ history.jsonl holds no times, so that equal runs write equal bytes. Speed and me
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import os
-import socket
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -19,14 +17,12 @@ import numpy as np
 from accelerate.tracking import TensorBoardTracker
 from PIL import Image
 
-from samerun.output import written
-from samerun.output.console import say
-from samerun.output.files import path_in_errors, read_lines, write_json, write_text
-from samerun.output.progress import Phase
-from samerun.output.run_folder import PLOTS, TRACKERS, check_present, read_metrics
+from samerun.console import Phase, say
+from samerun.files import add_to_list, check_present, path_in_errors, read_lines, write_json, write_text
+from samerun.run_folder import HISTORY, PLOTS, SPEED, TENSORBOARD, TRACKERS, read_metrics
 from samerun.task import Section
 
-HISTORY, SPEED, TENSORBOARD, DVCLIVE = "history.jsonl", "speed.jsonl", "tensorboard", "dvclive"
+DVCLIVE = "dvclive"
 # Environment variables of services for the project.
 PROJECT_VARIABLES = (
     "WANDB_PROJECT",
@@ -71,7 +67,6 @@ class Tracker:
         if not self.is_main:
             return
         self.path, self.speed_path = output_dir / HISTORY, output_dir / SPEED
-        written.add(output_dir, self.path, self.speed_path)
         # A run resumed from an earlier step repeats values; most trackers would keep both.
         paths = (self.path, self.speed_path) if self.first_step else ()
         self.last_logged: dict[str, int] = (
@@ -101,16 +96,11 @@ class Tracker:
         }
         kwargs |= {tracker: {keyword: run_name} for tracker, keyword in RUN_NAME.items() if run_name}
         tensorboard_kwargs: dict[str, Any] = {}
-        if self.is_main:
-            if self.first_step:
-                tensorboard_kwargs["purge_step"] = self.first_step + 1  # later events are logged again
-                kwargs = _resumed(kwargs, read_metrics(self.folder / TRACKERS))
-                if any((self.folder / name).exists() for name in (TRACKERS, TENSORBOARD)):
-                    config = None  # trackers already have the arguments, and some refuse changed ones
-            events = (
-                f"{TENSORBOARD}/*events.out.tfevents.*.{glob.escape(socket.gethostname())}.{os.getpid()}.*"
-            )
-            written.add_patterns(self.folder, events, f"{TENSORBOARD}/[0-9]*/hparams.yml")
+        if self.is_main and self.first_step:
+            tensorboard_kwargs["purge_step"] = self.first_step + 1  # later events are logged again
+            kwargs = _resumed(kwargs, read_metrics(self.folder / TRACKERS))
+            if any((self.folder / name).exists() for name in (TRACKERS, TENSORBOARD)):
+                config = None  # trackers already have the arguments, and some refuse changed ones
         # If it gets only the name, Accelerate uses the project as TensorBoard's folder.
         tensorboard = TensorBoardTracker(TENSORBOARD, self.folder, **tensorboard_kwargs)
         self.accelerator.log_with = [
@@ -118,7 +108,6 @@ class Tracker:
         ]
         self.accelerator.init_trackers(project, config=config, init_kwargs=kwargs)
         if self.is_main and any(tracker.name != TENSORBOARD for tracker in self.accelerator.trackers):
-            written.add(self.folder, self.folder / TRACKERS)
             write_json(
                 self.folder / TRACKERS, {**_ids(self.accelerator.trackers), LAST_LOGGED: self.last_logged}
             )
@@ -213,9 +202,7 @@ def show_image(accelerator: Any, folder: Path, name: str, pixels: np.ndarray, st
     """Writes an image, `pixels` (height, width, 3) uint8, to plots/NAME.png, and sends it to trackers that
     take images."""
     path = folder / PLOTS / f"{name}.png"
-    check_present(folder)
-    written.add(folder, path)
-    path.parent.mkdir(exist_ok=True)
+    add_to_list(path.parent, [path.name])
     with path_in_errors(path):
         image = Image.fromarray(pixels)
         image.save(path)

@@ -17,13 +17,13 @@ from tokenizers.pre_tokenizers import BertPreTokenizer, PreTokenizer
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase, RoFormerTokenizer
 from transformers.models.roformer.tokenization_utils import JiebaPreTokenizer
 
+from samerun.console import counted
 from samerun.data.cache import fingerprint, get_or_create
 from samerun.data.files import read_text
 from samerun.data.tables import Cells
 from samerun.data.tokens import Ragged
 from samerun.errors import InputError, listed, nearest
 from samerun.models.pretrained import explain_failed_load
-from samerun.output.progress import counted
 
 MAX_UNKNOWN_SHARE = 0.1  # of the tokens of a file, special tokens included, before a note
 LANGUAGE_CODE = re.compile(r"[a-z]{2,3}_[A-Za-z]{2,4}")  # zh_CN of mBART, zho_Hans of NLLB

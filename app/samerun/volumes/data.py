@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from samerun.console import Phase
 from samerun.data.cache import content_hash, fingerprint, get_or_create
 from samerun.data.splits import (
     LIMIT_ARGUMENTS,
@@ -29,7 +30,6 @@ from samerun.data.splits import (
 )
 from samerun.data.tables import Table, read_table, split_off
 from samerun.errors import InputError, collecting, described, listed, raise_problems
-from samerun.output.progress import Phase
 from samerun.plan import Modes
 from samerun.task import Mixture
 from samerun.volumes.nifti import (

@@ -15,7 +15,7 @@ from nibabel.orientations import apply_orientation, axcodes2ornt, io_orientation
 from torch.nn import functional
 
 from samerun.errors import InputError, in_short
-from samerun.output.files import path_in_errors
+from samerun.files import path_in_errors
 
 IGNORED = 255  # label of ignored voxels
 UNREADABLE = (

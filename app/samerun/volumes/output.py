@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from samerun.data.cache import fingerprint
+from samerun.files import add_to_list
 from samerun.images.segmentation import file_names, pack, packed_bytes, unpack
-from samerun.output import written
 from samerun.reports.figures import with_legend
 from samerun.task import Batch
 from samerun.volumes.data import Prepared
@@ -134,11 +134,10 @@ def write_masks(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Writes each mask, in its file's own grid, to `folder`. Yields (path relative to `output_dir`, mask in
     canonical orientation)."""
-    folder.mkdir(exist_ok=True)
+    add_to_list(folder, split.mask_files)
     for volume, name, row in zip(split.volumes, split.mask_files, packed, strict=True):
         mask = unpack(row, volume.facts["size"], split.num_classes)
         path = folder / name
-        written.add(output_dir, path)
         write_like(path, mask, volume.file.image)
         yield path.relative_to(output_dir).as_posix(), mask
 

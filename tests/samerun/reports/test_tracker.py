@@ -11,7 +11,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from samerun.arguments import TRACKERS
-from samerun.output import written
+from samerun.files import foreign_files
 from samerun.reports.tracker import (
     HISTORY,
     PROJECT_VARIABLES,
@@ -109,7 +109,7 @@ def test_a_resume_without_room_leaves_the_history_as_it_was(tmp_path, monkeypatc
     def full(descriptor):
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
 
-    monkeypatch.setattr("samerun.output.files.os.fsync", full)
+    monkeypatch.setattr("samerun.files.os.fsync", full)
     with pytest.raises(OSError, match=f"File too large: '{tmp_path / HISTORY}'"):
         Tracker(Accelerator(), tmp_path, 10, 2, True)
     assert (tmp_path / HISTORY).read_bytes() == before
@@ -159,7 +159,7 @@ def test_an_image_is_a_file_and_goes_to_tensorboard(tmp_path):
     (_, (of_wandb,), step), (_, of_aim, _) = logged[:2]
     assert (of_wandb.size, of_aim.size, step) == ((4, 2), (4, 2), 0)
     assert np.array_equal(np.asarray(Image.open(tmp_path / "plots" / "slices.png")), image)
-    assert written.foreign(tmp_path, ["images"]) == []
+    assert foreign_files(tmp_path / "plots") == []
 
 
 def test_other_processes_are_silent(tmp_path, capsys):

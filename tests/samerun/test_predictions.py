@@ -1,4 +1,5 @@
 import csv
+import io
 import os
 import re
 import threading
@@ -7,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from samerun.output import predictions, written
+from samerun import predictions
+from samerun.files import as_line
 from samerun.plan import Modes
 
 LINES = [
@@ -26,10 +28,20 @@ def test_csv_means_csv(tmp_path):
         rows = list(csv.DictReader(file))
     assert rows[0] == {"id": "a,b", "labels": "x|y", "probabilities.x": "0.5", "probabilities.y": "1.0"}
     assert (rows[1]["id"], rows[1]["labels"]) == ("2", "")
-    candidates = [{"id": 0, "title": "t", "candidates": [{"title": "t", "score": 1.0}]}]
-    assert next(predictions.as_table(candidates, "\t", "|")).splitlines()[0] == "id\ttitle\tcandidates"
-    likeliest = [{"id": 0, "p": {"a": 0.5}}, {"id": 1, "p": {"b": 0.5}}]
-    assert list(predictions.as_table(likeliest, ",", "|")) == ["id,p.a,p.b\n", "0,0.5,\n", "1,,0.5\n"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([{"id": 0, "p": {"a": 0.5}}, {"id": 1, "p": {"b": 0.25}}], "id,p.a,p.b\n0,0.5,\n1,,0.25\n"),
+        ([{"id": 0, "c": [{"t": 1.0}], "d": None}], 'id,c,d\n0,"[{""t"": 1.0}]",\n'),
+        ([], ""),
+    ],
+)
+def test_columns_of_a_table(lines, expected):
+    file = io.StringIO()
+    predictions.write_table(file, lines, ",", "|")
+    assert file.getvalue() == expected
 
 
 def test_predictions_of_ours_are_replaced_and_nothing_else(tmp_path):
@@ -42,6 +54,7 @@ def test_predictions_of_ours_are_replaced_and_nothing_else(tmp_path):
         path.write_text("mine")
         assert "does not hold predictions of a run" in predictions.problem(path, folder, False)
         assert write(path, folder) == path.with_name(f"{path.stem}_2.jsonl")  # it came in mid-run
+        assert path.read_text() == "mine"
         path.write_bytes(before)
     moved = folder.rename(tmp_path / "moved")
     assert predictions.problem(moved / "predictions.jsonl", moved, False) is None
@@ -54,28 +67,27 @@ def test_predictions_of_ours_are_replaced_and_nothing_else(tmp_path):
         ("dangling", "is a link"),
         ("p.parquet", "is no csv, tsv or jsonl file"),
         ("run/../run/run.json", "is reserved for other files"),
-        ("run/.written.json", "is reserved for other files"),
+        ("run/.predictions", "is reserved for other files"),
     ],
 )
 def test_places_that_are_refused(tmp_path, name, said):
     (tmp_path / "run").mkdir()
-    (tmp_path / "link").symlink_to("/dev/null")
     (tmp_path / "dangling").symlink_to("gone")
     assert re.match(said, predictions.problem(tmp_path / name, tmp_path / "run", False))
 
 
-def test_pipes_and_devices_are_written_to(tmp_path, capfd):
+def test_standard_output_pipes_and_devices_are_written_to(tmp_path, capfd):
     pipe, read = tmp_path / "pipe", []
     os.mkfifo(pipe)
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
     reader.start()
-    places = (pipe, Path("/dev/null"), Path("/dev/stdout"))
+    places = (pipe, Path("/dev/null"), Path("-"))
     assert [predictions.problem(place, tmp_path, False) for place in places] == [None] * 3
     for place in places:
         assert write(place, tmp_path) == place
     reader.join()
-    assert read[0] == capfd.readouterr().out == "".join(map(predictions.as_line, LINES))
-    assert not Path("/dev/null").is_file()
+    assert read[0] == capfd.readouterr().out == "".join(map(as_line, LINES))
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
 @pytest.mark.parametrize(("train", "trained", "expected"), [
@@ -93,10 +105,8 @@ def test_a_finished_runs_predictions_and_metrics_are_kept(tmp_path, train, train
     )
     assert predictions.path_of(asked).name == expected
     assert predictions.folder_of(asked) == tmp_path / expected.removesuffix(".jsonl")
-    assert predictions.metrics_name(asked) == expected.replace("predictions", "metrics").replace(
-        "jsonl", "json"
-    )
-    assert written.foreign(tmp_path, ["best"]) == []
+    metrics = expected.replace("predictions", "metrics").replace("jsonl", "json")
+    assert predictions.metrics_name(asked) == metrics
     several = [("a.csv", "b.csv"), ("data/part-*.csv.gz",), ("*.csv", "b.csv", "c.csv")]
     for files, stem in zip(several, ["a_and_1_more", "part", "test_and_2_more"], strict=True):
         asked.test_file = files

@@ -1,33 +1,92 @@
-"""Progress of the phases of a run: bars on a terminal, occasional lines in a log.
+"""Console output and progress. Printing never fails, even if the console goes away (`| head`, a closed
+terminal or stdout, a full disk).
 
-Bars need stdout and stderr on a terminal. They go to stderr and vanish when their phase ends. Otherwise a
-phase prints a line per tenth of its work, or per minute if a hundredth is done, so at most about a hundred
-lines. A run may have many phases, such as evaluations: after every 50 lines, lines become half as frequent.
+A phase of a run has a bar if stdout and stderr are a terminal: on stderr, until the phase ends. Otherwise it
+prints lines, the first after 10 s and then ever fewer: all phases together print about 150 lines a day.
 """
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
-
-from samerun.output.console import NAME_WIDTH, is_quiet, say
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+NAME_WIDTH = 15  # columns of the name that begins a line: "note           ..."
 BAR_DELAY = 1.0  # seconds before a phase gets a bar
 REFRESH_INTERVAL = 0.1  # seconds
-MIN_LINE_INTERVAL = 10.0  # seconds between two log lines, each after a tenth of the work
-SLOW_LINE_INTERVAL = 60.0  # seconds between two log lines, each after a hundredth of the work
+LINE_INTERVAL = 10.0  # seconds between two lines of a log, at least
+LINE_SHARE = 0.05  # of the time since the first phase began: the next line comes after it
 
-LINES_PER_HALVING = 50
+_quiet = False
 
-_lines_printed = 0  # of all phases
-_display: Progress | None = None  # shared by all bars: a nested phase has its bar below the outer one
-_phases: list[Phase] = []  # running phases, outermost first
+
+def be_quiet() -> None:
+    """Silences `say` and progress (--quiet)."""
+    global _quiet
+    _quiet = True
+
+
+def say(*lines: str) -> None:
+    """Prints lines to stdout, unless --quiet. Warnings and errors go to stderr instead.
+
+    On a terminal, long lines are wrapped at words, and their continuations line up behind the 15 columns of a
+    line's name.
+    """
+    if _quiet:
+        return
+    for line in lines:
+        if sys.stdout.isatty():
+            line = textwrap.fill(
+                line,
+                max(shutil.get_terminal_size().columns, 3 * NAME_WIDTH),
+                subsequent_indent=" " * NAME_WIDTH,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        print(line, flush=True)
+
+
+class _LossyFile(io.FileIO):
+    """A file that drops what it cannot write."""
+
+    def write(self, data: Any) -> int | None:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
+def survive_a_lost_console() -> None:
+    """Makes printing never fail. Opens /dev/null in place of a closed standard stream: otherwise the next
+    file that is opened would get its descriptor, and with it whatever libraries print."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+    sys.stdout = _lossy(sys.stdout, 1)
+    sys.stderr = _lossy(sys.stderr, 2)
+    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
+
+
+def _lossy(stream: TextIO | None, descriptor: int) -> TextIO:
+    if stream is not None:
+        stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_LossyFile(descriptor, "w", closefd=False)),
+        encoding=getattr(stream, "encoding", None) or "utf-8",
+        errors="backslashreplace",
+        line_buffering=os.isatty(descriptor) or descriptor == 2,
+        write_through=getattr(stream, "write_through", False),
+    )
 
 
 class Phase:
@@ -37,37 +96,42 @@ class Phase:
     `done`: where a resumed run begins. Rates exclude earlier work and the time of nested phases.
     """
 
+    running: ClassVar[list[Phase]] = []  # outermost first
+    display: ClassVar[Progress | None] = None  # of all bars: a nested phase has its bar below the outer one
+    first_began: ClassVar[float | None] = None
+    last_line: ClassVar[float] = 0.0
+
     def __init__(
         self, name: str, unit: str = "", total: int | None = None, done: int = 0, shown: bool = True
     ) -> None:
         self.name, self.unit, self.total, self.done, self.first = name, unit, total, done, done
-        self.shown = shown and not is_quiet()
+        self.shown = shown and not _quiet
         self.note = ""
         self.process = os.getpid()
         self.bar: Any = None
 
     def start(self) -> Phase:
-        self.started = self.begun = self.refreshed = self.logged = time.monotonic()
-        self.lines, self.done_when_logged = 0, self.done
-        _phases.append(self)
+        self.started = self.began = self.refreshed = time.monotonic()
+        if Phase.first_began is None:
+            Phase.first_began = self.began
+        Phase.running.append(self)
         if not self.unit:
             self.update(0)
         return self
 
     def stop(self) -> None:
         """Ends the phase. A second call does nothing."""
-        global _display
-        if self not in _phases:
+        if self not in Phase.running:
             return
-        _phases.remove(self)
-        if _phases:
-            _phases[-1].started += time.monotonic() - self.begun
+        Phase.running.remove(self)
+        if Phase.running:
+            Phase.running[-1].started += time.monotonic() - self.began
         if self.bar is not None:
-            _display.remove_task(self.bar)
+            Phase.display.remove_task(self.bar)
             self.bar = None
-        if not _phases and _display is not None:
-            _display.stop()
-            _display = None
+        if not Phase.running and Phase.display is not None:
+            Phase.display.stop()
+            Phase.display = None
 
     def __enter__(self) -> Phase:
         return self.start()
@@ -77,18 +141,21 @@ class Phase:
 
     def update(self, number: int = 1, note: str | None = None) -> None:
         """Counts `number` more units. `note`: a text to show in place of the rate, such as a loss."""
-        global _lines_printed
         self.done += number
         self.note = self.note if note is None else note
         if not self.shown:
             return
+        now = time.monotonic()
         # Lines in a pipe (`| tee run.log`) would appear inside bars. Only the process that made the phase
         # draws its bar; forked workers print lines.
         if sys.stderr.isatty() and sys.stdout.isatty() and os.getpid() == self.process:
-            self._draw()
-        elif self.unit and self._line_is_due():
-            _lines_printed += 1
-            self.logged, self.done_when_logged, self.lines = time.monotonic(), self.done, self.lines + 1
+            if not self.unit or (now - self.began >= BAR_DELAY and now - self.refreshed >= REFRESH_INTERVAL):
+                self.refreshed = now
+                self._draw()
+        elif self.unit and now - max(self.began, Phase.last_line) >= max(
+            LINE_INTERVAL, LINE_SHARE * (now - Phase.first_began)
+        ):
+            Phase.last_line = now
             say(f"{self.name:<{NAME_WIDTH - 1}} {self.describe()}")
 
     @property
@@ -115,18 +182,13 @@ class Phase:
         )
 
     def _draw(self) -> None:
-        global _display
-        now = time.monotonic()
-        if self.unit and (now - self.begun < BAR_DELAY or now - self.refreshed < REFRESH_INTERVAL):
-            return
-        self.refreshed = now
-        if _display is None:
+        if Phase.display is None:
             from rich.console import Console  # only a terminal shows bars
             from rich.progress import BarColumn, Progress, TextColumn
             from rich.table import Column
 
             # No refresh thread: worker processes are forked.
-            _display = Progress(
+            Phase.display = Progress(
                 TextColumn("{task.description}", table_column=Column(no_wrap=True)),
                 BarColumn(bar_width=None),
                 TextColumn("{task.fields[text]}", style="default", table_column=Column(no_wrap=True)),
@@ -135,22 +197,13 @@ class Phase:
                 transient=True,
                 expand=True,
             )
-            _display.start()
-            _display.console.show_cursor(True)  # a killed process could not restore it
+            Phase.display.start()
+            Phase.display.console.show_cursor(True)  # a killed process could not restore it
         state = {"completed": self.done, "text": "  ".join(part for part in self._parts("/") if part)}
         if self.bar is None:
-            self.bar = _display.add_task(
-                _shortened(self.name, _display.console.width // 3), total=self.total, **state
-            )
-        _display.update(self.bar, **state, refresh=True)
-
-    def _line_is_due(self) -> bool:
-        waited = (time.monotonic() - self.logged) / 2 ** (_lines_printed // LINES_PER_HALVING)
-        if self.total is None:
-            return waited >= SLOW_LINE_INTERVAL * 2**self.lines
-        tenth = self.done * 10 // self.total > self.done_when_logged * 10 // self.total
-        hundredth = self.done - self.done_when_logged >= self.total / 100
-        return (tenth and waited >= MIN_LINE_INTERVAL) or (hundredth and waited >= SLOW_LINE_INTERVAL)
+            name = _shortened(self.name, Phase.display.console.width // 3)
+            self.bar = Phase.display.add_task(name, total=self.total, **state)
+        Phase.display.update(self.bar, **state, refresh=True)
 
 
 def counted(items: Iterable[Any], name: str, unit: str, total: int | None = None) -> Iterator[Any]:

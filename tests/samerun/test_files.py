@@ -1,4 +1,6 @@
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import pickle
@@ -10,16 +12,18 @@ import torch
 from safetensors.torch import save_file
 
 from samerun.errors import InputError, TrainingError, is_out_of_space
-from samerun.output import run_folder, written
-from samerun.output.files import write_json, write_text
-from samerun.output.run_folder import (
-    OURS,
-    check_output_dir,
+from samerun.files import (
+    LIST,
+    add_to_list,
     check_present,
-    clear,
+    foreign_files,
     lock,
+    read_lines,
     recover_folder,
+    remove_folder,
     replace_folder,
+    write_json,
+    write_text,
 )
 
 
@@ -47,94 +51,6 @@ def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path):
         )
     assert [each.name for each in tmp_path.iterdir()] == ["predictions.jsonl"]
     assert path.read_text() == "old"
-
-
-def test_a_new_folder_is_made_and_left_empty(tmp_path):
-    check_output_dir(tmp_path / "a" / "b", training=True, overwrite=False, resume=False)
-    assert list((tmp_path / "a" / "b").iterdir()) == []
-
-
-# Of a start that failed before the first step.
-REMAINS = ("run.json", "status.json", "tensorboard", "profile", "speed.jsonl", "trackers.json")
-
-
-@pytest.mark.parametrize("name", [name for name in OURS if name not in REMAINS])
-def test_another_run_is_not_written_over(tmp_path, name):
-    (tmp_path / name).write_text("x")
-    written.add(tmp_path, tmp_path / name)
-    with pytest.raises(InputError, match=rf"already holds a run \({name}\).*--overwrite_output_dir"):
-        check_output_dir(tmp_path, training=True, overwrite=False, resume=False)
-    check_output_dir(tmp_path, training=True, overwrite=True, resume=False)
-    check_output_dir(tmp_path, training=False, overwrite=False, resume=False)
-    assert (tmp_path / name).read_text() == "x"
-
-
-@pytest.mark.parametrize(
-    "name", ["README.md", "tensorboard/mine", "checkpoints/mine.ckpt", "best/step_1/mine", "run.json"]
-)
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_what_no_run_has_written_is_never_in_the_way_of_one(tmp_path, name, overwrite):
-    path = tmp_path / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("mine")
-    written.add(tmp_path, path.with_name("ours"))
-    with pytest.raises(
-        InputError, match=rf"{name} would be replaced, but no run is known to have written it; move it away"
-    ):
-        check_output_dir(tmp_path, training=True, overwrite=overwrite, resume=False)
-    check_output_dir(tmp_path, training=False, overwrite=False, resume=False)
-    clear(tmp_path)
-    assert path.read_text() == "mine"
-
-
-@pytest.mark.parametrize("name", ["history.jsonl", "speed.jsonl", "run.json", "metrics.json"])
-def test_a_folder_in_place_of_a_file_is_named(tmp_path, name):
-    (tmp_path / name).mkdir()
-    with pytest.raises(InputError, match=f"{name} is not a readable file; move it away"):
-        run_folder.check_output_dir(tmp_path, training=True, overwrite=False, resume=True)
-
-
-def test_a_resume_with_nothing_to_resume_replaces_nothing(tmp_path):
-    (tmp_path / "run.json").write_text("mine")
-    with pytest.raises(InputError, match=r"run\.json would be replaced"):
-        check_output_dir(tmp_path, training=True, overwrite=False, resume=True)
-    (tmp_path / "checkpoints" / "step_1").mkdir(parents=True)  # a run's folder, copied without the list
-    check_output_dir(tmp_path, training=True, overwrite=False, resume=True)
-
-
-def test_a_start_that_failed_does_not_stand_in_the_way(tmp_path):
-    (tmp_path / "run.json").write_text("{}")
-    (tmp_path / "history.jsonl").touch()
-    (tmp_path / "tensorboard").mkdir()
-    written.add(tmp_path, tmp_path / "run.json", tmp_path / "history.jsonl")
-    check_output_dir(tmp_path, training=True, overwrite=False, resume=False)
-    (tmp_path / "history.jsonl").write_text('{"step": 1}')
-    with pytest.raises(InputError, match=r"already holds a run \(run.json, history.jsonl, tensorboard\)"):
-        check_output_dir(tmp_path, training=True, overwrite=False, resume=False)
-
-
-def test_files_of_others_do_not_disturb(tmp_path):
-    (tmp_path / "notes.txt").touch()
-    check_output_dir(tmp_path, training=True, overwrite=False, resume=False)
-
-
-def test_clearing_removes_what_a_run_wrote_and_nothing_else(tmp_path):
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "kept").touch()
-    (tmp_path / "checkpoints" / "step_3").mkdir(parents=True)
-    (tmp_path / "best").symlink_to(elsewhere)
-    for name in ("run.json", "notes.txt", ".lock", "checkpoints/step_3/model", "checkpoints/mine"):
-        (tmp_path / name).touch()
-    (tmp_path / "checkpoints" / ".step_4.unfinished").mkdir()
-    written.add(
-        tmp_path, *(tmp_path / name for name in ("run.json", "checkpoints/step_3/model", "best/config.json"))
-    )
-    clear(tmp_path)
-    kept = [".lock", ".written.json", "best", "checkpoints", "elsewhere", "notes.txt"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == kept
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["mine"]
-    assert (elsewhere / "kept").exists()
 
 
 def test_one_run_per_folder(tmp_path):
@@ -186,27 +102,47 @@ def test_a_folder_that_was_moved_away_is_noticed(tmp_path, then):
     held.close()
 
 
-def test_files_of_a_library_are_ours_by_their_pattern(tmp_path):
-    (tmp_path / "tensorboard").mkdir()
-    written.add_patterns(tmp_path, "tensorboard/*.1")
-    for name in ("ours.1", "mine.2"):
-        (tmp_path / "tensorboard" / name).touch()
-    assert written.foreign(tmp_path, ["tensorboard"]) == ["tensorboard/mine.2"]
+def test_a_file_system_without_locks_does_not_end_a_run(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    lock(tmp_path).close()
 
 
-def test_what_is_not_ours_in_a_folder_stays_when_it_is_replaced(tmp_path):
-    written.add(tmp_path)
-    replace_folder(tmp_path / "best", fill("old"))
+def test_lines_end_at_line_feeds_only(tmp_path):
+    values = ["a\u2028b", "c\x85d", "e\u2029"]
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values), encoding="utf-8"
+    )
+    assert list(read_lines(tmp_path / "a.jsonl")) == values
+
+
+def test_files_of_the_user_in_a_folder_stay_when_it_is_replaced_or_removed(tmp_path):
+    best = tmp_path / "best"
+    replace_folder(best, fill("old"))
     for name in ("part/mine", "notes"):
-        (tmp_path / "best" / name).write_text("mine")
-    (tmp_path / "best" / "link").symlink_to("gone")
-    replace_folder(tmp_path / "best", fill("new"))
-    found = {path.relative_to(tmp_path / "best").as_posix() for path in (tmp_path / "best").rglob("*")}
-    assert found == {"weights", "part", "part/config", "part/mine", "notes", "link"}
-    assert written.foreign(tmp_path, ["best"]) == ["best/link", "best/notes", "best/part/mine"]
-    assert (tmp_path / "best" / "weights").read_text() == "new"
-    written.remove_folder(tmp_path / "best")
-    assert sorted(path.name for path in (tmp_path / "best").rglob("*")) == ["link", "mine", "notes", "part"]
+        (best / name).write_text("mine")
+    (best / "link").symlink_to("gone")
+    replace_folder(best, fill("new"))
+    found = {path.relative_to(best).as_posix() for path in best.rglob("*")}
+    assert found == {LIST, "weights", "part", "part/config", "part/mine", "notes", "link"}
+    foreign = [best / name for name in ("link", "notes", "part/mine")]
+    assert foreign_files(best) == foreign
+    assert (best / "weights").read_text() == "new"
+    remove_folder(best)
+    assert sorted(path.name for path in best.rglob("*")) == ["link", "mine", "notes", "part"]
+    assert foreign_files(best) == foreign
+
+
+def test_a_list_names_files_of_its_own_folder_only(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "plots").mkdir()
+    write_json(tmp_path / "plots" / LIST, ["../mine"])
+    add_to_list(tmp_path / "plots", ["loss.png"])
+    (tmp_path / "plots" / "loss.png").touch()
+    remove_folder(tmp_path / "plots")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
@@ -219,13 +155,6 @@ def test_files_have_the_mode_of_the_umask(tmp_path, umask):
     finally:
         os.umask(before)
     assert (tmp_path / "best" / "weights").stat().st_mode & 0o777 == 0o666 & ~umask
-
-
-@pytest.mark.parametrize("content", ["", "oops", "[1]", "[" * 100_000, b"\xff"])
-def test_a_file_that_holds_no_metrics(tmp_path, content):
-    (tmp_path / "metrics.json").write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(InputError, match=r"metrics\.json: (cannot be read|holds no metrics).*; move it away"):
-        run_folder.read_metrics(tmp_path / "metrics.json")
 
 
 def test_a_worker_that_outlives_its_run_does_not_hold_the_lock(tmp_path):
@@ -298,8 +227,8 @@ def fill(text):
 
 def content(path):
     files = sorted(file for file in path.rglob("*") if file.is_file())
-    assert [file.name for file in files] == ["config", "weights"]
-    (text,) = {file.read_text() for file in files}
+    assert [file.name for file in files if file.name != LIST] == ["config", "weights"]
+    (text,) = {file.read_text() for file in files if file.name != LIST}
     return text
 
 
@@ -317,7 +246,7 @@ def test_a_crash_while_replacing_a_folder_leaves_the_old_or_the_new(tmp_path):
     assert found == sorted(found, reverse=True)  # old up to one point, new from there on
     assert set(found) == {"old", "new"}
     assert calls.count("rename") == 2
-    assert calls.count("fsync") == 5  # two files, their folders, the parent
+    assert calls.count("fsync") == 7  # three files, the list as it was written, their folders, the parent
 
 
 def test_a_failed_fill_leaves_the_old_and_no_rest(tmp_path):
@@ -352,16 +281,3 @@ def test_recovering_does_not_undo_a_finished_replacement(tmp_path):
     recover_folder(path)
     assert content(path) == "new"
     recover_folder(tmp_path / "never_there")
-
-
-@pytest.mark.parametrize(
-    ("job", "restarts", "restarted"),
-    [("7", "1", True), ("7", "0", False), ("7", None, False), ("8", "1", False)],
-)
-def test_a_requeued_job_knows_its_own_run(tmp_path, monkeypatch, job, restarts, restarted):
-    write_json(tmp_path / run_folder.RUN_FILE, {"launcher_process": 0, "slurm_job": "7"})
-    monkeypatch.setenv("SLURM_JOB_ID", job)
-    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
-    if restarts is not None:
-        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
-    assert run_folder.was_restarted(tmp_path) == restarted

@@ -1,0 +1,308 @@
+"""Files that a crash leaves whole: atomic writes, folders that are replaced as a whole, and a folder's lock.
+
+A folder that a run fills (best/, a checkpoint, plots/) has a list of its files, `LIST`. All other files in it
+are the user's: they are never removed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from samerun.errors import InputError, TrainingError, is_out_of_space
+
+LIST = ".files.json"
+# Folders that a crash of `replace_folder`, or of a copy for other machines, leaves.
+UNFINISHED = re.compile(r"\.(step_\d+|best|kept_weights)\.(.*unfinished|old|of_rank_0_for_\d+)")
+LOCK_CONTENT = re.compile(r"(process \d+ on .*)?")
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+# Single files
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[TextIO]:
+    """Opens a temporary text file that replaces `path` if the block succeeds. A crash leaves the old file or
+    the new one."""
+    check_present(path)
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.unlink(missing_ok=True)
+    try:
+        with path_in_errors(path):
+            with unfinished.open("x", encoding="utf-8", newline="") as file:  # "x": follows no link
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str | Iterable[str]) -> None:
+    """Writes a text, or the pieces of one, atomically."""
+    with atomic_file(path) as file:
+        file.writelines([text] if isinstance(text, str) else text)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes a JSON file atomically."""
+    write_text(path, as_json(content))
+
+
+def as_json(content: Any) -> str:
+    """The text that `write_json` writes."""
+    return json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+
+
+def as_line(content: Any) -> str:
+    """A line of a file of JSON lines."""
+    return json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read_lines(path: Path) -> Iterator[Any]:
+    """The values of a file of JSON lines. Texts in them may hold other line breaks, such as U+2028."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        yield from map(json.loads, file)
+
+
+@contextlib.contextmanager
+def path_in_errors(path: Path) -> Iterator[None]:
+    """Adds the path to errors of writing: the system names it only in errors of opening, compiled libraries
+    never."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and (error.filename is None or is_out_of_space(error)):
+            error.filename = str(path)
+        raise
+    except Exception as error:
+        if not is_out_of_space(error):
+            raise
+        too_large = os.strerror(errno.EFBIG) in str(error)
+        code = errno.EFBIG if too_large else errno.ENOSPC
+        raise OSError(code, os.strerror(code), str(path)) from error
+
+
+def file_record(path: Path) -> dict[str, Any]:
+    """The size and hash of a file, for a manifest."""
+    with path.open("rb") as file:
+        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": file.tell()}
+
+
+def flush(path: Path) -> None:
+    """Forces a file, or a folder and everything below it, to disk."""
+    for file in [*path.rglob("*"), path]:
+        if not file.is_symlink():
+            flush_one(file)
+
+
+def flush_one(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# Folders that a run fills
+
+
+def add_to_list(folder: Path, names: Iterable[str]) -> None:
+    """Lists files as the run's own, before they are written. Creates the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    known, listed = _listed(folder), set(names)
+    if not listed <= known:
+        write_json(folder / LIST, sorted(known | listed))
+
+
+def _listed(folder: Path) -> set[str]:
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return set(json.loads((folder / LIST).read_text(encoding="utf-8")))
+    return set()
+
+
+def files_at(place: Path) -> list[Path]:
+    """The files and links at or below a path, without those in unfinished folders."""
+    if place.is_symlink() or not place.is_dir():
+        return [place] if os.path.lexists(place) else []
+    found = []
+    for parent, folders, files in os.walk(place):
+        links = [name for name in folders if (Path(parent) / name).is_symlink()]
+        folders[:] = [name for name in folders if name not in links and not UNFINISHED.fullmatch(name)]
+        found += [Path(parent) / name for name in sorted([*files, *links])]
+    return found
+
+
+def foreign_files(place: Path) -> list[Path]:
+    """The files and links at or below a path that no list names."""
+    own: set[Path] = set()
+    for path in files_at(place):
+        if path.name == LIST:
+            names = (*_listed(path.parent), LIST, f".{LIST}.unfinished")
+            own.update(path.parent / name for name in names)
+    return [path for path in files_at(place) if path not in own]
+
+
+def remove_folder(place: Path, kept: Iterable[Path] | None = None) -> None:
+    """Removes a folder's own files, unfinished folders, and then empty folders. `kept`: the files that stay;
+    by default those that no list names."""
+    check_present(place)
+    kept = set(foreign_files(place) if kept is None else kept)
+    removed = [path for path in files_at(place) if path not in kept]
+    for path in sorted(removed, key=lambda path: path.name == LIST):  # the lists last: a crash may interrupt
+        path.unlink(missing_ok=True)
+    if not place.is_dir() or place.is_symlink():
+        return
+    for path in [*place.rglob("*"), place]:
+        if UNFINISHED.fullmatch(path.name) and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+    for path in sorted([*place.rglob("*"), place], reverse=True):
+        if path.is_dir() and not path.is_symlink():
+            with contextlib.suppress(OSError):  # not empty
+                path.rmdir()
+
+
+def replace_folder(path: Path, fill: Callable[[Path], None]) -> None:
+    """Lets `fill` write a temporary folder, flushes it to disk and renames it to `path`.
+
+    A crash leaves the old folder or the new one. Between the two renames the old one has a temporary name;
+    `recover_folder` renames it back. Files of the user in the old folder are kept.
+    """
+    check_present(path)
+    unfinished, old = (path.with_name(f".{path.name}.{suffix}") for suffix in ("unfinished", "old"))
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    try:
+        with path_in_errors(path):
+            fill(unfinished)
+            names = [file.relative_to(unfinished).as_posix() for file in files_at(unfinished)]
+            add_to_list(unfinished, names)
+            for file in foreign_files(path):
+                target = unfinished / file.relative_to(path)
+                if not os.path.lexists(target):
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(file, target, follow_symlinks=False)
+            _apply_umask(unfinished)
+            flush(unfinished)
+            check_present(path)
+            shutil.rmtree(old, ignore_errors=True)
+            if path.exists():
+                os.rename(path, old)
+            os.rename(unfinished, path)
+            flush_one(path.parent)
+            shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _apply_umask(folder: Path) -> None:
+    """Gives files of mode 600 the mode of the umask: safetensors makes its files readable by the owner
+    only."""
+    mode = folder.stat().st_mode & 0o666  # mkdir has applied the umask
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink() and path.stat().st_mode & 0o777 == 0o600 != mode:
+            with contextlib.suppress(OSError):
+                path.chmod(mode)
+
+
+def recover_folder(path: Path) -> None:
+    """Renames the old folder back after a crash inside `replace_folder`."""
+    old = path.with_name(f".{path.name}.old")
+    if old.exists() and not path.exists():
+        os.rename(old, path)
+
+
+# The lock
+
+
+class _Held:
+    """The folder that this process has locked, its open lock file, and the folder's stat."""
+
+    folder: Path | None = None
+    file: TextIO
+    stat: os.stat_result
+
+
+def lock(folder: Path) -> TextIO:
+    """Locks a folder, so that only one run uses it. Keep the returned file open. The kernel releases the lock
+    when this process ends, even if it is killed. A file system without locks leaves the folder unlocked.
+
+    Raises `InputError` naming the holder, or for a `.lock` that is not a run's.
+    """
+    path = folder / ".lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        what = "is a link" if error.errno == errno.ELOOP else f"cannot be opened ({error.strerror})"
+        raise InputError(f"--output_dir {folder}: its file .lock {what}; remove it") from None
+    file = os.fdopen(descriptor, "r+", errors="replace")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(
+            f"--output_dir {folder} is in use by another run ({file.read().strip() or 'unknown'})"
+        ) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+    if not LOCK_CONTENT.fullmatch(file.read(300)):
+        raise InputError(f"--output_dir {folder}: its file .lock is not a run's; move it away")
+    file.seek(0)
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    file.flush()
+    # A worker that outlives this process must not keep the lock.
+    os.register_at_fork(after_in_child=file.close)
+    _Held.folder, _Held.file, _Held.stat = folder, file, os.stat(folder)
+    return file
+
+
+def check_present(path: Path) -> None:
+    """Raises `TrainingError` if `path` is in the folder that this process has locked, and that folder was
+    moved or removed: another run may use its place."""
+    folder = _Held.folder
+    if folder is None or _Held.file.closed or not path.is_relative_to(folder):
+        return
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        # On some file systems the inodes of folders change, so the lock file is compared too.
+        if os.path.samestat(os.stat(folder), _Held.stat):
+            return
+        if os.path.samestat(os.stat(folder / ".lock"), os.fstat(_Held.file.fileno())):
+            return
+    raise TrainingError(
+        f"--output_dir {folder} was moved or removed while the run was writing to it. Put it back, and run "
+        "the same command with --resume_from_checkpoint auto"
+    )
+
+
+# Temporary folders
+
+_temporary: list[Path] = []
+
+
+def temporary_folder(prefix: str) -> Path:
+    """Makes a folder with a free name, which is removed when this process ends."""
+    if not _temporary:
+        atexit.register(remove_temporary_folders)
+    _temporary.append(Path(tempfile.mkdtemp(prefix=prefix)))
+    return _temporary[-1]
+
+
+def remove_temporary_folders() -> None:
+    """For a process that ends at once (`signals.exit_now`)."""
+    while _temporary:
+        shutil.rmtree(_temporary.pop(), ignore_errors=True)

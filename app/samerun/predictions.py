@@ -1,0 +1,151 @@
+"""Prediction files: their paths, what they may replace, and their formats. Rank 0 only."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from samerun.errors import TrainingError
+from samerun.files import as_line, atomic_file
+from samerun.run_folder import (
+    MASKS,
+    METRICS,
+    OURS,
+    PREDICTIONS,
+    RECORDS,
+    has_record,
+    holds_trained_run,
+    record_predictions,
+)
+
+STDOUT = ("-", "/dev/stdout")
+WILDCARDS = re.compile(r"[-_.]*[*?\[\]]+")
+DATA_SUFFIX = re.compile(r"\.(csv|tsv|txt|json|jsonl|parquet)(\.gz)?$", re.IGNORECASE)
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+UNWRITTEN = (".parquet", ".xlsx", ".gz", ".bz2", ".xz", ".zip")  # other kinds of data files
+
+
+def path_of(arguments: Any) -> Path:
+    """The path of this command's predictions: --predictions_file, or the default in the run's folder."""
+    if arguments.predictions_file is not None:
+        return Path(arguments.predictions_file)
+    return Path(arguments.output_dir) / _beside_a_run(arguments, PREDICTIONS)
+
+
+def metrics_name(arguments: Any) -> str:
+    """The name of this command's metrics file in the run's folder."""
+    return _beside_a_run(arguments, METRICS)
+
+
+def folder_of(arguments: Any) -> Path:
+    """The folder, in the run's folder, for files that the predictions refer to, such as masks."""
+    return Path(arguments.output_dir) / _beside_a_run(arguments, MASKS)
+
+
+def _beside_a_run(arguments: Any, name: str) -> str:
+    """`name`, or with the test file's name appended if the command only predicts in the folder of a finished
+    run: it must not replace that run's own predictions and metrics."""
+    modes = arguments.modes
+    if modes.train or not modes.predict or not holds_trained_run(Path(arguments.output_dir)):
+        return name
+    stem, suffix = os.path.splitext(name)
+    test_file = arguments.test_file or "test"
+    first, others = (test_file, 0) if isinstance(test_file, str) else (test_file[0], len(test_file) - 1)
+    data = WILDCARDS.sub("", DATA_SUFFIX.sub("", Path(first).name)) or "test"
+    return f"{stem}_{data}{f'_and_{others}_more' if others else ''}{suffix}"
+
+
+def problem(path: Path, folder: Path, replaced: bool) -> str | None:
+    """Why predictions of the run in `folder` cannot be written to `path`; None if they can. `replaced`:
+    whether the command removes the run in `folder` first."""
+    if str(path) in STDOUT:
+        return None
+    target, run_folder = Path(os.path.realpath(path.parent)) / path.name, Path(os.path.realpath(folder))
+    reserved = [run_folder / name for name in (*OURS, RECORDS, ".lock") if name != PREDICTIONS]
+    if any(target.is_relative_to(name) for name in reserved):
+        return f"is reserved for other files of the run in {folder}; name another file"
+    try:
+        if path.is_symlink():
+            return "is a link; name the file itself"
+    except OSError as error:  # such as a name that is too long
+        return f"cannot be written ({error.strerror})"
+    if path.is_dir():
+        return "is a folder; name a file in it"
+    if path.suffix.lower() in UNWRITTEN:
+        return "is no csv, tsv or jsonl file; end its name with one of these"
+    if not path.exists():
+        writable = path.parent.is_dir() and os.access(path.parent, os.W_OK)
+        return None if writable else f"folder {path.parent} does not exist or cannot be written"
+    if not path.is_file():  # a pipe or a device
+        return None if os.access(path, os.W_OK) else "cannot be written"
+    if (replaced and target == run_folder / PREDICTIONS) or has_record(folder, path):
+        return None
+    return f"exists and does not hold predictions of a run in {folder}; move it away, or name another file"
+
+
+def write(path: Path, folder: Path, lines: Iterable[dict[str, Any]], list_separator: str) -> Path:
+    """Writes predictions as csv or tsv by the suffix, else as JSON lines; to standard output if the path is
+    "-". Returns the path, which has a number added if a file that is not ours has appeared at `path`.
+
+    Raises `TrainingError` for a stream that fails."""
+    is_stream = str(path) in STDOUT or (path.exists() and not path.is_file())
+    if not is_stream:
+        free, number = path, 1
+        while os.path.lexists(free) and problem(free, folder, False) is not None:
+            number += 1
+            free = path.with_name(f"{path.stem}_{number}{path.suffix}")
+        with atomic_file(free) as file:
+            _write_lines(file, path, lines, list_separator)
+        record_predictions(folder, free)
+        return free
+    try:
+        # Not opened by its name: that would truncate a file behind it.
+        with open(os.dup(1) if str(path) in STDOUT else path, "w", encoding="utf-8") as file:
+            _write_lines(file, path, lines, list_separator)
+    except BrokenPipeError:
+        pass  # the reader has what it wanted, as in `| head`
+    except OSError as error:
+        raise TrainingError(f"--predictions_file {path}: cannot be written ({error.strerror})") from error
+    return path
+
+
+def _write_lines(file: TextIO, path: Path, lines: Iterable[dict[str, Any]], list_separator: str) -> None:
+    separator = SEPARATORS.get(path.suffix.lower())
+    if separator is None:
+        file.writelines(map(as_line, lines))
+    else:
+        write_table(file, lines, separator, list_separator)
+
+
+def write_table(file: TextIO, lines: Iterable[dict[str, Any]], separator: str, list_separator: str) -> None:
+    """Writes a csv file. A mapping becomes a column per key; a list of texts is joined.
+
+    Lines may have different keys, such as the likeliest of many classes. Missing cells are empty.
+    """
+    columns: dict[str, None] = {}  # in the order in which they appear
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as rows:  # the header stands first, but is known last
+        for line in lines:
+            cells = dict(_cells(line, list_separator))
+            columns |= dict.fromkeys(cells)
+            rows.write(as_line(cells))
+        rows.seek(0)
+        writer = csv.DictWriter(file, list(columns), delimiter=separator, lineterminator="\n")
+        if columns:
+            writer.writeheader()
+        writer.writerows(map(json.loads, rows))
+
+
+def _cells(line: dict[str, Any], list_separator: str) -> Iterator[tuple[str, Any]]:
+    for key, value in line.items():
+        if isinstance(value, dict):
+            yield from ((f"{key}.{name}", part) for name, part in value.items())
+        elif isinstance(value, list) and all(isinstance(part, str) for part in value):
+            yield key, list_separator.join(value)
+        else:
+            yield key, json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value

@@ -1,0 +1,339 @@
+"""The run's folder: the names of its files, what may be replaced in it, its metrics, status and versions.
+Rank 0 only.
+
+A folder is a training run's if it holds a `run.json` of ours. Then the names below are the run's, but for
+files that the lists in its folders do not name (see `files`), a README.md that is no model card, and
+predictions that were changed. Those, and everything under other names, are the user's and never removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import sys
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from samerun.errors import InputError, TrainingError
+from samerun.files import (
+    as_json,
+    check_present,
+    file_record,
+    files_at,
+    foreign_files,
+    remove_folder,
+    write_json,
+    write_text,
+)
+
+RUN_FILE = "run.json"
+STATUS = "status.json"
+HISTORY, SPEED = "history.jsonl", "speed.jsonl"
+TRACKERS = "trackers.json"  # the run's ids at tracking services
+CARD = "README.md"
+REPORT = "report.html"
+METRICS = "metrics.json"
+PREDICTIONS = "predictions.jsonl"
+MASKS = "predictions"  # a folder: files that predictions.jsonl refers to
+BEST_PREDICTIONS = "validation_predictions.npz"  # of the best model
+BEST = "best"
+BEST_MODELS = "best_models"  # --keep_best
+CHECKPOINTS = "checkpoints"
+PLOTS = "plots"
+TENSORBOARD = "tensorboard"
+PROFILE = "profile"
+START_FILES = (STATUS, HISTORY, SPEED, TRACKERS, TENSORBOARD, PROFILE)  # a failed start may leave them
+# run.json is the last that is removed: it says that the others are a run's.
+OURS = (
+    *(METRICS, PREDICTIONS, MASKS, CARD, REPORT, BEST_PREDICTIONS, BEST, BEST_MODELS),
+    *("bootstrap_validation.npz", "bootstrap_test.npz", "kept_weights"),  # of version 1.0.0
+    *(CHECKPOINTS, PLOTS),
+    *(*START_FILES, RUN_FILE),
+)
+# Sentence of every model card.
+CARD_MARK = "The best model was selected on the validation rows"
+METRIC_NAMES = ("eval_", "test_", "train_", "best_")
+# In metrics.json, besides scores. Version 1.0.0 wrote all but the first.
+OF_A_BEST_MODEL = ("best_metric", "exported", "averaged_steps", "average_metric")
+RECORDS = ".predictions"  # hashes of the predictions that commands with this folder have written
+LIBRARY_FILES = {
+    TENSORBOARD: re.compile(r".*(events\.out\.tfevents\.[^/]*|/\d[^/]*/hparams\.yml)"),
+    PROFILE: re.compile(r".*/trace\.json"),
+}
+MAX_LISTED = 3
+LIBRARIES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "tokenizers", "numpy")
+PACKAGE = Path(__file__).resolve().parent
+
+
+# What is whose
+
+
+def holds_training_run(folder: Path) -> bool:
+    """Whether a training has begun in a folder."""
+    with contextlib.suppress(OSError, ValueError):
+        run = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+        return isinstance(run, dict) and "fingerprint" in run
+    return False
+
+
+def foreign(folder: Path, name: str) -> list[Path]:
+    """The files at or below `folder`/`name` that no run has written. `name`: one of `OURS`, or of a command
+    that only predicts."""
+    path = folder / name
+    if name in LIBRARY_FILES and holds_training_run(folder):
+        return [file for file in files_at(path) if not LIBRARY_FILES[name].fullmatch(file.as_posix())]
+    if path.is_symlink() or not path.is_file():
+        return foreign_files(path)
+    if name == CARD:
+        is_own = CARD_MARK in path.read_text(encoding="utf-8", errors="replace")
+    elif name == PREDICTIONS:
+        is_own = has_record(folder, path)
+    elif name.startswith(Path(METRICS).stem):
+        is_own = any(metric.startswith(METRIC_NAMES) for metric in read_metrics(path))
+    else:
+        is_own = holds_training_run(folder)
+    return [] if is_own else [path]
+
+
+def check_foreign(folder: Path, names: Iterable[str]) -> None:
+    """Raises `InputError` naming files at or below `folder`/NAME that no run has written."""
+    found = [path.relative_to(folder).as_posix() for name in names for path in foreign(folder, name)]
+    if found:
+        more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
+        raise InputError(
+            f"--output_dir {folder}: {', '.join(found[:MAX_LISTED])}{more} would be replaced, but no run "
+            "is known to have written it; move it away, or name another folder"
+        )
+
+
+def remove(folder: Path, names: Iterable[str]) -> None:
+    """Removes what runs have written at or below `folder`/NAME."""
+    for name in names:
+        remove_folder(folder / name, kept=foreign(folder, name))
+
+
+def clear(folder: Path) -> None:
+    """Removes the files of earlier runs, and no others."""
+    remove(folder, OURS)
+
+
+def record_predictions(folder: Path, path: Path) -> None:
+    """Remembers the content of a file as predictions that a command with this folder has written."""
+    records = folder / RECORDS
+    known = records.read_text(encoding="utf-8").split() if records.exists() else []
+    write_text(records, "".join(f"{each}\n" for each in sorted({*known, file_record(path)["sha256"]})))
+
+
+def has_record(folder: Path, path: Path) -> bool:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return file_record(path)["sha256"] in (folder / RECORDS).read_text(encoding="utf-8").split()
+    return False
+
+
+# Before a run
+
+
+def check_output_dir(folder: Path, training: bool, overwrite: bool, resume: bool) -> None:
+    """Creates a missing folder. Raises `InputError` if the folder cannot be written, or if another run's
+    files would be lost. Deletes nothing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except FileExistsError:
+        raise InputError(f"--output_dir {folder}: is a file or a link to nowhere, not a folder") from None
+    except OSError as error:
+        raise InputError(f"--output_dir {folder}: cannot be written ({error.strerror})") from None
+    if not training:
+        return
+    for name in (RUN_FILE, HISTORY, SPEED, TRACKERS, METRICS, STATUS):
+        path = folder / name
+        if path.exists() and not (path.is_file() and os.access(path, os.R_OK)):
+            raise InputError(f"--output_dir {folder}: {name} is not a readable file; move it away")
+    # Without a checkpoint the run starts anew.
+    if not resume or not any((folder / CHECKPOINTS).glob("step_*")):
+        check_foreign(folder, OURS)
+    if not overwrite and not resume and holds_a_run(folder):
+        present = [name for name in OURS if (folder / name).exists()]
+        raise InputError(
+            f"--output_dir {folder} already holds a run ({', '.join(present)}); resume it by "
+            "--resume_from_checkpoint auto, replace it by --overwrite_output_dir, or name another folder"
+        )
+
+
+def was_restarted(folder: Path) -> bool:
+    """Whether torchrun has restarted this job after a failure (--max_restarts), or Slurm has requeued it, and
+    the run in `folder` is this job's own. Such a job resumes from its newest checkpoint, whatever its
+    arguments."""
+    restarts = {
+        "launcher_process": ("TORCHELASTIC_RESTART_COUNT", os.getppid()),
+        "slurm_job": ("SLURM_RESTART_COUNT", os.environ.get("SLURM_JOB_ID")),
+    }
+    with contextlib.suppress(OSError, ValueError):
+        before = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+        return any(
+            int(os.environ.get(count) or 0) > 0 and own is not None and before.get(key) == own
+            for key, (count, own) in restarts.items()
+        )
+    return False
+
+
+def holds_a_run(folder: Path) -> bool:
+    """Whether a folder holds results of a run. Files of a failed start do not count."""
+    history = folder / HISTORY
+    results = [name for name in OURS if name not in (*START_FILES, RUN_FILE) and (folder / name).exists()]
+    return bool(results) or (history.exists() and history.stat().st_size > 0)
+
+
+def holds_trained_run(folder: Path) -> bool:
+    """Whether a folder holds a training run. Commands that do not train must keep its files."""
+    return (folder / BEST).is_dir() or (folder / RUN_FILE).exists()
+
+
+# Metrics
+
+
+def merge_metrics(folder: Path, metrics: dict[str, Any], name: str = METRICS) -> None:
+    """Merges metrics into a metrics file. Other metrics in it, from earlier commands, stay."""
+    path = folder / name
+    write_json(path, {**read_metrics(path), **metrics})
+
+
+def begin_best(folder: Path, step: int) -> None:
+    """Writes that the best model is from now on that of `step`. Removes the metrics and predictions of
+    another one.
+
+    Call it before the export: a resumed run must know that best/ may be of this step.
+    """
+    metrics = read_metrics(folder / METRICS)
+    if metrics.get("best_step") not in (None, step):
+        remove(folder, (PREDICTIONS, MASKS, BEST_PREDICTIONS))
+        metrics = {
+            name: value
+            for name, value in metrics.items()
+            if not name.startswith(("eval_", "test_")) and name not in OF_A_BEST_MODEL
+        }
+    write_json(folder / METRICS, {**metrics, "best_step": step})
+
+
+def read_metrics(path: Path) -> dict[str, Any]:
+    """The metrics of a file, {} if it does not exist. Raises `InputError` for a file that holds something
+    else."""
+    try:
+        metrics = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read ({' '.join(str(error).split())}); move it away") from None
+    if not isinstance(metrics, dict):
+        raise InputError(f"{path}: holds no metrics; move it away")
+    return metrics
+
+
+# Status
+
+
+class Status:
+    """status.json: the state of a training run ("running", "done", "stopped", "failed").
+
+    A launcher's exit code is not enough: torchrun turns every code but 0 into 1, and a killed deepspeed
+    launcher returns 0.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # the checkpoint and signal threads write it too
+        self.path: Path | None = None
+        self.step, self.micro_batch_parts = 0, 1
+
+    def begin(self, folder: Path, step: int) -> None:
+        """Writes that the run in `folder`, which this process has locked, starts from `step`."""
+        self.path, self.step, self.micro_batch_parts = folder / STATUS, step, 1
+        self._write("running", None)
+
+    def saved(self, step: int) -> None:
+        """Writes the step of the newest checkpoint. Ignores a full disk."""
+        self.step = step
+        with contextlib.suppress(OSError, TrainingError):
+            self._write("running", None)
+
+    def cut_micro_batches(self, parts: int) -> None:
+        """Writes into how many parts each micro-batch is now cut, because it did not fit into memory."""
+        self.micro_batch_parts = parts
+        self.saved(self.step)
+
+    def failing(self, reason: str) -> None:
+        """Writes a first reason of a failure. `end` may replace it, if this process lives that long."""
+        self._write_or_overwrite("failed", reason)
+
+    def has_begun(self) -> bool:
+        """Whether this process writes the status of a training run."""
+        return self.path is not None
+
+    def end(self, state: str, reason: str | None = None) -> None:
+        """Writes "done", "stopped" or "failed". Does nothing before `begin` or after another `end`. Ignores a
+        disk that is full or gone: that may be why the run ends."""
+        self._write_or_overwrite(state, reason)
+        self.path = None
+
+    def _write(self, state: str, reason: str | None) -> None:
+        with self._lock:
+            if self.path is not None:
+                write_json(self.path, self._content(state, reason))
+
+    def _write_or_overwrite(self, state: str, reason: str | None) -> None:
+        """Overwrites the file in place if the disk has no room for a new one."""
+        try:
+            self._write(state, reason)
+        except TrainingError:
+            pass  # the folder was moved away: its place may be another run's
+        except OSError:
+            with contextlib.suppress(OSError, TrainingError), self._lock:
+                check_present(self.path)
+                with self.path.open("r+", encoding="utf-8") as file:
+                    file.write(as_json(self._content(state, reason)))
+                    file.truncate()
+
+    def _content(self, state: str, reason: str | None) -> dict[str, Any]:
+        return {
+            "state": state,
+            "step": self.step,
+            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "reason": reason,
+            "micro_batch_parts": self.micro_batch_parts,
+        }
+
+
+status = Status()
+
+
+# Versions, for run.json and the comparison of machines
+
+
+def library_versions() -> dict[str, str | None]:
+    """Versions of Python and of the libraries that influence a run's numbers; None for a library that is not
+    installed."""
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+def code_version() -> dict[str, str]:
+    """A short hash of each source file: the package `samerun` and the started script."""
+    script = Path(sys.argv[0]).resolve()
+    files = {f"app/samerun/{path.relative_to(PACKAGE).as_posix()}": path for path in PACKAGE.rglob("*.py")}
+    if script.suffix == ".py" and script.is_file() and script not in files.values():
+        files[f"app/{script.name}" if script.parent == PACKAGE.parent else script.name] = script
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest()[:12] for name, path in sorted(files.items())}

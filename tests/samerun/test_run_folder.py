@@ -1,0 +1,292 @@
+import json
+import sys
+
+import pytest
+
+from samerun import run_folder
+from samerun.errors import InputError
+from samerun.files import add_to_list, replace_folder, write_json
+from samerun.run_folder import (
+    CARD_MARK,
+    LIBRARIES,
+    METRICS,
+    OURS,
+    PACKAGE,
+    begin_best,
+    check_foreign,
+    check_output_dir,
+    clear,
+    code_version,
+    library_versions,
+    merge_metrics,
+    read_metrics,
+    record_predictions,
+    status,
+)
+
+# A failed start may leave them.
+REMAINS = (
+    "run.json",
+    "status.json",
+    "tensorboard",
+    "profile",
+    "history.jsonl",
+    "speed.jsonl",
+    "trackers.json",
+)
+
+
+def train(folder):
+    """Writes what a run leaves in its folder."""
+    folder.mkdir(exist_ok=True)
+    for name in ("status.json", "history.jsonl", "speed.jsonl", "trackers.json", "report.html"):
+        (folder / name).write_text('{"step": 1}\n')
+    write_json(folder / "run.json", {"fingerprint": {}})
+    merge_metrics(folder, {"eval_loss": 1.0})
+    (folder / "README.md").write_text(f"# A model\n\n- {CARD_MARK}, so\n")
+    (folder / "predictions.jsonl").write_text("{}\n")
+    record_predictions(folder, folder / "predictions.jsonl")
+    for name in ("best", "checkpoints/step_3", "checkpoints/step_5.left_behind", "best_models/step_3"):
+        replace_folder(folder / name, lambda place: (place / "model.safetensors").touch())
+    for name in ("plots/loss.png", "predictions/a.png"):
+        add_to_list((folder / name).parent, [(folder / name).name])
+        (folder / name).touch()
+    for name in (
+        "tensorboard/events.out.tfevents.1.host.2.0",
+        "tensorboard/17.3/hparams.yml",
+        "profile/trace.json",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+FOREIGN = ["best/mine", "best/sub/mine", "checkpoints/mine.ckpt", "checkpoints/step_3/mine", "plots/mine.png",
+           "predictions/b.png", "tensorboard/mine", "profile/mine"]  # fmt: skip
+
+
+def test_a_new_folder_is_made_and_left_empty(tmp_path):
+    check_output_dir(tmp_path / "a" / "b", training=True, overwrite=False, resume=False)
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_a_run_is_replaced_only_on_request_and_leaves_nothing(tmp_path):
+    train(tmp_path)
+    with pytest.raises(InputError, match=r"already holds a run \(metrics.json, .*--overwrite_output_dir"):
+        check_output_dir(tmp_path, training=True, overwrite=False, resume=False)
+    check_output_dir(tmp_path, training=True, overwrite=True, resume=False)
+    check_output_dir(tmp_path, training=False, overwrite=False, resume=False)
+    assert (tmp_path / "best").is_dir()
+    clear(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".predictions"]
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_file_of_the_user_among_those_of_a_run_is_refused_and_stays(tmp_path, name):
+    train(tmp_path)
+    for path in (tmp_path / name, tmp_path / "notes.txt"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    with pytest.raises(
+        InputError, match=rf"{name} would be replaced, but no run is known to have written it; move it away"
+    ):
+        check_output_dir(tmp_path, training=True, overwrite=True, resume=False)
+    check_output_dir(tmp_path, training=True, overwrite=False, resume=True)
+    clear(tmp_path)
+    files = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(files) == sorted([".predictions", name, "notes.txt"])
+    assert (tmp_path / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", [*OURS, "best/step_1/mine", "tensorboard/events.out.tfevents.1"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_of_no_run_keeps_its_files(tmp_path, name, overwrite):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text('{"mine": 1}')
+    with pytest.raises(InputError, match=rf"{name} would be replaced, but no run is known"):
+        check_output_dir(tmp_path, training=True, overwrite=overwrite, resume=False)
+    check_output_dir(tmp_path, training=False, overwrite=False, resume=False)
+    clear(tmp_path)
+    assert path.read_text() == '{"mine": 1}'
+
+
+@pytest.mark.parametrize("name", ["README.md", "predictions.jsonl"])
+def test_a_card_or_predictions_that_the_user_rewrote_are_kept(tmp_path, name):
+    train(tmp_path)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(InputError, match=f"{name} would be replaced"):
+        check_output_dir(tmp_path, training=True, overwrite=True, resume=False)
+    clear(tmp_path)
+    assert (tmp_path / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["best", "metrics.json", "run.json"])
+def test_links_are_left_alone(tmp_path, name):
+    train(tmp_path / "elsewhere")
+    train(tmp_path / "run")
+    linked = tmp_path / "run" / name
+    linked.rename(tmp_path / "old")
+    linked.symlink_to(tmp_path / "elsewhere" / name)
+    with pytest.raises(InputError, match=f"{name} would be replaced"):
+        check_output_dir(tmp_path / "run", training=True, overwrite=True, resume=False)
+    clear(tmp_path / "run")
+    assert linked.is_symlink()
+    assert (tmp_path / "elsewhere" / name).exists()
+
+
+def test_a_command_that_only_predicts_may_be_followed_by_a_training(tmp_path):
+    merge_metrics(tmp_path, {"test_loss": 1.0})
+    (tmp_path / "predictions.jsonl").write_text("{}\n")
+    record_predictions(tmp_path, tmp_path / "predictions.jsonl")
+    check_output_dir(tmp_path, training=True, overwrite=True, resume=False)
+    clear(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".predictions"]
+
+
+def test_metrics_and_masks_of_a_prediction_replace_no_others(tmp_path):
+    (tmp_path / "metrics_new.json").write_text('{"accuracy": 1}')
+    (tmp_path / "predictions_new").mkdir()
+    (tmp_path / "predictions_new" / "a.png").touch()
+    for name in ("metrics_new.json", "predictions_new"):
+        with pytest.raises(InputError, match=f"{name}.* would be replaced"):
+            check_foreign(tmp_path, [name])
+    add_to_list(tmp_path / "predictions_new", ["a.png"])
+    check_foreign(tmp_path, ["predictions_new", "predictions"])
+
+
+@pytest.mark.parametrize("name", ["history.jsonl", "speed.jsonl", "run.json", "metrics.json"])
+def test_a_folder_in_place_of_a_file_is_named(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(InputError, match=f"{name} is not a readable file; move it away"):
+        check_output_dir(tmp_path, training=True, overwrite=False, resume=True)
+
+
+def test_a_resume_with_nothing_to_resume_replaces_nothing(tmp_path):
+    (tmp_path / "run.json").write_text("mine")
+    with pytest.raises(InputError, match=r"run\.json would be replaced"):
+        check_output_dir(tmp_path, training=True, overwrite=False, resume=True)
+    (tmp_path / "checkpoints" / "step_1").mkdir(parents=True)  # a run's folder, copied without hidden files
+    check_output_dir(tmp_path, training=True, overwrite=False, resume=True)
+
+
+def test_a_start_that_failed_does_not_stand_in_the_way(tmp_path):
+    train(tmp_path)
+    (tmp_path / "history.jsonl").write_text("")
+    for name in set(OURS) - set(REMAINS):
+        run_folder.remove(tmp_path, [name])
+    check_output_dir(tmp_path, training=True, overwrite=False, resume=False)
+    (tmp_path / "history.jsonl").write_text('{"step": 1}')
+    with pytest.raises(InputError, match=r"already holds a run \(status.json, history.jsonl, "):
+        check_output_dir(tmp_path, training=True, overwrite=False, resume=False)
+
+
+@pytest.mark.parametrize("content", ["", "oops", "[1]", "[" * 100_000, b"\xff"])
+def test_a_file_that_holds_no_metrics(tmp_path, content):
+    (tmp_path / "metrics.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match=r"metrics\.json: (cannot be read|holds no metrics).*; move it away"):
+        read_metrics(tmp_path / "metrics.json")
+
+
+def test_a_new_best_model_removes_what_belongs_to_another(tmp_path):
+    of_old = {
+        "eval_f1": 0.5,
+        "test_f1": 0.4,
+        "best_metric": 0.5,
+        "exported": "average",
+        "average_metric": 0.5,
+    }
+    kept = {"best_step": 3, "train_loss": 0.1}
+    train(tmp_path)
+    write_json(tmp_path / METRICS, {**of_old, "train_loss": 0.2})
+    merge_metrics(tmp_path, kept)
+    (tmp_path / "validation_predictions.npz").touch()
+    (tmp_path / "predictions" / "mine.png").touch()
+
+    begin_best(tmp_path, 3)  # the same one, as after a resume from its checkpoint
+    assert read_metrics(tmp_path / METRICS) == {**of_old, **kept}
+    assert (tmp_path / "predictions.jsonl").exists()
+    begin_best(tmp_path, 6)
+    assert read_metrics(tmp_path / METRICS) == {**kept, "best_step": 6}
+    assert not (tmp_path / "predictions.jsonl").exists()
+    assert not (tmp_path / "validation_predictions.npz").exists()
+    assert [path.name for path in (tmp_path / "predictions").iterdir()] == ["mine.png"]
+
+
+@pytest.mark.parametrize(
+    ("job", "restarts", "restarted"),
+    [("7", "1", True), ("7", "0", False), ("7", None, False), ("8", "1", False)],
+)
+def test_a_requeued_job_knows_its_own_run(tmp_path, monkeypatch, job, restarts, restarted):
+    write_json(tmp_path / "run.json", {"launcher_process": 0, "slurm_job": "7"})
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    if restarts is not None:
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+    assert run_folder.was_restarted(tmp_path) == restarted
+
+
+# status.json
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Reads state, step and reason; None before there is a status. No other run is left to write it."""
+    status.end("done")
+    path = tmp_path / "status.json"
+
+    def read():
+        return (
+            [json.loads(path.read_text())[key] for key in ("state", "step", "reason")]
+            if path.exists()
+            else None
+        )
+
+    yield read
+    status.end("done")
+
+
+def test_the_first_end_of_a_run_is_its_last_word(stored, tmp_path):
+    status.end("failed", "bad input")
+    assert stored() is None
+    status.begin(tmp_path, 4)
+    status.saved(6)
+    assert stored() == ["running", 6, None]
+    status.failing("the loss is nan")
+    assert stored() == ["failed", 6, "the loss is nan"]
+    status.end("stopped", "SIGTERM")
+    status.saved(8)
+    status.end("done")
+    assert stored() == ["stopped", 6, "SIGTERM"]
+
+
+def test_a_full_disk_does_not_change_how_a_run_ends(stored, tmp_path, monkeypatch):
+    status.begin(tmp_path, 0)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_folder, "write_json", full)
+    status.saved(3)
+    assert stored() == ["running", 0, None]
+    status.end("failed", "the disk is full")
+    assert stored() == ["failed", 3, "the disk is full"]
+
+
+# Versions
+
+
+def test_code_version_is_of_the_package_and_the_script(monkeypatch, tmp_path):
+    assert library_versions().keys() == {"python", *LIBRARIES}
+    monkeypatch.setattr(run_folder, "LIBRARIES", ("no-such-library",))
+    assert library_versions()["no-such-library"] is None
+    monkeypatch.setattr(sys, "argv", [str(PACKAGE.parent / "classify.py")])
+    found = code_version()
+    assert {"app/classify.py", "app/samerun/errors.py", "app/samerun/reports/card.py"} <= set(found)
+    assert "app/titlegen.py" not in found
+    script = tmp_path / "my_task.py"  # a task of the user's own, outside of the application
+    script.write_text("1")
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    before = code_version()
+    assert "my_task.py" in before
+    script.write_text("2")
+    assert code_version() != before
