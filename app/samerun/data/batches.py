@@ -8,9 +8,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from multiprocessing.queues import Queue
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils.data import DataLoader, Dataset
@@ -24,8 +24,7 @@ from samerun.task import Batch, Split
 Collate = Callable[[np.ndarray], Batch]
 
 
-@dataclass(frozen=True)
-class EpochRows:
+class Epoch(NamedTuple):
     """The training rows of an epoch."""
 
     split: Split
@@ -48,33 +47,31 @@ class TrainSteps(Dataset):
         padding_free: bool = False,
     ) -> None:
         """`padding_free`: the model skips the padding of a batch."""
-        self.split, self.plan, self.rank, self.padding_free = split, plan, rank, padding_free
-        self.has_tokens = split.lengths is not None
+        self.split, self.plan, self.rank, self.seed = split, plan, rank, seed
+        self.has_tokens, self.padding_free = split.lengths is not None, padding_free
+        self.length_grouping = length_grouping and self.has_tokens
         self._entered: int | None = None  # current epoch of a stream
-        # A cached epoch of a stream would keep its buffer on the disk.
-        cached_epochs = 2 if split.stream is None else 1
-        self._epoch = lru_cache(maxsize=cached_epochs)(
-            partial(self._make_epoch, seed, length_grouping and self.has_tokens)
-        )
+        self._epochs: dict[int, Epoch] = {}
 
-    def _make_epoch(self, seed: int, length_grouping: bool, epoch: int) -> EpochRows:
+    def _epoch_at(self, step: int) -> Epoch:
+        epoch = self.plan.epoch_of(step)[0]
+        if epoch not in self._epochs:
+            # Two epochs are kept, one of a stream: a kept epoch would keep its buffer on the disk.
+            latest = {} if self.split.stream is not None else dict(list(self._epochs.items())[-1:])
+            self._epochs = latest
+            self._epochs[epoch] = self._make_epoch(epoch)
+        return self._epochs[epoch]
+
+    def _make_epoch(self, epoch: int) -> Epoch:
         split = self.split if self.split.stream is None or epoch == 0 else self.split.stream.split(epoch)
-        lengths, size, mixture, weights = (
-            row_lengths_of(split),
-            self.plan.batch.global_batch_size,
-            split.mixture,
-            split.weights,
-        )
-        if mixture is None:
-            order = epoch_order(seed, epoch, lengths, size, length_grouping, weights)
-        else:
-            rows = mixed_rows(seed, epoch, mixture.source, mixture.counts)
-            row_weights = None if weights is None else weights[rows]
-            order = rows[epoch_order(seed, epoch, lengths[rows], size, length_grouping, row_weights)]
-        return EpochRows(split, lengths, widths_of(split), order)
-
-    def _epoch_at(self, step: int) -> EpochRows:
-        return self._epoch(self.plan.epoch_of(step)[0])
+        lengths, mixture, weights = row_lengths_of(split), split.mixture, split.weights
+        rows = np.arange(len(split))
+        if mixture is not None:
+            rows = mixed_rows(self.seed, epoch, mixture.source, mixture.counts)
+            weights = None if weights is None else weights[rows]
+        size = self.plan.batch.global_batch_size
+        order = epoch_order(self.seed, epoch, lengths[rows], size, self.length_grouping, weights)
+        return Epoch(split, lengths, widths_of(split), rows[order])
 
     def begin(self, step: int, start: Any) -> None:
         """Prepares a stream for training from optimizer step `step`. `start`: `start_at(step)`, from the
@@ -88,7 +85,7 @@ class TrainSteps(Dataset):
         epoch, last = self.plan.epoch_of(step)[0], self.plan.epoch_of(self.plan.total_steps - 1)[0]
         if self.split.stream is not None and epoch != self._entered:
             self._entered = epoch
-            self._epoch(epoch)
+            self._epoch_at(step)
             self.split.stream.enter(epoch, epoch == last)
 
     def start_at(self, step: int) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from samerun.console import Phase
 from samerun.data.cache import cache_folder, content_hash, fingerprint
 from samerun.data.files import matching
-from samerun.data.tables import Table, concatenate, dataset_table, read_table
+from samerun.data.tables import FILE, Source, Table, dataset_table, read_table
 from samerun.errors import InputError, collecting, in_short, listed, raise_problems
 
 if TYPE_CHECKING:
@@ -77,28 +77,15 @@ def read_split(
     patterns = getattr(arguments, f"{split}_file")
     if patterns is not None:
         patterns = (patterns,) if isinstance(patterns, str) else patterns
-        table = read_files(f"--{split}_file", patterns, arguments.encoding, required, optional)
+        argument = f"--{split}_file"
+        read = partial(read_table, encoding=arguments.encoding, required=required, optional=optional)
+        table = read_sources(expand_patterns(argument, patterns), read, partial(_concatenated, argument))
     elif arguments.dataset_name is not None:
         table = _dataset_split(arguments, split, required, optional)
     else:
         return None
     limit = getattr(arguments, LIMIT_ARGUMENTS[split])
     return table if table is None or limit is None or limit >= len(table) else table.take(np.arange(limit))
-
-
-def read_files(
-    argument: str,
-    patterns: Sequence[str],
-    encoding: str,
-    required: Sequence[str] = (),
-    optional: Sequence[str] = (),
-) -> Table:
-    """The concatenated rows of the files of an argument (`expand_patterns`).
-
-    Raises `InputError` with the problems of all files, and if their columns differ.
-    """
-    read = partial(read_table, encoding=encoding, required=required, optional=optional)
-    return read_sources(expand_patterns(argument, patterns), read, partial(_concatenated, argument))
 
 
 def read_sources(
@@ -160,8 +147,9 @@ def check_consistent_labels(argument: str, labelled: Sequence[tuple[str, bool]])
 
 def _concatenated(argument: str, numbered: Sequence[tuple[Table, int]]) -> Table:
     """One table of several files. Raises `InputError` if their columns differ."""
-    tables, numbers = zip(*numbered, strict=True)
-    problems = []
+    import datasets
+
+    tables, problems = [table for table, _ in numbered], []
     for name in dict.fromkeys(name for table in tables for name in table.columns):
         having = [table.path for table in tables if name in table.columns]
         lacking = [table.path for table in tables if name not in table.columns]
@@ -170,9 +158,16 @@ def _concatenated(argument: str, numbered: Sequence[tuple[Table, int]]) -> Table
                 f"{argument}: the files have different columns: {name!r} is in {listed(having)}, "
                 f"but not in {listed(lacking)}; give all of them the same columns"
             )
-    if problems:
-        raise InputError(*problems)
-    return concatenate(f"{tables[0].path} and {len(tables) - 1} more", tables, numbers)
+    raise_problems(problems)
+    columns = tables[0].rows.column_names
+    rows = datasets.concatenate_datasets([table.rows.select_columns(columns) for table in tables])
+    number = np.repeat(np.arange(len(tables), dtype=np.int32), list(map(len, tables)))
+    return Table(
+        path=f"{tables[0].path} and {len(tables) - 1} more",
+        kind=tables[0].kind,
+        rows=rows.add_column(FILE, number),
+        sources=tuple(Source(table.path, table.kind, number) for table, number in numbered),
+    )
 
 
 def _dataset_split(

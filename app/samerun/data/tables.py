@@ -203,19 +203,6 @@ def dataset_table(rows: Dataset, path: str, required: Sequence[str], optional: S
     return Table(path, "parquet", rows.select_columns(names).add_column(LINE, lines), classes)
 
 
-def concatenate(path: str, tables: Sequence[Table], arguments: Sequence[int]) -> Table:
-    """One table of the files' tables, which must have the same columns. `arguments`: `Source.argument` of
-    each."""
-    import datasets
-
-    names = tables[0].rows.column_names
-    rows = datasets.concatenate_datasets([table.rows.select_columns(names) for table in tables])
-    number = np.repeat(np.arange(len(tables), dtype=np.int32), list(map(len, tables)))
-    files = zip(tables, arguments, strict=True)
-    sources = tuple(Source(table.path, table.kind, argument) for table, argument in files)
-    return Table(path, tables[0].kind, rows.add_column(FILE, number), sources=sources)
-
-
 def _is_empty(rows: Dataset, name: str) -> bool:
     return all(cell is None for cell in Cells(rows.select_columns([name])))
 

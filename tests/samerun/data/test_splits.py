@@ -1,11 +1,12 @@
 import json
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
 import pytest
 from tables import contents
 
-from samerun.data.splits import read_files, read_split, read_splits
+from samerun.data.splits import read_split, read_splits
 from samerun.errors import InputError
 
 
@@ -141,7 +142,8 @@ def parts(tmp_path, monkeypatch):
 
 
 def read(*patterns, optional=()):
-    return read_files("--train_file", patterns, "utf-8", ("text", "labels"), optional)
+    asked = SimpleNamespace(train_file=patterns, encoding="utf-8", max_train_samples=None)
+    return read_split(asked, "train", ("text", "labels"), optional)
 
 
 def test_files_stand_in_the_order_given_and_those_of_a_pattern_by_name(parts):
