@@ -54,12 +54,12 @@ class TextSplit(Split):
 
     def check_finite(self, values: np.ndarray, what: str) -> None:
         """Raises `TrainingError` with the first row whose values, (rows, ...), are NaN or infinite."""
+        check_finite(values, what, self.path, "rows", self.name_of)
 
-        def row_in_words(row: int) -> str:
-            place = f"row {row} (0-based)" if self.where is None else self.where(row)
-            return f"{place}, {self.texts[row]!r:.60}"
-
-        check_finite(values, what, self.path, "rows", row_in_words)
+    def name_of(self, row: int) -> str:
+        """A row in messages."""
+        place = f"row {row} (0-based)" if self.where is None else self.where(row)
+        return f"{place}, {self.texts[row]!r:.60}"
 
 
 class TextStream(Stream):
