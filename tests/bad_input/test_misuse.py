@@ -26,8 +26,8 @@ TASKS = ("classify", "titlegen", "image_classify", "segment")
 LEFT_OUT = {
     "deepspeed", "deepspeed_config", "ddp_backend", "start_timeout", "push_to_hub", "hub_dry_run",
     "output_dir", "train_file", "validation_file", "config_name", "from_scratch", "max_steps", "use_cpu",
-    "dataset_name", "tokenizer_type", "vocab_size", "profile", "torch_compile", "config", "debug", "report_to", "test_file",
-    "image_size", "max_train_time", "trust_remote_code", "num_train_epochs",
+    "dataset_name", "tokenizer_type", "vocab_size", "profile", "torch_compile", "config", "debug",
+    "report_to", "test_file", "image_size", "max_train_time", "trust_remote_code", "num_train_epochs",
 }  # fmt: skip
 WORDS = [
     "0",
