@@ -6,7 +6,7 @@ refuses models whose decoder has its own tied embeddings. The functions on state
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import distribute_tensor
 
 from samerun.errors import InputError
+from samerun.layers import has_forward, outermost_members
 
 SOURCE = "fsdp_config of the accelerate config"
 SWITCH = "ACCELERATE_USE_FSDP"
@@ -106,19 +107,16 @@ def shard(
     fp32. Raises `InputError` for layers that the model does not have.
     """
     # Batch norm would mix half-precision weights with fp32 statistics, which its kernels refuse.
-    half = (
-        None
-        if any(isinstance(module, nn.modules.batchnorm._NormBase) for module in model.modules())
-        else precision
-    )
+    has_batch_norm = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in model.modules())
+    half = None if has_batch_norm else precision
     common: dict[str, Any] = {
         "mesh": init_device_mesh(device.type, (dist.get_world_size(),)),
         # No cast of inputs: an attention mask's fp32 minimum becomes minus infinity in bf16.
         "mp_policy": MixedPrecisionPolicy(half, torch.float32 if half else None, cast_forward_inputs=False),
-        "offload_policy": CPUOffloadPolicy(pin_memory=device.type != "cpu")
-        if settings.offload_params
-        else OffloadPolicy(),
+        "offload_policy": OffloadPolicy(),
     }
+    if settings.offload_params:
+        common["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type != "cpu")
     for layer in layers_to_shard(model, settings):
         fully_shard(layer, reshard_after_forward=settings.reshard_after_forward, **common)
     fully_shard(model, **common)
@@ -133,18 +131,19 @@ def layers_to_shard(model: nn.Module, settings: FsdpSettings) -> list[nn.Module]
     if settings.auto_wrap_policy == NO_WRAP:
         layers = []
     elif settings.auto_wrap_policy == BY_SIZE:
-        layers = [module for module in model.modules() if _numel(module) > settings.min_num_params]
+        sizes = {module: sum(p.numel() for p in module.parameters()) for module in model.modules()}
+        layers = [module for module, size in sizes.items() if size > settings.min_num_params]
     elif names:
         layers = [module for module in model.modules() if type(module).__name__ in names]
         missing = sorted(set(names) - {type(module).__name__ for module in layers})
         if missing:
-            repeated = sorted({type(module).__name__ for module in _repeated_layers(model)})
+            repeated = sorted({type(module).__name__ for module in outermost_members(model, nn.ModuleList)})
             raise InputError(
                 f"{SOURCE}: fsdp_transformer_layer_cls_to_wrap is {','.join(names)} but the model has no "
                 f"{', '.join(missing)}; its repeated layers are {', '.join(repeated) or 'none'}"
             )
     else:
-        layers = list(_repeated_layers(model))
+        layers = list(outermost_members(model, nn.ModuleList))
     owners: dict[nn.Parameter, list[nn.Module]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
@@ -152,36 +151,18 @@ def layers_to_shard(model: nn.Module, settings: FsdpSettings) -> list[nn.Module]
     return [module for module in reversed(layers) if module is not model and _is_shardable(module, owners)]
 
 
-def _repeated_layers(module: nn.Module) -> Iterator[nn.Module]:
-    """The members of the outermost `ModuleList`s."""
-    for child in module.children():
-        if isinstance(module, nn.ModuleList) and _has_forward(child):
-            yield child
-        else:
-            yield from _repeated_layers(child)
-
-
 def _is_shardable(module: nn.Module, owners: dict[nn.Parameter, list[nn.Module]]) -> bool:
     """Whether a module has a forward and weights, and shares no weight with modules outside."""
     inside, parameters = set(module.modules()), list(module.parameters())
-    return bool(parameters) and _has_forward(module) and all(inside.issuperset(owners[p]) for p in parameters)
-
-
-def _has_forward(module: nn.Module) -> bool:
-    return type(module).forward is not nn.Module.forward
-
-
-def _numel(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+    return bool(parameters) and has_forward(module) and all(inside.issuperset(owners[p]) for p in parameters)
 
 
 def full_tensor(tensor: Any) -> Any:
     """Gathers a sharded tensor on every process; all must call it."""
     if not is_sharded(tensor):
         return tensor
-    return (
-        tensor.detach().to(tensor.device_mesh.device_type).full_tensor()
-    )  # offloaded tensors are in host memory
+    # Offloaded tensors are in host memory.
+    return tensor.detach().to(tensor.device_mesh.device_type).full_tensor()
 
 
 def distribute_like(tensor: torch.Tensor, parameter: Any) -> torch.Tensor:

@@ -18,9 +18,17 @@ VARIANTS_OF_A_LAYER = 64
 
 
 def outermost_members(module: nn.Module, containers: type | tuple[type, ...]) -> Iterator[nn.Module]:
-    """The members of the outermost `containers`, such as `nn.ModuleList`: a model's repeated layers."""
+    """The members of the outermost `containers`, such as `nn.ModuleList`: a model's repeated layers. Members
+    without a forward pass, such as lists in lists, are looked into."""
     for child in module.children():
-        yield from child if isinstance(child, containers) else outermost_members(child, containers)
+        if isinstance(module, containers) and has_forward(child):
+            yield child
+        else:
+            yield from outermost_members(child, containers)
+
+
+def has_forward(module: nn.Module) -> bool:
+    return type(module).forward is not nn.Module.forward
 
 
 def has_statistics(module: nn.Module) -> bool:

@@ -27,7 +27,7 @@ from samerun import best_models, checkpoint, deepspeed, fsdp, machines, signals
 from samerun.average import WeightAverage, averaged
 from samerun.checkpoint import CheckpointTarget, TrainState
 from samerun.console import Phase
-from samerun.data.batches import TrainSteps, train_loader
+from samerun.data.batches import TrainBatches, train_loader
 from samerun.errors import EXIT_STOPPED, InputError, StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.evaluate import eval_rows, evaluate, input_dtype
 from samerun.kernels.common import row_lengths, widest_float
@@ -635,9 +635,9 @@ def seed_step(seed: int, step: int, rank: int) -> None:
         torch.default_generator.manual_seed(number)
 
 
-def train_batches(arguments: Any, data: Data, plan: Plan, rank: int) -> TrainSteps:
+def train_batches(arguments: Any, data: Data, plan: Plan, rank: int) -> TrainBatches:
     """The training batches of process `rank` by optimizer step."""
-    return TrainSteps(
+    return TrainBatches(
         data.splits["train"], plan, rank, arguments.seed, arguments.length_grouping, data.padding_free
     )
 
