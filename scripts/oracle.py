@@ -203,7 +203,7 @@ def result(command: Command, half: Half) -> dict:
     ]
     found = json.loads(half.result_file(command).read_text()) | {"messages": messages(logs, half)}
     if command.name.startswith("help_"):
-        found["messages"] = re.findall(r"^ +(--\w+)", logs[0], re.MULTILINE)
+        found["messages"] = re.findall(r"^  (--\w+)", logs[0], re.MULTILINE)
     found |= content(half.home / "runs" / command.name, command.stop is not None)
     printed = [json.loads(line) for line in logs[0].splitlines() if line.startswith("{")]
     found["numbers"] |= flat(printed, "standard output")

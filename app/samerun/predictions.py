@@ -90,13 +90,17 @@ def problem(path: Path, folder: Path, replaced: bool) -> str | None:
     return f"exists and does not hold predictions of a run in {folder}; move it away, or name another file"
 
 
+def is_stream(path: Path) -> bool:
+    """Whether predictions go to standard output, a pipe or a device instead of a file."""
+    return str(path) in STDOUT or (path.exists() and not path.is_file())
+
+
 def write(path: Path, folder: Path, lines: Iterable[dict[str, Any]], list_separator: str) -> Path:
     """Writes predictions as csv or tsv by the suffix, else as JSON lines; to standard output if the path is
     "-". Returns the path, which has a number added if a file that is not ours has appeared at `path`.
 
     Raises `TrainingError` for a stream that fails."""
-    is_stream = str(path) in STDOUT or (path.exists() and not path.is_file())
-    if not is_stream:
+    if not is_stream(path):
         free, number = path, 1
         while os.path.lexists(free) and problem(free, folder, False) is not None:
             number += 1
