@@ -86,7 +86,7 @@ def test_the_evaluation_loss_weighs_rows_by_their_tokens():
 
 def test_the_lengths_of_both_sides_count_no_special_tokens(monkeypatch):
     shown = []
-    monkeypatch.setattr(titlegen.title_plots, "show", lambda lengths, *_: shown.extend(lengths))
+    monkeypatch.setattr(titlegen.titles, "report_content", lambda *given: shown.extend(given[2]))
     generated = np.array([[[2, 3, 7, 1, 8, 3, 0]], [[2, 2, 3, 3, 3, 0, 0]]])
     split = MagicMock(
         targets=Ragged.of([[7, 1, 8, 3], [9, 3]]),
