@@ -72,12 +72,11 @@ def test_label_smoothing_mixes_in_the_mean_over_the_vocabulary():
 def test_the_evaluation_loss_weighs_rows_by_their_tokens():
     ids = np.array([[[2, 7, 8, 0]], [[2, 9, 9, 9]]])  # 0 to 3 are special tokens
     predictions = {"loss": np.array([4.0, 3.0]), "targets": np.array([4, 1]), "ids": ids}
-    split = SimpleNamespace(titles=["2 7 8 0", "d"])
+    split = SimpleNamespace(path="valid.csv", titles=["2 7 8 0", "d"], texts=["too much", "fine"], where=None)
     metrics = titles().score(predictions, split)
     assert metrics["loss"] == pytest.approx(7 / 5)
     assert metrics["gen_len"] == 2.5
     assert metrics["rougeL"] == pytest.approx(0.5)
-    split.path, split.texts, split.where = "valid.csv", ["too much", "fine"], None
     with pytest.raises(
         TrainingError, match=r"losses are not finite for 1 of 2 rows, first for row 0 \(0-based\), 'too much'"
     ):
