@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from samerun.data.batches import EvalRows, TrainSteps
+from samerun.data.batches import EvalBatches, TrainBatches
 from samerun.plan import BatchShape, Plan
 from samerun.task import Batch, Data, Split, Task
 
@@ -76,8 +76,8 @@ def make_plan(rows, epochs=2, global_batch_size=8, accumulation=2, **changes):
 
 
 def train_steps(x, y, plan, seed=1):
-    return TrainSteps(split_of(x, y, np.arange(len(x)) % 7 + 1), plan, 0, seed, True)
+    return TrainBatches(split_of(x, y, np.arange(len(x)) % 7 + 1), plan, 0, seed, True)
 
 
 def eval_rows(x, y, batch_size=4):
-    return EvalRows(split_of(x, y, np.arange(len(x)) % 5 + 1), batch_size)
+    return EvalBatches(split_of(x, y, np.arange(len(x)) % 5 + 1), batch_size)

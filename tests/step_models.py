@@ -19,11 +19,11 @@ from transformers import (
     EncoderDecoderModel,
 )
 
-from samerun.data.batches import TrainSteps
+from samerun.data.batches import TrainBatches
 from samerun.kernels.bigbird import use_bigbird_attention
 from samerun.kernels.padding_free import use_padding_free
 from samerun.task import Batch, Split
-from samerun.text.splits import lengths_of, pad_rows
+from samerun.text.text import lengths_of, pad_rows
 from samerun.text.titles import IGNORED
 
 SIZES = {
@@ -75,7 +75,7 @@ def batches(kind, rows=32):
     split = Split(
         "rows", collator(lengths, multiple, task is TITLES), rows, lengths=lengths, padding_multiple=multiple
     )
-    return TrainSteps(split, plan, 0, 1, True)
+    return TrainBatches(split, plan, 0, 1, True)
 
 
 def collator(lengths, multiple, titled):

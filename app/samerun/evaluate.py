@@ -17,13 +17,13 @@ import torch
 
 from samerun import predictions as output
 from samerun import signals
+from samerun.additional_metrics import compute_additional
 from samerun.arguments import OptimizationArguments, RunArguments
 from samerun.console import Phase
-from samerun.data.batches import EvalRows
+from samerun.data.batches import EvalBatches
 from samerun.data.cache import sample_of
 from samerun.errors import StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.kernels.common import row_lengths
-from samerun.metrics.additional import compute_additional
 from samerun.parsing import as_dict, names_of
 from samerun.plan import evaluation_batch
 from samerun.run_folder import BEST, code_version, library_versions
@@ -38,7 +38,7 @@ Part = tuple[np.ndarray, dict[str, np.ndarray]]  # (n,) row numbers in the file;
 
 
 def evaluate(
-    run: Run, model: Any, task: Task, rows: EvalRows, stoppable: bool = False
+    run: Run, model: Any, task: Task, rows: EvalBatches, stoppable: bool = False
 ) -> tuple[dict[str, float | None], Predictions | None]:
     """Evaluates all rows. Returns (metrics, on every process; predictions, None except on rank 0)."""
     predictions, _ = predict(run, model, task, rows, stoppable, label="evaluating")
@@ -60,7 +60,7 @@ def predict(
     run: Run,
     model: Any,
     task: Task,
-    rows: EvalRows,
+    rows: EvalBatches,
     stoppable: bool = False,
     *,
     label: str = "predicting",
@@ -147,10 +147,10 @@ def _predict_batch(
         ) from error
 
 
-def eval_rows(run: Run, arguments: Any, task: Task, split: Split) -> EvalRows:
+def eval_rows(run: Run, arguments: Any, task: Task, split: Split) -> EvalBatches:
     """The batches of an evaluation, longest rows first."""
     by_tokens = task.evaluates_by_tokens and run.device.type == "cpu"
-    return EvalRows(split, *evaluation_batch(arguments, by_tokens, split.evaluation_rows))
+    return EvalBatches(split, *evaluation_batch(arguments, by_tokens, split.evaluation_rows))
 
 
 def input_dtype(run: Run, model: torch.nn.Module) -> torch.dtype | None:
@@ -169,7 +169,7 @@ class SavedParts:
     twentieth of them at most. All processes must call the methods; only rank 0 reads and writes, so machines
     need not share a disk."""
 
-    def __init__(self, run: Run, folder: Path, key: str, rows: EvalRows) -> None:
+    def __init__(self, run: Run, folder: Path, key: str, rows: EvalBatches) -> None:
         """`key`: a hash of everything that the predictions depend on. Parts with another one are removed."""
         self._run, self._folder, self._key, self._total_rows = run, folder, key, len(rows)
         self._total_batches = rows.num_batches(run.launch.world_size)
@@ -251,7 +251,7 @@ class SavedParts:
 
 
 def open_saved_parts(
-    run: Run, arguments: Any, fingerprint: dict[str, Any], rows: EvalRows
+    run: Run, arguments: Any, fingerprint: dict[str, Any], rows: EvalBatches
 ) -> SavedParts | None:
     """Opens the saved parts of this command's test predictions. Returns None if the predictions go to no
     regular file, or the rows have no content hash. `fingerprint`: `Data.fingerprint`."""
@@ -262,7 +262,7 @@ def open_saved_parts(
     return SavedParts(run, path.with_name(f"{path.name}.unfinished"), key, rows)
 
 
-def _hash_of_causes(run: Run, arguments: Any, fingerprint: dict[str, Any], rows: EvalRows) -> str:
+def _hash_of_causes(run: Run, arguments: Any, fingerprint: dict[str, Any], rows: EvalBatches) -> str:
     """A hash of everything that predictions depend on. The model's files are part of it; paths, and the
     arguments of training, are not."""
     trained = arguments.modes.train

@@ -33,7 +33,7 @@ class Epoch(NamedTuple):
     order: np.ndarray  # row numbers in training order
 
 
-class TrainSteps(Dataset):
+class TrainBatches(Dataset):
     """Maps an optimizer step to this process's micro-batches: a function of (seed, step), so a run can resume
     at any step."""
 
@@ -151,7 +151,7 @@ def collate_share(collate: Collate, rows: np.ndarray, others: np.ndarray) -> Bat
 
 
 def train_loader(
-    steps: TrainSteps, first_step: int, num_workers: int, pin_memory: bool
+    steps: TrainBatches, first_step: int, num_workers: int, pin_memory: bool
 ) -> Iterable[list[Batch]]:
     """Iterates over the micro-batches of the steps from `first_step` on.
 
@@ -185,7 +185,7 @@ class _WithoutTracebacks(Dataset):
     """Returns an `InputError` instead of raising it: torch would add the worker's traceback to its
     message."""
 
-    def __init__(self, steps: TrainSteps) -> None:
+    def __init__(self, steps: TrainBatches) -> None:
         self.steps = steps
 
     def __getitem__(self, step: int) -> list[Batch] | InputError:
@@ -222,7 +222,7 @@ def _surviving_its_workers(loader: DataLoader) -> Iterator[list[Batch]]:
 
 
 @dataclass(frozen=True)
-class EvalRows:
+class EvalBatches:
     """A split to evaluate, in batches of `batch_size` rows, or of at most `max_tokens` tokens if set."""
 
     split: Split

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from samerun.data.batches import EvalRows
+from samerun.data.batches import EvalBatches
 from samerun.errors import InputError, TrainingError
 from samerun.kernels.common import row_lengths
 from samerun.parsing import parse, validate
@@ -51,7 +51,7 @@ class Predictor:
         """As `training.evaluation.predict`, in one process without an Accelerator."""
         rows: list[torch.Tensor] = []
         outputs: list[dict[str, torch.Tensor]] = []
-        for batch in EvalRows(split, *self.batch).batches(1, 0):
+        for batch in EvalBatches(split, *self.batch).batches(1, 0):
             with (
                 torch.autocast(self.device.type, self.half, enabled=self.half is not None),
                 row_lengths(batch.lengths),

@@ -29,15 +29,6 @@ def test_weighted_rows_are_there_as_often_as_their_weights_say(weights, size, se
     np.testing.assert_array_equal(order, epoch_order(seed, 1, lengths, size, grouping, weights))
 
 
-def test_weighted_rows_change_from_epoch_to_epoch():
-    weights = np.array([0.5, *[0.005] * 100])
-    epochs = [epoch_order(0, epoch, np.ones(101), 8, False, weights) for epoch in range(200)]
-    assert len({tuple(order) for order in epochs}) == 200
-    rare = np.bincount(np.concatenate(epochs), minlength=101)[1:] / 200
-    assert rare.mean() == pytest.approx(0.5, abs=0.01)
-    assert 0.3 < rare.min() < rare.max() < 0.7
-
-
 @given(LENGTHS, SIZES, st.integers(0, 5))
 def test_the_first_batch_of_a_run_has_the_longest_row(lengths, size, seed):
     first = epoch_order(seed, 0, lengths, size, True)[:size]
@@ -45,12 +36,13 @@ def test_the_first_batch_of_a_run_has_the_longest_row(lengths, size, seed):
 
 
 @pytest.mark.parametrize("grouping", [True, False])
-def test_order_changes_with_seed_and_epoch(grouping):
-    lengths = np.arange(100)
-    orders = [
-        tuple(epoch_order(seed, epoch, lengths, 8, grouping)) for seed in range(3) for epoch in range(3)
-    ]
-    assert len(set(orders)) == 9
+@pytest.mark.parametrize("weights", [None, np.full(100, 0.01)])
+def test_order_changes_with_seed_and_epoch(grouping, weights):
+    keys = [(seed, epoch) for seed in range(3) for epoch in range(3)]
+    orders = [epoch_order(*key, np.arange(100), 8, grouping, weights) for key in keys]
+    assert len(set(map(tuple, orders))) == 9
+    source, counts = np.repeat([0, 1], 50), np.array([30, 70])
+    assert len({tuple(mixed_rows(*key, source, counts)) for key in keys}) == 9
 
 
 def padding(order, lengths, size):
@@ -87,18 +79,23 @@ def test_a_global_batch_is_shared_out_evenly(lengths, world_size, accumulation):
     np.testing.assert_array_equal(lengths[np.concatenate(shares)], np.sort(lengths[rows])[::-1])
 
 
-@given(LENGTHS, st.integers(1, 8), st.integers(1, 4000))
-def test_passes_of_so_many_tokens(widths, world_size, budget):
+@given(LENGTHS, st.integers(1, 8), st.integers(1, 4000), st.booleans())
+def test_micro_batches_of_so_many_tokens(widths, world_size, budget, padding_free):
     rows = np.random.default_rng(0).permutation(len(widths))[: 1 + len(widths) // 2]
-    passes = share_out_tokens(rows, widths, world_size, budget)
-    shares = [share for shares in passes for share in shares]
-    assert {len(shares) for shares in passes} == {world_size}
+    micro_batches = share_out_tokens(rows, widths, world_size, budget, padding_free)
+    shares = [share for shares in micro_batches for share in shares]
+    assert {len(shares) for shares in micro_batches} == {world_size}
     assert sorted(np.concatenate(shares)) == sorted(rows)
-    assert all(len(share) <= 1 or len(share) * widths[share].max() <= budget for share in shares)
-    assert any(map(len, passes[-1]))  # no pass without rows
+    used = [
+        widths[share].sum() if padding_free else len(share) * max(widths[share], default=0)
+        for share in shares
+    ]
+    assert all(len(share) <= 1 or tokens <= budget for share, tokens in zip(shares, used, strict=True))
+    assert any(map(len, micro_batches[-1]))  # no micro-batch without rows
     np.testing.assert_array_equal(widths[np.concatenate(shares)], np.sort(widths[rows])[::-1])
     # A process has no rows only where every other has at most one.
     assert all(map(len, shares)) or max(map(len, shares)) == 1
+    assert not padding_free or len(micro_batches) <= len(share_out_tokens(rows, widths, world_size, budget))
 
 
 def test_passes_are_as_few_and_as_even_as_the_budget_allows():
@@ -116,43 +113,6 @@ def test_passes_are_as_few_and_as_even_as_the_budget_allows():
         [1, 2, 10],
     ]  # four passes' worth of rows for six processes: two are halved
     assert sizes(1, 5) == [[1]] * 16  # rows that pass the budget go alone
-
-
-@given(LENGTHS, st.integers(1, 8), st.integers(1, 4000))
-def test_passes_of_padding_free_rows_hold_as_many_as_their_tokens_allow(lengths, world_size, budget):
-    rows = np.random.default_rng(0).permutation(len(lengths))[: 1 + len(lengths) // 2]
-    passes = share_out_tokens(rows, lengths, world_size, budget, padding_free=True)
-    shares = [share for shares in passes for share in shares]
-    assert sorted(np.concatenate(shares)) == sorted(rows)
-    assert all(len(share) <= 1 or lengths[share].sum() <= budget for share in shares)
-    assert any(map(len, passes[-1]))
-    assert len(passes) <= len(share_out_tokens(rows, lengths, world_size, budget))
-
-
-def test_padding_free_rows_are_shared_out_evenly():
-    lengths, rows = np.array([90, 60, 30, 20, 10, 10]), np.arange(6)
-
-    def shares(*budget, padding_free):
-        passes = share_out_tokens(rows, lengths, *budget, padding_free)
-        return [[share.tolist() for share in shares] for shares in passes]
-
-    assert shares(1, 150, padding_free=True) == [[[0]], [[1, 2, 3, 4, 5]]]
-    assert shares(1, 150, padding_free=False) == [[[0]], [[1, 2]], [[3, 4, 5]]]
-    assert shares(2, 120, padding_free=True) == [[[0], [1]], [[2], [3, 4, 5]]]
-    assert shares(1, 5, padding_free=True) == [[[row]] for row in rows]  # rows that pass the budget go alone
-
-
-@given(LENGTHS, SIZES, st.none() | st.integers(1, 300), st.integers(1, 5))
-def test_evaluation_sees_every_row_once(lengths, size, max_tokens, world_size):
-    per_rank = [evaluation_batches(lengths, size, max_tokens, world_size, rank) for rank in range(world_size)]
-    assert len({len(batches) for batches in per_rank}) == 1
-    everything = [batch for batches in per_rank for batch in batches]
-    assert sorted(np.concatenate(everything)) == list(range(len(lengths)))
-    if max_tokens is None:
-        assert max(map(len, everything)) <= size
-    else:
-        assert all(len(batch) * lengths[batch].max() <= max_tokens for batch in everything if len(batch) > 1)
-    assert lengths[per_rank[0][0]].max() == lengths.max()
 
 
 def test_evaluation_by_tokens_takes_more_rows_the_shorter_they_are():
@@ -177,10 +137,3 @@ def test_a_mixture_gives_each_source_its_share_of_every_epoch(sources, seed):
     seen = np.bincount(np.concatenate(epochs), minlength=len(source))
     for number in range(len(sizes)):  # no row comes again before all the others of its source
         assert np.ptp(seen[source == number]) <= 1
-
-
-def test_a_mixture_changes_with_seed_and_epoch():
-    source, counts = np.repeat([0, 1], 50), np.array([30, 70])
-    assert (
-        len({tuple(mixed_rows(seed, epoch, source, counts)) for seed in range(2) for epoch in range(3)}) == 6
-    )

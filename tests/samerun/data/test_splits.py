@@ -24,34 +24,6 @@ def test_a_split_from_its_file(arguments, tmp_path):
         read_split(asked, "validation", ("title",))
 
 
-def test_all_missing_or_wrong_files_come_together(arguments, tmp_path):
-    good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
-    good.write_text("text,labels\na,x\n")
-    bad.write_text("text\na\n")
-    both = ("text", "labels")
-    asked = arguments(train_file=str(good), validation_file=str(bad))
-    with pytest.raises(InputError) as caught:
-        read_splits(asked, {"train": both, "validation": both, "test": ("text",)}, train=True, optional=())
-    assert len(caught.value.problems) == 2
-    assert "column 'labels' not found" in caught.value.problems[0]
-    assert caught.value.problems[1] == "no test rows: give --test_file or --dataset_name"
-    assert read_splits(asked, {"train": both, "validation": ("text",)}, train=True, optional=()).keys() == {
-        "train",
-        "validation",
-    }
-
-
-def test_validation_rows_may_be_kept_back_from_training(arguments, tmp_path):
-    path = tmp_path / "train.csv"
-    path.write_text("text\na\n")
-    asked = arguments(train_file=str(path))
-    assert read_splits(
-        asked, {"train": ("text",), "validation": ("text",)}, train=True, optional=()
-    ).keys() == {"train"}
-    with pytest.raises(InputError, match="no validation rows"):
-        read_splits(asked, {"validation": ("text",)}, train=False, optional=())
-
-
 def test_only_the_columns_in_use_are_read(arguments, tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("text,labels,id,note\na,x,1,y\n")
@@ -186,14 +158,3 @@ def test_what_is_wrong_with_several_files_comes_together(parts):
         "it or pass its name "
         "with the --..._column argument",
     ]
-
-
-def test_files_have_the_same_columns(parts):
-    (parts / "first.csv").write_text("text,labels,id\na,x,7\n")
-    message = (
-        "--train_file: the files have different columns: 'id' is in first.csv, but not in part-10.csv, "
-        "part-2.csv; give all"
-    )
-    with pytest.raises(InputError, match=message):
-        read("*.csv", optional=("id",))
-    assert len(read("*.csv")) == 5

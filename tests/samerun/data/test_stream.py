@@ -2,14 +2,17 @@ import json
 import multiprocessing
 import os
 import time
+from itertools import chain
 from types import SimpleNamespace
 
 import datasets
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from linear_task import make_plan, points, split_of
 
-from samerun.data.batches import TrainSteps
+from samerun.data.batches import TrainBatches
 from samerun.data.splits import read_split
 from samerun.data.stream import SHARDS, START, Buffers, Stream
 from samerun.errors import InputError
@@ -42,7 +45,7 @@ def stream(tmp_path):
 
 def steps_of(stream):
     split = split_of(*points(22), np.arange(22) % 3)
-    return TrainSteps(type(split)(**{**vars(split), "stream": stream}), make_plan(22, epochs=4), 0, 1, True)
+    return TrainBatches(type(split)(**{**vars(split), "stream": stream}), make_plan(22, epochs=4), 0, 1, True)
 
 
 def test_every_epoch_has_the_rows_of_its_own_buffer(stream):
@@ -71,7 +74,7 @@ def test_a_resumed_run_reads_nothing_of_earlier_epochs(stream):
 
 
 def test_rows_of_files_have_no_start():
-    steps = TrainSteps(split_of(*points(22)), make_plan(22), 0, 1, True)
+    steps = TrainBatches(split_of(*points(22)), make_plan(22), 0, 1, True)
     steps.begin(2, None)
     steps.enter(2)
     steps.close()
@@ -136,20 +139,30 @@ def expected(seed, passes):
     return [text for order in orders for number in order for text in of_files[number]]
 
 
-@pytest.mark.parametrize("seed", [0, 3])
-def test_buffers_are_consecutive_pieces_of_shuffled_passes(files, tmp_path, seed):
-    read, starts, texts = buffers(tmp_path, seed=seed, train_file=files), [START], []
-    for number in range(7):
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(any), st.integers(1, 12), st.integers(0, 9))
+def test_buffers_are_consecutive_pieces_of_shuffled_passes(tmp_path_factory, token_cache, sizes, size, seed):
+    folder, texts = tmp_path_factory.mktemp("rows"), []
+    for number, rows in enumerate(sizes):
+        texts.append([f"t{number}-{row}" for row in range(rows)])
+        (folder / f"{number}.csv").write_text(
+            "text,labels\n" + "".join(f"{text},x\n" for text in (" ", *texts[-1]))
+        )
+    given = {"size": size, "seed": seed, "train_file": [str(folder / f"{n}.csv") for n in range(len(sizes))]}
+    read, starts, found = buffers(folder, **given), [START], []
+    for number in range(4):
         table, start, _ = read.read(number, starts[number])
-        assert (len(table), list(table.columns["labels"])) == (4, ["x"] * 4)
+        assert len(table) == min(size, sum(sizes))
         starts.append(start)
-        texts.append(list(table.columns["text"]))
-    assert [text for some in texts for text in some] == expected(seed, 3)[:28]
-    for number in (6, 3):  # in a process that begins there, and from a checkpoint, which is JSON
-        start = json.loads(json.dumps(starts[number]))
-        read.remove(lambda _: False)
-        again, following, _ = buffers(tmp_path, seed=seed, train_file=files).read(number, start)
-        assert (list(again.columns["text"]), following) == (texts[number], starts[number + 1])
+        found.append(list(table.columns["text"]))
+    orders = [np.random.default_rng([seed, number, SHARDS]).permutation(len(sizes)) for number in range(48)]
+    expected = [text for order in orders for number in order for text in texts[number]]
+    assert list(chain(*found)) == expected[: 4 * len(found[0])]
+    read.remove(lambda _: False)
+    resumed = buffers(folder, **given)  # in a process that begins there, from a checkpoint, which is JSON
+    resumed.read(0)
+    again, following, _ = resumed.read(3, json.loads(json.dumps(starts[3])))
+    assert (list(again.columns["text"]), following) == (found[3], starts[4])
 
 
 def test_a_row_is_named_by_its_file_and_line_and_empty_texts_are_counted(files, tmp_path):

@@ -10,12 +10,12 @@ from linear_task import make_plan
 from test_encoders import LENGTHS, classifier
 from text_tasks import classification
 
-from samerun.data.batches import TrainSteps
+from samerun.data.batches import TrainBatches
 from samerun.evaluate import predict
 from samerun.kernels.padding_free import use_padding_free
 from samerun.optimizer import build_optimizer
 from samerun.task import Batch, Split
-from samerun.text.splits import lengths_of, pad_rows
+from samerun.text.text import lengths_of, pad_rows
 from samerun.train import seed_step, train_step
 
 TASK = classification(3)
@@ -49,7 +49,7 @@ def trained(start_run, arguments):
         if state:
             optimizer.load_state_dict(state[1])
         batches, found = (
-            TrainSteps(Split("rows", collate, len(ROWS), lengths=ROWS), plan, 0, 1, True, padding_free),
+            TrainBatches(Split("rows", collate, len(ROWS), lengths=ROWS), plan, 0, 1, True, padding_free),
             [],
         )
         for step in range(first, steps):

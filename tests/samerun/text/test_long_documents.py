@@ -13,7 +13,7 @@ import torch
 from classify import Arguments, MultiLabelClassification
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig
 
-from samerun.data.batches import EvalRows, widths_of
+from samerun.data.batches import EvalBatches, widths_of
 from samerun.errors import InputError, TrainingError
 from samerun.kernels.common import row_lengths
 from samerun.kernels.padding_free import use_padding_free
@@ -177,7 +177,7 @@ def loaded(bert_folder, data, **given):
 def test_documents_stay_whole_in_batches_by_tokens_and_parts_of_them(bert_folder, data):
     task, found = loaded(bert_folder, data, **WINDOWS)
     split = found.splits["train"]
-    batches = list(EvalRows(split, 1, 60).batches(1, 0))
+    batches = list(EvalBatches(split, 1, 60).batches(1, 0))
     assert sorted(row for batch in batches for row in batch.rows.tolist()) == list(range(8))
     model = task.build().eval()
     whole = split.collate(np.arange(8))

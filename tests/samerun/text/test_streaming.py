@@ -10,7 +10,7 @@ import pytest
 import torch
 from classify import Arguments, MultiLabelClassification
 
-from samerun.data.batches import TrainSteps
+from samerun.data.batches import TrainBatches
 from samerun.data.stream import Stream
 from samerun.errors import InputError
 from samerun.parsing import parse, validate
@@ -69,7 +69,7 @@ def steps_of(argv):
     )
     data = task.load(launch, Modes(True, True, False))
     plan = make_plan(task.arguments, data.splits["train"], launch)
-    return TrainSteps(data.splits["train"], plan, 0, task.arguments.seed, True)
+    return TrainBatches(data.splits["train"], plan, 0, task.arguments.seed, True)
 
 
 def same(one, other):
@@ -130,9 +130,9 @@ def test_a_label_that_the_first_buffer_does_not_have(files, bert_folder, token_c
         ({"max_train_samples": 9}, "--streaming and --max_train_samples are both given; "),
         (
             {"train_file": ["a", "b"], "mixing_weights": (1.0, 1.0)},
-            "--mixing_weights does not work with --streaming; ",
+            "--streaming and --mixing_weights are both given; ",
         ),
-        ({"sampling": "class_balanced"}, "--sampling class_balanced does not work with --streaming; "),
+        ({"sampling": "class_balanced"}, "--streaming and --sampling class_balanced are both given; "),
         ({"do_train": False, "do_eval": True}, "--streaming is for training"),
         ({"streaming": False}, "--streaming_buffer_rows is given but --streaming is not"),
     ],
