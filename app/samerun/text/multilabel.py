@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, softplus
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
+from samerun import export
 from samerun.data.files import read_object
 from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
