@@ -23,8 +23,6 @@ from dataclasses import dataclass
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
 from samerun.cli import read_arguments
-from samerun.data.tables import Table
-from samerun.data.tokens import Ragged
 from samerun.parsing import option
 from samerun.text.arguments import DecisionArguments, LongDocumentArguments, LossArguments, TextArguments
 
@@ -74,6 +72,8 @@ import numpy as np
 import torch
 from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelForSequenceClassification
 
+from samerun.data.tables import Table
+from samerun.data.tokens import Ragged
 from samerun.errors import InputError
 from samerun.main import run
 from samerun.models import pretrained
@@ -92,7 +92,7 @@ from samerun.text.multilabel_scores import (
     report_content,
     sigmoid,
 )
-from samerun.text.text import TextSplit, TextTask
+from samerun.text.text import TextSplit, TextTask, check_outputs
 
 
 class MultiLabelClassification(TextTask):
@@ -226,7 +226,7 @@ class MultiLabelClassification(TextTask):
 
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
         logits, labels = predictions["logits"], predictions["labels"]
-        split.check_finite(logits, "logits")
+        check_outputs(logits, "logits", split)
         decisions = self.decisions(predictions, split)
         return multilabel_scores(logits, labels, self.loss.mean(logits, labels), decisions)
 
@@ -265,7 +265,7 @@ class MultiLabelClassification(TextTask):
         return self.with_kernels(model)
 
     def lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
-        split.check_finite(predictions["logits"], "logits")
+        check_outputs(predictions["logits"], "logits", split)
         for row, logits in enumerate(predictions["logits"]):
             probabilities = sigmoid(logits)
             line = {

@@ -23,8 +23,6 @@ from dataclasses import dataclass
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
 from samerun.cli import read_arguments
-from samerun.data.tables import Cells, Table, note_cut
-from samerun.data.tokens import Ragged, encode_cached
 from samerun.parsing import option
 from samerun.text.arguments import SearchArguments, SourceArguments, TextArguments
 
@@ -68,6 +66,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
+from samerun.data.tables import Cells, Table, note_cut
+from samerun.data.tokens import Ragged, encode_cached
 from samerun.kernels.common import widest_float
 from samerun.main import run
 from samerun.models import encoder_decoder
@@ -78,7 +78,7 @@ from samerun.runtime import Launch
 from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent
 from samerun.text import titles
 from samerun.text.rouge import choose_tokenizer, lead_scores, rouge_scores
-from samerun.text.text import TextSplit, TextTask, pad_rows
+from samerun.text.text import TextSplit, TextTask, check_outputs, pad_rows
 from samerun.text.titles import IGNORED, Generation, teacher_forcing, token_losses
 from samerun.text.tokenizer import TitleEncoder, set_languages, tokenizer_fingerprint
 
@@ -194,7 +194,7 @@ class TitleGeneration(TextTask):
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
         metrics: dict[str, float | None] = {}
         if "loss" in predictions:
-            split.check_finite(predictions["loss"], "losses")
+            check_outputs(predictions["loss"], "losses", split)
             metrics["loss"] = sum(predictions["loss"].tolist()) / max(1, int(predictions["targets"].sum()))
         metrics["gen_len"] = float(titles.title_lengths(self.tokenizer, predictions["ids"][:, 0]).mean())
         generated, references = self.for_evaluate(predictions, split)

@@ -115,7 +115,7 @@ def test_the_loss_that_is_scored_is_the_one_that_is_trained(kind):
     [
         (
             {"loss": "focal", "pos_weight": "balanced"},
-            "--pos_weight needs --loss bce, but --loss is focal; keep one",
+            "--pos_weight needs --loss bce, but --loss is focal",
         ),
         (
             {"loss": "asymmetric", "label_smoothing_factor": 0.1},
@@ -153,7 +153,7 @@ def test_the_head_may_learn_faster():
         ({"calibration": "temperature", "do_eval": False}, "--calibration needs --do_train and --do_eval"),
         (
             {"calibration": "temperature", "lora_r": 4, "export": "adapter"},
-            "which --export adapter does not save",
+            "--calibration temperature and --export adapter are both given",
         ),
     ],
 )

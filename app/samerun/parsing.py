@@ -25,8 +25,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from samerun.data.files import read_text
 from samerun.errors import InputError
+from samerun.files import read_text
 from samerun.trainer_names import BOOLEANS, TRAINER_NAMES, translate
 
 T = TypeVar("T")
