@@ -1,5 +1,6 @@
 """The engine runs any task from its arguments to its output files, under any launch. `main.py` is its
-table of contents. The packages beside the engine's hold kinds of data, models and metrics.
+table of contents. The packages `text`, `images`, `volumes` and `models` stand beside the engine: it does not
+import them.
 
 A task of your own imports from here: `from samerun import Batch, Data, Split, Task, run`.
 """

@@ -95,7 +95,7 @@ class TrainState:
     )  # {"step", "metric", "loss"} of the best models (see `best_models`)
     unevaluated: bool = False  # the run stopped before it finished the evaluation due at `step`
     loss_scale: dict[str, Any] | None = None
-    stream: Any = None  # start of the current epoch's rows (see batching/stream.py)
+    stream: Any = None  # start of the current epoch's rows (see `data.stream`)
 
     def count_tokens(self, tokens: int | None, padded_tokens: int | None) -> None:
         """Adds the tokens of a step (None for rows without tokens)."""

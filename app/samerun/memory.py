@@ -77,7 +77,7 @@ class Layout:
 
 
 def layout_of(launch: Any, batch: BatchShape, kernels: str = "auto", state_bytes: float = 8.0) -> Layout:
-    """The layout of a `launch.Launch`. `kernels`, `state_bytes`: as in `Layout`."""
+    """The layout of a `runtime.Launch`. `kernels`, `state_bytes`: as in `Layout`."""
     wrapped = launch.world_size > 1 or launch.launcher in ("torchrun", "deepspeed")
     on_gpu = not launch.use_cpu
     plain = Layout(

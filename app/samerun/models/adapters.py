@@ -54,7 +54,7 @@ def limit_training(model: Any, arguments: Any, new_names: set[str]) -> Any:
 
 def check_quantization(arguments: Any, launch: Any) -> None:
     """Raises `InputError` if --load_in_4bit or --load_in_8bit does not work here. `launch`: a
-    `launch.Launch`."""
+    `runtime.Launch`."""
     bits = _bits(arguments)
     if bits is None:
         return

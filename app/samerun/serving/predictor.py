@@ -48,7 +48,7 @@ class Predictor:
 
     @torch.no_grad()
     def _predict(self, split: Split) -> Predictions:
-        """As `training.evaluation.predict`, in one process without an Accelerator."""
+        """As `evaluate.predict`, in one process without an Accelerator."""
         rows: list[torch.Tensor] = []
         outputs: list[dict[str, torch.Tensor]] = []
         for batch in EvalBatches(split, *self.batch).batches(1, 0):
