@@ -171,14 +171,14 @@ def test_the_loss_that_is_scored_is_the_one_that_is_trained(kind):
     [
         (
             {"loss": "focal", "pos_weight": "balanced"},
-            "--pos_weight needs --loss bce, but --loss is focal; keep one",
+            "--pos_weight needs --loss bce, but --loss is focal",
         ),
         (
             {"loss": "asymmetric", "label_smoothing_factor": 0.1},
             "--label_smoothing_factor needs --loss bce, but",
         ),
-        ({"focal_gamma": 1.0}, "--focal_gamma needs --loss focal, but --loss is bce"),
-        ({"loss": "focal", "db_mu": 0.9}, "--db_mu needs --loss distribution_balanced, but --loss is focal"),
+        ({"loss_args": "gamma=1"}, "--loss_args: bce has no gamma; it has none"),
+        ({"loss": "focal", "loss_args": "mu=0.9"}, "--loss_args: focal has no mu; it has gamma, alpha"),
     ],
 )
 def test_settings_of_another_loss_are_contradictions(given, said):

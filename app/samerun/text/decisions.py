@@ -128,8 +128,9 @@ def make_decider(arguments: Any, labels: Sequence[str]) -> Decider:
     """The decider of `DecisionArguments`. Raises `InputError` for thresholds of unknown labels and for
     missing ones."""
     a = arguments
-    objective = Objective(a.threshold_objective, a.threshold_target or 0.0, a.miss_cost)
-    return Decider(fixed_thresholds(a.threshold, labels), objective, a.calibration, a.seed)
+    name, number = a.threshold_objective
+    objective = Objective(name, miss_cost=number or 1.0) if name == "cost" else Objective(name, number or 0.0)
+    return Decider(fixed_thresholds(a.fixed_thresholds, labels), objective, a.calibration, a.seed)
 
 
 def fixed_thresholds(parts: Sequence[str] | None, labels: Sequence[str]) -> np.ndarray | None:

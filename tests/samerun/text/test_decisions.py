@@ -128,8 +128,7 @@ def test_thresholds_that_are_wrong(parts, said):
 def test_arguments_become_a_decider():
     asked = Arguments(
         output_dir="a",
-        threshold_objective="recall_at_precision",
-        threshold_target=0.9,
+        threshold=("recall_at_precision:0.9",),
         calibration="temperature",
     )
     validate(asked)
@@ -141,17 +140,18 @@ def test_arguments_become_a_decider():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"threshold_objective": "precision_at_recall"}, "precision_at_recall needs --threshold_target"),
-        ({"threshold_target": 0.5}, "--threshold_target is for precision_at_recall and recall_at_precision"),
-        ({"miss_cost": 3.0}, "--miss_cost is for --threshold_objective cost"),
+        ({"threshold": ("precision_at_recall",)}, "--threshold precision_at_recall needs a number above 0"),
         (
-            {"threshold": ("0.5",), "threshold_objective": "cost"},
-            "--threshold and --threshold_objective are both given",
+            {"threshold": ("precision_at_recall:2",)},
+            "--threshold: is '2', expected a number above 0 and at most",
         ),
-        ({"calibration": "temperature", "do_eval": False}, "--calibration needs --do_train and --do_eval"),
+        ({"threshold": ("f1:0.5",)}, "--threshold: f1 has no 0.5"),
+        ({"threshold": ("cost:3", "0.5")}, "--threshold cost:3 0.5: an objective stands alone"),
+        ({"threshold": ("cost",), "do_eval": False}, "--threshold cost needs --do_train and --do_eval"),
+        ({"calibration": "temperature", "do_eval": False}, "--calibration temperature needs --do_train and"),
         (
             {"calibration": "temperature", "lora_r": 4, "export": "adapter"},
-            "which --export adapter does not save",
+            "--calibration temperature and --export adapter are both given",
         ),
     ],
 )
