@@ -64,6 +64,7 @@ if __name__ == "__main__":
     )  # before torch is imported: --help and wrong arguments answer at once
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import compress
 from pathlib import Path
@@ -74,27 +75,24 @@ import torch
 from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelForSequenceClassification
 
 from samerun.errors import InputError
-from samerun.losses.multilabel import MultiLabelLoss, from_config
 from samerun.main import run
-from samerun.metrics.multilabel import METRICS, multilabel_scores, sigmoid
-from samerun.metrics.thresholds import decide
 from samerun.models import pretrained
-from samerun.models.adapters import limit_training
-from samerun.plots import labels as label_plots
-from samerun.task import Batch, ModelCard, Predictions, ReportContent
-from samerun.text import classifier
-from samerun.text.decisions import Decider, make_decider
-from samerun.text.labels import (
-    Labelled,
-    choose_labels,
-    label_ids,
-    label_source,
-    note_labels,
-    one_hot,
-    read_labels,
+from samerun.models.adapters import check_quantization, limit_training
+from samerun.models.contributions import words_of_likeliest
+from samerun.plan import Modes
+from samerun.runtime import Launch
+from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent
+from samerun.text import multilabel
+from samerun.text.multilabel import Labelled, MultiLabelLoss
+from samerun.text.multilabel_scores import (
+    METRICS,
+    Objective,
+    ThresholdTuner,
+    multilabel_scores,
+    report_content,
+    sigmoid,
 )
-from samerun.text.splits import TextSplit, check_finite
-from samerun.text.text_task import TextTask
+from samerun.text.text import TextSplit, TextTask
 
 
 class MultiLabelClassification(TextTask):
@@ -112,10 +110,8 @@ class MultiLabelClassification(TextTask):
     )
     metric_names = METRICS
     evaluates_by_tokens = True
-    thresholds: np.ndarray | None = (
-        None  # of the exported model; None before: `Decider` uses held-out thresholds
-    )
-    decider = Decider()
+    thresholds: np.ndarray | None = None  # of the exported model; None before: those of other folds decide
+    tuner = ThresholdTuner()
 
     @property
     def list_separator(self) -> str:
@@ -123,70 +119,64 @@ class MultiLabelClassification(TextTask):
 
     # Data
 
+    def load(self, launch: Launch, modes: Modes) -> Data:
+        a, notes = self.arguments, []
+        self.launch, self.modes = launch, modes
+        check_quantization(a, launch)
+        tables, labels = self.read(modes, notes)
+
+        self.config = pretrained.load_config(a)
+        pretrained.check_model(a, self.config, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classify texts")
+        self.labels = pretrained.labels_of(self.config)
+        if modes.train:
+            own, path = pretrained.own_labels(self.config), " ".join(a.train_file or [a.dataset_name])
+            head_notes = [] if a.from_scratch else notes
+            self.labels = multilabel.choose_labels(own, labels["train"].names, a.label_file, head_notes, path)
+        fixed = multilabel.fixed_thresholds(a.fixed_thresholds, self.labels)
+        objective = Objective(**a.threshold_objective)
+        self.tuner = ThresholdTuner(fixed, objective, a.calibration, a.seed)
+
+        tokenizer = self.load_tokenizer(
+            [tables["train"].columns[a.text_column]] if modes.train else [], notes
+        )
+        self.use_tokenizer(tokenizer, self.config, 512, notes)
+        ids = self.all_ids(tables, labels, notes)
+        self.loss = MultiLabelLoss(label_smoothing=a.label_smoothing_factor)
+        if modes.train:
+            self.prepare_training(ids, notes)
+            multilabel.note_labels(tables, ids, self.labels, notes)
+        data = self.data(tables, ids, notes, {"label_list": list(self.labels), "sampling": a.sampling})
+        if modes.train and a.sampling == "class_balanced":
+            weights = multilabel.class_balanced(ids["train"], len(self.labels))
+            self.splits["train"] = replace(self.splits["train"], weights=weights)
+        return data
+
+    @property
     def target_columns(self) -> tuple[str, ...]:
         return self.arguments.label_columns or (self.arguments.label_column,)
 
     def read_targets(self, table: Table, split: str, notes: list[str]) -> Labelled | None:
-        has_labels = all(column in table.columns for column in self.target_columns())
-        return read_labels(table, self.arguments, notes) if has_labels else None
+        return multilabel.read_labels(table, self.arguments, notes)
 
-    def load_model_config(self, targets: dict[str, Labelled | None], notes: list[str]) -> Any:
-        arguments = self.arguments
-        config = pretrained.load_config(arguments)
-        pretrained.check_model(arguments, config, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classify texts")
-        if "train" in targets:
-            own, train_labels = pretrained.own_labels(config), targets["train"].names
-            path = " ".join(arguments.train_file or [arguments.dataset_name])
-            head_notes = [] if arguments.from_scratch else notes
-            self.labels = choose_labels(own, train_labels, arguments.label_file, head_notes, path)
-        else:
-            self.labels = pretrained.labels_of(config)
-        self.decider = make_decider(arguments, self.labels)
-        return config
-
-    def encode_targets(self, table: Table, targets: Labelled, notes: list[str]) -> Ragged:
-        source, ignore = (
-            label_source(self.arguments, self.modes.train),
-            self.arguments.unknown_labels == "ignore",
-        )
-        return label_ids(table, targets, self.labels, ignore, notes, source)
-
-    def prepare_targets(self, tables: dict[str, Table], encoded: dict[str, Ragged], notes: list[str]) -> None:
-        arguments = self.arguments
-        self.loss = MultiLabelLoss(label_smoothing=arguments.label_smoothing_factor)
-        if "train" not in tables:
-            return
-        self.num_train_rows = len(encoded["train"])
-        self.positive = np.bincount(encoded["train"].values, minlength=len(self.labels))
-        self.loss = classifier.make_loss(arguments, self.positive, self.num_train_rows, self.labels)
-        self.loss_settings = self.loss.scale()
-        if (weights := self.loss.pos_weight) is not None:
-            notes.append(
-                f"weights of positive targets: {weights.min():.2f} to {weights.max():.2f} (--pos_weight)"
-            )
-            self.details["pos_weight"] = dict(zip(self.labels, weights.tolist(), strict=True))
-        note_labels(
-            {name: (tables[name].path, ids) for name, ids in encoded.items() if name != "test"},
-            self.labels,
-            notes,
-        )
-        if "validation" in encoded and not len(encoded["validation"].values):
-            self.default_metric = "loss"  # precision is undefined without a label
-        if "validation" in encoded and self.best_metric in self.metric_names:
-            classifier.check_best_metric(self.best_metric, encoded["validation"], len(self.labels))
+    def ids_of_targets(self, table: Table, targets: Labelled, notes: list[str]) -> Ragged:
+        ignore, source = self.arguments.unknown_labels == "ignore", multilabel.label_source(self.arguments)
+        return multilabel.label_ids(table, targets, self.labels, ignore, notes, source)
 
     def target_tensor(self, targets: Ragged, rows: np.ndarray) -> torch.Tensor:
-        return one_hot(targets, rows, len(self.labels))
+        return multilabel.one_hot(targets, rows, len(self.labels))
 
-    def task_fingerprint(self) -> dict[str, Any]:
-        return {"label_list": list(self.labels), "sampling": self.arguments.sampling}
-
-    def sampling_weights(self, targets: Ragged) -> np.ndarray | None:
-        return (
-            classifier.class_balanced(targets, len(self.labels))
-            if self.arguments.sampling == "class_balanced"
-            else None
-        )
+    def prepare_training(self, ids: dict[str, Ragged], notes: list[str]) -> None:
+        """Sets the loss and the metric of the best model. `ids`: label ids of each row, by split."""
+        a, self.num_train_rows = self.arguments, len(ids["train"])
+        self.positive = np.bincount(ids["train"].values, minlength=len(self.labels))
+        self.loss = multilabel.loss_of_arguments(a, self.positive, self.num_train_rows, self.labels, notes)
+        self.loss_settings = self.loss.as_settings()
+        if self.loss.pos_weight is not None:
+            self.details["pos_weight"] = dict(zip(self.labels, self.loss.pos_weight.tolist(), strict=True))
+        if "validation" in ids and not len(ids["validation"].values):
+            self.default_metric = "loss"  # precision is undefined without a label
+        if "validation" in ids and self.best_metric in self.metric_names:
+            multilabel.check_best_metric(self.best_metric, ids["validation"], len(self.labels))
 
     # Training
 
@@ -195,7 +185,7 @@ class MultiLabelClassification(TextTask):
         own, new_rows = None if arguments.from_scratch else pretrained.own_labels(config), None
         renamed = own is not None and own != self.labels
         if not renamed:
-            classifier.configure(config, self.labels)
+            multilabel.configure(config, self.labels)
         if arguments.from_scratch:
             pretrained.take_vocabulary(config, self.tokenizer)
         config.pad_token_id = self.tokenizer.pad_token_id
@@ -203,25 +193,23 @@ class MultiLabelClassification(TextTask):
             AutoModelForSequenceClassification, arguments, config
         )
         if renamed:
-            new_rows = classifier.replace_output_layer(model, own, self.labels)
-            classifier.configure(config, self.labels)
+            new_rows = multilabel.replace_output_layer(model, own, self.labels)
+            multilabel.configure(config, self.labels)
         if arguments.head_bias == "prior":
             smoothing = arguments.label_smoothing_factor
-            bias = classifier.prior_bias(self.positive, self.num_train_rows, self.loss.pos_weight, smoothing)
-            classifier.set_head_bias(model, new_names, bias, new_rows)
+            bias = multilabel.prior_bias(self.positive, self.num_train_rows, self.loss.pos_weight, smoothing)
+            multilabel.set_head_bias(model, new_names, bias, new_rows)
         if config.model_type == "big_bird":
             pretrained.drop_pooler(model.bert)  # its classifier reads the first token itself
-        classifier.check_calibration(arguments, model, len(self.labels))
+        multilabel.check_calibration(arguments.calibration, model, len(self.labels))
         return self.with_kernels(limit_training(model, arguments, new_names))
 
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
         rate = self.arguments.head_learning_rate
         is_head = not parameter.startswith(f"{model.base_model_prefix}.")
-        return (
-            rate / self.arguments.learning_rate
-            if rate and is_head
-            else super().learning_rate_scale(model, parameter)
-        )
+        if rate and is_head:
+            return rate / self.arguments.learning_rate
+        return self.rate_by_layer(self.config, parameter)
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
         return batch.is_real.sum() * len(self.labels)
@@ -237,63 +225,51 @@ class MultiLabelClassification(TextTask):
         return outputs if batch.labels is None else {**outputs, "labels": batch.labels.to(torch.uint8)}
 
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
-        check_finite(predictions["logits"], "logits", split)
-        scores = multilabel_scores(
-            predictions["logits"],
-            predictions["labels"],
-            from_logits=True,
-            pos_weight=self.loss.pos_weight,
-            label_smoothing=self.loss.label_smoothing,
-            tuned_decisions=self.decider.decisions(predictions, self.thresholds, split),
-        )
-        if self.loss.kind != "bce":
-            scores["loss"] = self.loss.mean(predictions["logits"], predictions["labels"])
-        return scores
+        logits, labels = predictions["logits"], predictions["labels"]
+        split.check_finite(logits, "logits")
+        decisions = self.decisions(predictions, split)
+        return multilabel_scores(logits, labels, self.loss.mean(logits, labels), decisions)
+
+    def decisions(self, predictions: Predictions, split: TextSplit) -> np.ndarray:
+        """(rows, labels) bool decisions at the exported model's thresholds, or at those of other folds."""
+        rows = None if self.thresholds is None else split.content()
+        return self.tuner.decide(predictions["logits"], predictions["labels"], self.thresholds, rows)
 
     def for_evaluate(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
-        return self.decider.decisions(predictions, self.thresholds, split).astype(int), predictions[
-            "labels"
-        ].astype(int)
+        return self.decisions(predictions, split).astype(int), predictions["labels"].astype(int)
 
     def export(
         self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
     ) -> dict[str, Any]:
-        fitted, metrics, checked = (
-            self.decider.fit(*np.zeros((2, 0, len(self.labels)))),
-            {"eval_per_label": []},
-            {},
-        )
-        if best is not None:
+        if best is None:
+            fitted, metrics = self.tuner.fit(*np.zeros((2, 0, len(self.labels)))), {"eval_per_label": []}
+            checked = {}
+        else:
             split = self.splits["validation"]
-            fitted, metrics = self.decider.report(best, self.labels, split)
-            rows = classifier.rows_to_check(split.lengths)
+            fitted, metrics = self.tuner.report(best["logits"], best["labels"], self.labels, split.content())
+            rows = multilabel.rows_to_check(split.lengths)
             checked = {split.texts[row]: fitted.probabilities(best["logits"][row]) for row in rows}
-        check = partial(classifier.check_export, expected=checked, precision=self.rounding)
-        plain = classifier.plain_model(model, fitted, self.loss)
-        self.save_best(
-            path, model, plain, weights, check, change=partial(classifier.calibrated, plain, fitted)
-        )
+        plain = multilabel.plain_model(model, fitted, self.loss)
+        check = partial(multilabel.check_export, expected=checked, precision=self.rounding)
+        self.save_best(path, model, plain, weights, check, partial(multilabel.calibrated, plain, fitted))
         return metrics
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         model, new_names = self.load_for_prediction(AutoModelForSequenceClassification, path)
         if new_names:
             raise InputError(f"{path}: has no trained classifier ({min(new_names)} is missing); train first")
-        self.thresholds = (
-            classifier.thresholds_of(model.config) if self.decider.fixed is None else self.decider.fixed
-        )
-        self.decider, self.loss = (
-            self.decider.of_trained(model.config),
-            from_config(model.config) or self.loss,
-        )
+        fixed = self.tuner.fixed
+        self.thresholds = multilabel.thresholds_of(model.config) if fixed is None else fixed
+        self.tuner = self.tuner.of_trained(model.config)
+        self.loss = multilabel.loss_of_config(model.config) or self.loss
         return self.with_kernels(model)
 
     def lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
-        check_finite(predictions["logits"], "logits", split)
+        split.check_finite(predictions["logits"], "logits")
         for row, logits in enumerate(predictions["logits"]):
             probabilities = sigmoid(logits)
             line = {
-                "labels": list(compress(self.labels, decide(probabilities[None], self.thresholds)[0])),
+                "labels": list(compress(self.labels, probabilities >= self.thresholds)),
                 "probabilities": {
                     label: round(float(p), 6) for label, p in zip(self.labels, probabilities, strict=True)
                 },
@@ -302,23 +278,27 @@ class MultiLabelClassification(TextTask):
                 line["reference"] = list(compress(self.labels, predictions["labels"][row]))
             yield line
 
+    def explain(self, model: torch.nn.Module, item: str, line: dict[str, Any]) -> dict[str, Any]:
+        """The thresholds, and the contributions of the first `max_length` tokens' words to the likeliest
+        labels."""
+        encoded = self.tokenizer(
+            item,
+            truncation=True,
+            max_length=self.max_length,
+            return_offsets_mapping=True,
+            return_tensors="pt",
+        )
+        has_windows = self.long_documents.method == "windows"
+        return {
+            "thresholds": dict(zip(self.labels, map(float, self.thresholds), strict=True)),
+            "words": words_of_likeliest(model, encoded, line["probabilities"], has_windows),
+        }
+
     def figures(self, best: Predictions, split: TextSplit) -> ReportContent:
-        return label_plots.show(self.decider.plot_data(best), self.labels, split.texts)
+        return report_content(self.tuner, best["logits"], best["labels"], self.labels, split.texts)
 
     def card(self, folder: Path) -> ModelCard:
-        title, usage, metrics = (
-            "Multi-label text classification",
-            classifier.usage(self.config),
-            classifier.CARD_METRICS,
-        )
-        return ModelCard(
-            title,
-            "text-classification",
-            usage,
-            metrics,
-            [classifier.CARD_NOTE, *classifier.label_table(folder)],
-            self.limits,
-        )
+        return multilabel.model_card(folder, self.config, self.limits)
 
 
 if __name__ == "__main__":

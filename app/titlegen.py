@@ -70,15 +70,15 @@ from transformers import AutoModelForSeq2SeqLM
 
 from samerun.kernels.common import widest_float
 from samerun.main import run
-from samerun.metrics.rouge import lead_scores, rouge_scores
 from samerun.models import encoder_decoder
-from samerun.models.adapters import limit_training
+from samerun.models.adapters import check_quantization, limit_training
 from samerun.models.weight_files import check_weights, model_content
-from samerun.plots import titles as title_plots
-from samerun.task import Batch, ModelCard, Predictions, ReportContent
-from samerun.text import search, titles
-from samerun.text.splits import TextSplit, check_finite, pad_rows
-from samerun.text.text_task import TextTask
+from samerun.plan import Modes
+from samerun.runtime import Launch
+from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent
+from samerun.text import titles
+from samerun.text.rouge import choose_tokenizer, lead_scores, rouge_scores
+from samerun.text.text import TextSplit, TextTask, pad_rows
 from samerun.text.titles import IGNORED, Generation, teacher_forcing, token_losses
 from samerun.text.tokenizer import TitleEncoder, set_languages, tokenizer_fingerprint
 
@@ -90,44 +90,55 @@ class TitleGeneration(TextTask):
     default_metric = "rougeL"
     shown_metrics = ("loss", "rouge1", "rouge2", "rougeL", "gen_len")
     metric_names = titles.METRICS
-    default_max_length = 4096
 
     def __init__(self, arguments: Arguments) -> None:
-        super().__init__(search.with_search_defaults(arguments))
+        super().__init__(titles.with_search_defaults(arguments))
 
     # Data
 
+    def load(self, launch: Launch, modes: Modes) -> Data:
+        a, notes = self.arguments, []
+        self.launch, self.modes = launch, modes
+        check_quantization(a, launch)
+        tables, reference_titles = self.read(modes, notes)
+
+        self.config = encoder_decoder.load_title_config(a)
+        check_weights(a)
+        encoder_decoder.check_decoder(a, self.config)
+        self.source_prefix = a.source_prefix or getattr(self.config, "source_prefix", "")
+
+        columns = (a.text_column, a.title_column) if modes.train else ()
+        tokenizer = self.load_tokenizer([tables["train"].columns[name] for name in columns], notes)
+        self.start = set_languages(tokenizer, a)
+        self.title_language = getattr(tokenizer, "tgt_lang", None)
+        encoder_decoder.set_decoder_start(self.config, self.start)
+        self.generation = self.beam_search(tokenizer)
+        self.use_tokenizer(tokenizer, encoder_decoder.encoder_config(self.config), 4096, notes)
+
+        ids = self.all_ids(tables, reference_titles, notes)
+        name = a.decoder_model_name_or_path
+        decoder = model_content(name, name) or a.decoder_layers
+        optional = {"source_prefix": self.source_prefix, "title_language": self.start}
+        optional = {key: value for key, value in optional.items() if value}
+        own = {"decoder": decoder, "max_title_length": a.max_title_length, **optional}
+        return self.data(tables, ids, notes, own)
+
+    def beam_search(self, tokenizer: Any) -> Generation:
+        first = encoder_decoder.special_ids(self.config, tokenizer)[0]
+        # Under ZeRO-3 and FSDP all processes must run the same number of forward passes.
+        synced_gpus = self.modes.train and self.launch.gathers_weights and self.launch.world_size > 1
+        further = titles.read_generation_config(self.arguments.generation_config, tokenizer)
+        config = titles.generation_config(self.arguments, further)
+        return Generation(config, first, tokenizer.pad_token_id, synced_gpus)
+
+    @property
     def target_columns(self) -> tuple[str, ...]:
         return (self.arguments.title_column,)
 
     def read_targets(self, table: Table, split: str, notes: list[str]) -> Cells | None:
         return titles.read_titles(table, self.arguments.title_column, split)
 
-    def load_model_config(self, targets: dict[str, Cells | None], notes: list[str]) -> Any:
-        arguments = self.arguments
-        config = encoder_decoder.load_title_config(arguments)
-        check_weights(arguments)
-        encoder_decoder.check_decoder(arguments, config)
-        self.source_prefix = arguments.source_prefix or getattr(config, "source_prefix", "")
-        return config
-
-    def prepare_tokenizer(self, tokenizer: Any) -> None:
-        self.start = set_languages(tokenizer, self.arguments)
-        self.title_language = getattr(tokenizer, "tgt_lang", None)
-        encoder_decoder.set_decoder_start(self.config, self.start)
-        first = encoder_decoder.special_ids(self.config, tokenizer)[0]
-        synced_gpus = self.modes.train and self.launch.gathers_weights and self.launch.world_size > 1
-        further = search.read_generation_config(self.arguments.generation_config, tokenizer)
-        config = search.generation_config(self.arguments, further)
-        self.generation = Generation(config, first, tokenizer.pad_token_id, synced_gpus)
-
-    def encoder_config(self) -> Any:
-        return encoder_decoder.encoder_config(self.config)
-
-    def vocabulary_columns(self, table: Table) -> list[Cells]:
-        return [*super().vocabulary_columns(table), table.columns[self.arguments.title_column]]
-
-    def encode_targets(self, table: Table, targets: Cells, notes: list[str]) -> Ragged:
+    def ids_of_targets(self, table: Table, targets: Cells, notes: list[str]) -> Ragged:
         limit, ids = self.arguments.max_title_length, encoder_decoder.special_ids(self.config, self.tokenizer)
         tokenizer = tokenizer_fingerprint(self.tokenizer)
         settings = f"{tokenizer} title {ids} {limit} {self.title_language or ''}".rstrip()
@@ -136,21 +147,11 @@ class TitleGeneration(TextTask):
         note_cut(table, "titles", encoded["cut"], limit, notes)
         return encoded["input_ids"]
 
-    def titles_of(self, table: Table) -> Cells | None:
-        return table.columns.get(self.arguments.title_column)
-
     def target_tensor(self, targets: Ragged, rows: np.ndarray) -> torch.Tensor:
         return pad_rows([targets[row] for row in rows], IGNORED)
 
-    def extra_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def more_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return encoder_decoder.global_attention(self.config, inputs)
-
-    def task_fingerprint(self) -> dict[str, Any]:
-        arguments, name = self.arguments, self.arguments.decoder_model_name_or_path
-        decoder = model_content(name, name) or arguments.decoder_layers
-        optional = {"source_prefix": self.source_prefix, "title_language": self.start}
-        optional = {key: value for key, value in optional.items() if value}
-        return {"decoder": decoder, "max_title_length": arguments.max_title_length, **optional}
 
     # Training
 
@@ -164,6 +165,9 @@ class TitleGeneration(TextTask):
         encoder_decoder.store_settings(model, self.start, self.source_prefix)
         new_names = encoder_decoder.new_names(model, arguments, self.config)
         return self.with_kernels(limit_training(model, arguments, new_names))
+
+    def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
+        return self.rate_by_layer(encoder_decoder.encoder_config(self.config), parameter)
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
         return ((batch.labels != IGNORED) & batch.is_real[:, None]).sum()
@@ -190,7 +194,7 @@ class TitleGeneration(TextTask):
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
         metrics: dict[str, float | None] = {}
         if "loss" in predictions:
-            check_finite(predictions["loss"], "losses", split)
+            split.check_finite(predictions["loss"], "losses")
             metrics["loss"] = sum(predictions["loss"].tolist()) / max(1, int(predictions["targets"].sum()))
         metrics["gen_len"] = float(titles.title_lengths(self.tokenizer, predictions["ids"][:, 0]).mean())
         generated, references = self.for_evaluate(predictions, split)
@@ -201,11 +205,14 @@ class TitleGeneration(TextTask):
         return titles.decode(self.tokenizer, predictions["ids"][:, 0]), list(split.titles)
 
     def rouge_tokenizer(self, split: TextSplit | None) -> str:
-        return titles.rouge_tokenizer_for(self.arguments.rouge_tokenizer, split and split.titles)
+        """The name of ROUGE's tokenizer; "auto" is resolved by the script of the references."""
+        requested = self.arguments.rouge_tokenizer
+        if requested != "auto":
+            return requested
+        return "default" if split is None or split.titles is None else choose_tokenizer(split.titles)
 
     def baseline(self, split: TextSplit) -> dict[str, float | None]:
-        scores = lead_scores(split.texts, split.titles, self.rouge_tokenizer(split))
-        return {f"lead_{name}": value for name, value in scores.items()}
+        return lead_scores(split.texts, split.titles, self.rouge_tokenizer(split))
 
     def export(
         self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
@@ -253,14 +260,11 @@ class TitleGeneration(TextTask):
             *(titles.title_lengths(self.tokenizer, ids) for ids in (generated, references)),
             split.lengths,
         )
-        return title_plots.show(
-            lengths, self.for_evaluate(best, split), split.texts, self.rouge_tokenizer(split)
-        )
+        pair = self.for_evaluate(best, split)
+        return titles.report_content(*pair, lengths, split.texts, self.rouge_tokenizer(split))
 
     def card(self, folder: Path) -> ModelCard:
-        metrics, sections = titles.CARD_METRICS, titles.card_sections(folder)
-        usage = titles.usage(self.source_prefix)
-        return ModelCard("Titles for long documents", "summarization", usage, metrics, sections, self.limits)
+        return titles.model_card(folder, self.source_prefix, self.limits)
 
 
 if __name__ == "__main__":

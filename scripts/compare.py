@@ -32,11 +32,15 @@ sys.path.insert(0, str(APP))
 
 from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 from samerun.images.single_label import confusion_matrix, decision_scores  # noqa: E402
-from samerun.metrics.rouge import ROUGE_METRICS, exact_matches, row_scores  # noqa: E402
-from samerun.metrics.rouge_tokenizers import choose_tokenizer  # noqa: E402
 from samerun.reports.figures import COLORS, DPI, new_figure  # noqa: E402
 from samerun.reports.tracker import read_history  # noqa: E402
-from samerun.run_folder import METRICS, RUN_FILE  # noqa: E402  # noqa: E402
+from samerun.run_folder import METRICS, RUN_FILE  # noqa: E402
+from samerun.text.rouge import (  # noqa: E402
+    ROUGE_METRICS,
+    choose_tokenizer,
+    exact_matches,
+    row_scores,
+)
 
 IGNORED = (
     "output_dir",

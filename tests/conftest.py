@@ -137,7 +137,7 @@ def bert_folder(tmp_path_factory):
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
-    from samerun.text.vocabulary import train_tokenizer
+    from samerun.text.tokenizer import train_tokenizer
 
     folder = tmp_path_factory.mktemp("bert")
     tokenizer = train_tokenizer(TEXTS, 100)

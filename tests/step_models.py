@@ -23,7 +23,7 @@ from samerun.data.batches import TrainBatches
 from samerun.kernels.bigbird import use_bigbird_attention
 from samerun.kernels.padding_free import use_padding_free
 from samerun.task import Batch, Split
-from samerun.text.splits import lengths_of, pad_rows
+from samerun.text.text import lengths_of, pad_rows
 from samerun.text.titles import IGNORED
 
 SIZES = {

@@ -1,4 +1,3 @@
-import json
 import math
 from types import SimpleNamespace
 
@@ -8,17 +7,12 @@ import torch
 from classify import Arguments
 from text_tasks import classification
 
-from samerun.data.tokens import Ragged
 from samerun.errors import InputError, TrainingError
 from samerun.parsing import validate
 from samerun.task import Batch
-from samerun.text.classifier import (
-    check_best_metric,
-    make_loss,
-    positive_weights,
-    prior_bias,
-)
+from samerun.text.multilabel import loss_of_arguments
 
+SPLIT = SimpleNamespace(content=lambda: "rows", path="valid.csv")
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [-3.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
 LABELS = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
 
@@ -59,7 +53,7 @@ def test_evaluated_loss_is_the_trained_one(smoothing, weight):
     whole = batch(rows=(0, 1, 2))
     mean = float(task.loss_sum(model, whole)) / int(task.num_targets(whole))
     predictions = {name: tensor.numpy() for name, tensor in task.predict(model, whole).items()}
-    assert task.score(predictions, None)["loss"] == pytest.approx(mean, rel=1e-6)
+    assert task.score(predictions, SPLIT)["loss"] == pytest.approx(mean, rel=1e-6)
 
 
 def test_half_precision_logits_are_summed_in_full():
@@ -75,7 +69,7 @@ def test_logits_and_labels_are_predicted():
 
 
 def scores(task, logits, labels):
-    return task.score({"logits": logits, "labels": labels}, None)
+    return task.score({"logits": logits, "labels": labels}, SPLIT)
 
 
 def test_tuned_metrics_use_given_thresholds_or_those_of_other_rows():
@@ -90,7 +84,7 @@ def test_tuned_metrics_use_given_thresholds_or_those_of_other_rows():
 
 @pytest.mark.parametrize("logit", [math.nan, math.inf])
 def test_a_model_that_diverged_is_not_scored_and_the_row_is_named(logit):
-    split = SimpleNamespace(path="valid.csv", texts=["fine", "too much"], where=None)
+    split = SimpleNamespace(path="valid.csv", texts=["fine", "too much"], where=None, content=lambda: "")
     found = {"logits": np.array([[0.0, 0.0], [0.0, logit]]), "labels": np.array([[0, 0], [1, 1]])}
     told = (
         r"^valid\.csv: the model's logits are not finite for 1 of 2 rows, first for row 1 \(0-based\), "
@@ -103,60 +97,10 @@ def test_a_model_that_diverged_is_not_scored_and_the_row_is_named(logit):
         list(task.lines(found, split))
 
 
-def test_balanced_weights_are_negatives_over_positives_within_limits():
-    positive = np.array([8, 1, 1, 0])  # of 10 rows: 2/8 up to 1, 9/1 down to 5, no row
-    np.testing.assert_array_equal(
-        positive_weights(weighted("balanced", 5), positive, 10, [*"abcd"]), [1.0, 5.0, 5.0, 1.0]
-    )
-    np.testing.assert_array_equal(
-        positive_weights(weighted("balanced"), positive[:3], 10, [*"abc"]), [1.0, 9.0, 9.0]
-    )
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-@pytest.mark.parametrize("weights", [None, np.array([1.0, 3.0])])
-def test_no_constant_logits_have_a_smaller_loss_than_the_prior(weights, smoothing):
-    positive, rows = np.array([4000, 250]), 10_000  # the half rows that are added are round-off here
-    targets = np.arange(rows)[:, None] < positive
-    soft = torch.tensor(targets * (1 - smoothing) + smoothing / 2)
-
-    def loss(logits):
-        weight = None if weights is None else torch.tensor(weights)
-        logits = torch.tensor(logits).expand(rows, 2)
-        return torch.nn.functional.binary_cross_entropy_with_logits(logits, soft, pos_weight=weight).item()
-
-    bias = prior_bias(positive, rows, weights, smoothing)
-    for step in ([0.01, 0], [-0.01, 0], [0, 0.01], [0, -0.01]):
-        assert loss(bias) < loss(bias + np.array(step))
-
-
-def test_the_prior_of_labels_that_no_row_or_every_row_has_is_finite():
-    assert prior_bias(np.array([0, 9]), 9, None, 0.0).tolist() == pytest.approx([-np.log(19), np.log(19)])
-
-
-def weighted(choice, cap=20):
-    return SimpleNamespace(pos_weight=choice, pos_weight_cap=cap)
-
-
-def test_weights_by_name(tmp_path):
-    assert positive_weights(weighted("none"), np.array([1]), 1, ["a"]) is None
-    path = tmp_path / "weights.json"
-    path.write_text(json.dumps({"b": 2, "a": 0.5, "unused": -1}))
-    np.testing.assert_array_equal(
-        positive_weights(weighted(str(path)), np.zeros(2), 0, ["a", "b"]), [0.5, 2.0]
-    )
-
-
-def test_a_metric_that_one_row_defines():
-    rows: list[list[int]] = [[]] * 20
-    check_best_metric("roc_auc_macro", Ragged.of([*rows, [0]]), 2)
-    check_best_metric("f1_micro", Ragged.of(rows), 2)
-
-
 @pytest.mark.parametrize("kind", ["focal", "asymmetric", "distribution_balanced"])
 def test_the_loss_that_is_scored_is_the_one_that_is_trained(kind):
     task = classification(3, loss=kind)
-    task.loss = make_loss(task.arguments, np.array([5, 1, 0]), 9, task.labels)
+    task.loss = loss_of_arguments(task.arguments, np.array([5, 1, 0]), 9, task.labels, [])
     trained = task.loss_sum(model, batch()).item() / task.num_targets(batch()).item()
     real = batch().is_real
     found = scores(task, LOGITS[real].numpy(), LABELS[real].numpy())
@@ -194,3 +138,24 @@ def test_the_head_may_learn_faster():
     assert task.learning_rate_scale(layers, "classifier.weight") == pytest.approx(10)
     assert task.learning_rate_scale(layers, "bert.pooler.weight") == 1
     assert classification(1).learning_rate_scale(layers, "classifier.weight") == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"threshold": ("precision_at_recall",)}, "--threshold precision_at_recall needs a number above 0"),
+        ({"threshold": ("precision_at_recall:2",)}, "--threshold: is '2', expected a number above 0 and at"),
+        ({"threshold": ("f1:0.5",)}, "--threshold: f1 has no 0.5"),
+        ({"threshold": ("cost:3", "0.5")}, "--threshold cost:3 0.5: an objective stands alone"),
+        ({"threshold": ("cost",), "do_eval": False}, "--threshold cost needs --do_train and --do_eval"),
+        ({"calibration": "temperature", "do_eval": False}, "--calibration temperature needs --do_train and"),
+        (
+            {"calibration": "temperature", "lora_r": 4, "export": "adapter"},
+            "--calibration temperature and --export adapter are both given",
+        ),
+    ],
+)
+def test_arguments_that_contradict_each_other(given, said):
+    with pytest.raises(InputError) as caught:
+        validate(Arguments(output_dir="runs/a", model_name_or_path="m", **given))
+    assert any(said in problem for problem in caught.value.problems)

@@ -15,7 +15,7 @@ from images_job import write_idx
 from launchers import REPOSITORY, write_corpus
 from transformers import BartConfig, BertTokenizer
 
-from samerun.text.vocabulary import SPECIAL_TOKENS
+from samerun.text.tokenizer import SPECIAL_TOKENS
 
 FOLDER = REPOSITORY / "app" / "recipes"
 RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml") if not path.name.startswith("quickstart_"))

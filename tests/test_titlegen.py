@@ -18,8 +18,7 @@ from samerun.data.tokens import Ragged
 from samerun.errors import TrainingError
 from samerun.task import Batch
 from samerun.text.titles import IGNORED, teacher_forcing
-from samerun.text.tokenizer import TitleEncoder
-from samerun.text.vocabulary import train_tokenizer
+from samerun.text.tokenizer import TitleEncoder, train_tokenizer
 
 
 class Table(torch.nn.Module):

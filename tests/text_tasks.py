@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import classify
 import titlegen
 
-from samerun.losses.multilabel import MultiLabelLoss
-from samerun.text.search import generation_config
-from samerun.text.titles import Generation
+from samerun.text.multilabel import MultiLabelLoss
+from samerun.text.titles import Generation, generation_config
 
 
 def searching(further=None, **given):

@@ -17,13 +17,13 @@ import torch
 
 from samerun import predictions as output
 from samerun import signals
+from samerun.additional_metrics import compute_additional
 from samerun.arguments import OptimizationArguments, RunArguments
 from samerun.console import Phase
 from samerun.data.batches import EvalBatches
 from samerun.data.cache import sample_of
 from samerun.errors import StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.kernels.common import row_lengths
-from samerun.metrics.additional import compute_additional
 from samerun.parsing import as_dict, names_of
 from samerun.plan import evaluation_batch
 from samerun.run_folder import BEST, code_version, library_versions

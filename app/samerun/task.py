@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from samerun.additional_metrics import load_metrics
 from samerun.errors import InputError, TrainingError, nearest
-from samerun.metrics.additional import load_metrics
 from samerun.plan import Modes
 
 if TYPE_CHECKING:

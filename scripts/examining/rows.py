@@ -17,7 +17,7 @@ from samerun.images.image_task import ImageTask
 from samerun.plan import Modes
 from samerun.runtime import Launch
 from samerun.task import Task
-from samerun.text.text_task import TextTask
+from samerun.text.text import TextTask
 
 WORD = re.compile(r"\w+")
 AXES = ("left-right", "back-front", "down-up")
@@ -45,10 +45,11 @@ def rows_of(task: Task, launch: Launch, modes: Modes) -> tuple[dict[str, Rows], 
     if isinstance(task, TextTask) and not (
         arguments.model_name_or_path or arguments.tokenizer_name or arguments.tokenizer_type == "train"
     ):  # without a tokenizer, lengths are in words
-        tables, targets = task.read_files(modes, notes)
+        tables, targets = task.read(modes, notes)
         rows = {}
         for name, table in tables.items():
-            titles, labels = task.titles_of(table), getattr(targets[name], "rows", None)
+            labels = getattr(targets[name], "rows", None)
+            titles = table.columns.get(getattr(arguments, "title_column", None))
             rows[name] = of_texts(table.columns[arguments.text_column], titles and list(titles), labels)
         return rows, notes
     data = task.load(launch, modes)

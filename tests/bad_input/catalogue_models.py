@@ -43,7 +43,7 @@ def make_valid_models(folder: Path) -> None:
         GPT2Config,
     )
 
-    from samerun.text.vocabulary import train_tokenizer
+    from samerun.text.tokenizer import train_tokenizer
 
     torch.manual_seed(0)
     tokenizer = train_tokenizer(TEXTS, 128)

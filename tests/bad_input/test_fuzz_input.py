@@ -30,8 +30,7 @@ from samerun.errors import InputError
 from samerun.models.pretrained import load_config
 from samerun.parsing import parse, validate
 from samerun.plan import BatchShape
-from samerun.text.classifier import positive_weights
-from samerun.text.labels import label_ids, read_label_file, read_labels
+from samerun.text.multilabel import label_ids, positive_weights, read_label_file, read_labels
 
 quick = settings(
     max_examples=150,

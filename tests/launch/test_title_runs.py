@@ -50,7 +50,7 @@ def test_what_a_run_leaves(titled):
 def test_plain_transformers_writes_the_same_titles(title_home, titled):
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-    from samerun.text.chinese import join_chinese
+    from samerun.text.tokenizer import join_chinese
 
     folder = titled("one")
     tokenizer = AutoTokenizer.from_pretrained(folder / "best")

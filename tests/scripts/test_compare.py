@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from samerun.errors import InputError
-from samerun.metrics.multilabel import multilabel_scores
-from samerun.metrics.thresholds import decide
+from samerun.text.multilabel_scores import decision_scores, ranking_scores
 
 
 def of_classes(right):
@@ -80,7 +79,7 @@ def test_a_folder_without_a_run_is_named(tmp_path, capsys):
 def test_scores_of_resampled_labels_are_those_of_a_file_with_these_rows():
     rng = np.random.default_rng(0)
     probabilities, targets = rng.integers(0, 8, (60, 3)) / 8, rng.random((60, 3)) < 0.2  # many ties
-    tuned = decide(probabilities, 0.3)
+    tuned = probabilities >= 0.3
     lines = [
         {
             "probabilities": dict(zip("abc", chances.tolist(), strict=True)),
@@ -91,7 +90,10 @@ def test_scores_of_resampled_labels_are_those_of_a_file_with_these_rows():
     ]
     scores = compare.scores_of_labels(lines)
     for rows in (np.arange(60), rng.integers(60, size=60), np.array([3, 3])):
-        expected = multilabel_scores(probabilities[rows], targets[rows], tuned_decisions=tuned[rows])
+        expected = ranking_scores(probabilities[rows], targets[rows])
+        expected |= decision_scores(probabilities[rows] >= 0.5, targets[rows])
+        at_thresholds = decision_scores(tuned[rows], targets[rows])
+        expected |= {f"tuned_{name}": score for name, score in at_thresholds.items()}
         expected["average_precision_macro"] = expected["average_precision_macro"] or np.nan
         assert scores(rows) == {
             name: pytest.approx(expected[name], nan_ok=True, abs=1e-12) for name in scores(rows)

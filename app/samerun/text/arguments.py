@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from samerun.arguments import (
     AdapterArguments,
@@ -203,10 +204,12 @@ class DecisionArguments:
         return first if first.partition(":")[0] in OBJECTIVES else "f1"
 
     @property
-    def threshold_objective(self) -> tuple[str, float | None]:
-        """What is tuned, and its number: ("cost", 5.0)."""
+    def threshold_objective(self) -> dict[str, Any]:
+        """What is tuned, as arguments of `Objective`."""
         name, _, text = self._objective.partition(":")
-        return name, read_settings("threshold", name, OBJECTIVES[name], text, []).get("")
+        number = read_settings("threshold", name, OBJECTIVES[name], text, [])
+        argument = "miss_cost" if name == "cost" else "target"
+        return {"name": name, **{argument: value for value in number.values()}}
 
     @property
     def fixed_thresholds(self) -> SpaceSeparated[str] | None:

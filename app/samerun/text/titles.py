@@ -1,31 +1,35 @@
-"""Parts of the title generation task: teacher forcing, loss, beam search, decoding, and the exported
-model."""
+"""Title generation: teacher forcing and loss, beam search, decoding, the exported model, and figures."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy, pad
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+from transformers.generation import logits_process
 from transformers.modeling_outputs import BaseModelOutput
 
+from samerun.data.files import read_object
 from samerun.data.tables import Cells, Table, is_blank, texts_of
-from samerun.errors import TrainingError, raise_problems
-from samerun.metrics.rouge import ROUGE_METRICS
-from samerun.metrics.rouge_tokenizers import choose_tokenizer
+from samerun.errors import InputError, TrainingError, in_short, nearest, raise_problems
 from samerun.models import export
 from samerun.models.adapters import loadable
 from samerun.reports.card import markdown_table
-from samerun.task import Batch
-from samerun.text.chinese import join_chinese
-from samerun.text.search import SETTINGS
+from samerun.reports.figures import BLUE, GREY, ORANGE, legend_below, new_figure
+from samerun.task import Batch, ModelCard, ReportContent, Section
+from samerun.text.arguments import SEARCH
+from samerun.text.rouge import ROUGE_METRICS, lead_baseline, lead_length, row_scores
+from samerun.text.tokenizer import join_chinese
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 IGNORED = -100  # target id without a loss
 EXAMPLES = 10  # titles in TensorBoard and in the model card
@@ -38,26 +42,36 @@ ids = model.generate(**tokenizer("a long document", truncation=True, return_tens
 title = tokenizer.decode(ids[0], skip_special_tokens=True)
 chinese = "[\\u3001-\\u9fff\\uff01-\\uffef]"  # decoding puts spaces between Chinese characters
 print(re.sub(f"(?<={chinese}) +(?={chinese})", "", title))"""
-
-
-def usage(prefix: str) -> str:
-    """Python code for the model card that writes a title with best/. `prefix`: put before each document."""
-    return USAGE.replace('"a long document"', f'{prefix!r} + "a long document"') if prefix else USAGE
-
-
-def example_table(examples: list[dict[str, str]]) -> list[str]:
-    """References and generated titles as the lines of a Markdown table."""
-    return markdown_table(["reference", "generated"], [list(example.values()) for example in examples])
-
-
-def lead_remark(metrics: dict[str, Any]) -> list[str]:
-    """A line that compares rougeL with that of the baseline, the document's first sentence."""
-    ours, lead = metrics.get("rougeL"), metrics.get("lead_rougeL")
-    if ours is None or lead is None:
-        return []
-    return [
-        f"the first sentence as title: rougeL {lead:.4f} ({'below' if lead < ours else 'not below'} ours)"
-    ]
+BINS = 8  # of document lengths
+MOST_ROWS, CHARACTERS = 20, 300
+MAX_ROWS, MAX_CHARACTERS = 20, 300  # in the report
+# Supported fields of --generation_config: (value, end token ids) -> logits processor. None of them samples or
+# depends on the padding of a batch, so titles are the same under every launch.
+SETTINGS: dict[str, Callable[[Any, list[int]], Any]] = {
+    "repetition_penalty": lambda value, _: logits_process.RepetitionPenaltyLogitsProcessor(value),
+    "encoder_no_repeat_ngram_size": lambda value, _: logits_process.EncoderNoRepeatNGramLogitsProcessor(
+        value, torch.ones(1, 9)
+    ),
+    "exponential_decay_length_penalty": lambda value, end: logits_process.ExponentialDecayLengthPenalty(
+        value, end, 1
+    ),
+    "bad_words_ids": lambda value, end: logits_process.NoBadWordsLogitsProcessor(value, end),
+    "sequence_bias": lambda value, _: logits_process.SequenceBiasLogitsProcessor(value),
+    "suppress_tokens": lambda value, _: logits_process.SuppressTokensLogitsProcessor(value),
+    "begin_suppress_tokens": lambda value, _: logits_process.SuppressTokensAtBeginLogitsProcessor(value, 1),
+}
+# Fields of GenerationConfig that are arguments.
+ARGUMENTS = {
+    "num_beams": "num_beams",
+    "length_penalty": "length_penalty",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "num_return_sequences": "num_return_sequences",
+    "max_length": "max_title_length",
+    "max_new_tokens": "max_title_length",
+    "min_length": "min_title_length",
+    "min_new_tokens": "min_title_length",
+}
+WRITTEN_BY_TRANSFORMERS = ("_from_model_config", "transformers_version")
 
 
 def read_titles(table: Table, column: str, split: str) -> Cells | None:
@@ -76,9 +90,133 @@ def read_titles(table: Table, column: str, split: str) -> Cells | None:
     return titles
 
 
+# Training
+
+
+def teacher_forcing(labels: torch.Tensor, generation: Generation) -> dict[str, Any]:
+    """Decoder inputs (b, t): the labels shifted right behind the start id, and their mask."""
+    ids = labels.masked_fill(labels == IGNORED, generation.pad_id)
+    start = ids.new_full((len(ids), 1), generation.start_id)
+    mask = torch.cat([torch.ones_like(start), (labels[:, :-1] != IGNORED).long()], dim=1)
+    return {
+        "decoder_input_ids": torch.cat([start, ids[:, :-1]], dim=1),
+        "decoder_attention_mask": mask,
+        "use_cache": False,
+    }
+
+
+def token_losses(logits: torch.Tensor, batch: Batch, smoothing: float) -> torch.Tensor:
+    """(b, t) float32 cross-entropy of each title token; 0 for ignored tokens and placeholder rows."""
+    labels = batch.labels.masked_fill(~batch.is_real[:, None], IGNORED)
+    flat = cross_entropy(
+        logits.float().flatten(0, 1),
+        labels.flatten(),
+        ignore_index=IGNORED,
+        label_smoothing=smoothing,
+        reduction="none",
+    )
+    return flat.view(labels.shape)
+
+
+# Beam search
+
+
+def with_search_defaults(arguments: Any) -> Any:
+    """The arguments with values for search settings that are None: the exported model's, so that its
+    evaluation repeats the metrics of its training; else those of `SEARCH`."""
+    own = (
+        {}
+        if arguments.modes.train
+        else _exported_search(Path(arguments.model_name_or_path or "") / "generation_config.json")
+    )
+    defaults = {
+        name: own.get(name, value) for name, value in SEARCH.items() if getattr(arguments, name) is None
+    }
+    return replace(arguments, **defaults)
+
+
+def _exported_search(file: Path) -> dict[str, Any]:
+    """The search settings in a generation_config.json, {} without a file. transformers counts the start token
+    in `min_length`, and the start and the end token in `max_length`."""
+    stored = read_object(file) if file.is_file() else {}
+    lengths = {"min_title_length": ("min_length", 1), "max_title_length": ("max_length", 2)}
+    settings = {
+        name: stored[field] - special for name, (field, special) in lengths.items() if stored.get(field)
+    }
+    return settings | {
+        name: stored[name] for name in SEARCH if name not in lengths and stored.get(name) is not None
+    }
+
+
+def generation_config(arguments: Any, further: dict[str, Any]) -> GenerationConfig:
+    """The settings of `SearchArguments`, and `further` ones (`read_generation_config`). Lengths count the
+    start and the end token."""
+    return GenerationConfig(
+        do_sample=False,
+        num_beams=arguments.num_beams,
+        length_penalty=arguments.length_penalty,
+        no_repeat_ngram_size=arguments.no_repeat_ngram_size,
+        min_length=arguments.min_title_length + 1 if arguments.min_title_length else 0,
+        max_length=arguments.max_title_length + 2,
+        early_stopping=arguments.num_beams > 1,  # transformers warns about it in greedy search
+        **further,
+    )
+
+
+def read_generation_config(path: str | None, tokenizer: Any) -> dict[str, Any]:
+    """The fields of the file of --generation_config; {} without a file.
+
+    Raises `InputError` for fields that are unknown, unsupported or arguments, and for values that
+    transformers rejects.
+    """
+    if path is None:
+        return {}
+    settings = {
+        name: value
+        for name, value in read_object(path).items()
+        if name not in WRITTEN_BY_TRANSFORMERS and value is not None
+    }
+    problems = [
+        f"--generation_config {path}: {name} {problem}" for name in settings if (problem := _problem_of(name))
+    ]
+    if problems:
+        raise InputError(*problems)
+    for name, value in settings.items():
+        tokens = torch.ones(1, 9, dtype=torch.long)
+        try:
+            SETTINGS[name](value, [tokenizer.sep_token_id or tokenizer.eos_token_id])(
+                tokens, torch.zeros(1, len(tokenizer))
+            )
+        except Exception as error:
+            raise InputError(
+                f"--generation_config {path}: transformers rejects {name} {value!r:.80} "
+                f"({in_short(error)}); the tokenizer has "
+                f"{len(tokenizer)} tokens"
+            ) from error
+    return settings
+
+
+def _problem_of(name: str) -> str | None:
+    if name in SETTINGS:
+        return None
+    if name in ARGUMENTS:
+        return f"is an argument: give --{ARGUMENTS[name]} and take it out of the file"
+    supported = f"supported are {', '.join(SETTINGS)}"
+    if hasattr(GenerationConfig(), name):
+        return (
+            "is not supported (it would sample, change with the launch, or replace the model's ids); "
+            f"{supported}"
+        )
+    near = nearest(name, [*SETTINGS, *ARGUMENTS])
+    return (
+        "is no field of transformers' GenerationConfig; "
+        f"{f'did you mean {near}? ' if near else ''}{supported}"
+    )
+
+
 @dataclass(frozen=True)
 class Generation:
-    """The beam search. `config`: `samerun.text.search.generation_config`. `candidates`: titles per document.
+    """The beam search. `config`: `samerun.text.titles.generation_config`. `candidates`: titles per document.
 
     `synced_gpus`: as in transformers; under ZeRO-3 and FSDP all processes must run the same number of forward
     passes.
@@ -119,29 +257,12 @@ class Generation:
         return ids.view(-1, candidates, width), scores.view(-1, candidates)
 
 
-def teacher_forcing(labels: torch.Tensor, generation: Generation) -> dict[str, Any]:
-    """Decoder inputs (b, t): the labels shifted right behind the start id, and their mask."""
-    ids = labels.masked_fill(labels == IGNORED, generation.pad_id)
-    start = ids.new_full((len(ids), 1), generation.start_id)
-    mask = torch.cat([torch.ones_like(start), (labels[:, :-1] != IGNORED).long()], dim=1)
-    return {
-        "decoder_input_ids": torch.cat([start, ids[:, :-1]], dim=1),
-        "decoder_attention_mask": mask,
-        "use_cache": False,
-    }
+# Titles
 
 
-def token_losses(logits: torch.Tensor, batch: Batch, smoothing: float) -> torch.Tensor:
-    """(b, t) float32 cross-entropy of each title token; 0 for ignored tokens and placeholder rows."""
-    labels = batch.labels.masked_fill(~batch.is_real[:, None], IGNORED)
-    flat = cross_entropy(
-        logits.float().flatten(0, 1),
-        labels.flatten(),
-        ignore_index=IGNORED,
-        label_smoothing=smoothing,
-        reduction="none",
-    )
-    return flat.view(labels.shape)
+def decode(tokenizer: Any, ids: np.ndarray) -> list[str]:
+    """The texts of generated ids (titles, width)."""
+    return [join_chinese(text).strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
 
 
 def title_lengths(tokenizer: Any, titles: Iterable[np.ndarray]) -> np.ndarray:
@@ -150,25 +271,31 @@ def title_lengths(tokenizer: Any, titles: Iterable[np.ndarray]) -> np.ndarray:
     return np.array([(~np.isin(ids, tokenizer.all_special_ids)).sum() for ids in titles], dtype=np.int64)
 
 
-def decode(tokenizer: Any, ids: np.ndarray) -> list[str]:
-    """The texts of generated ids (titles, width)."""
-    return [join_chinese(text).strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
-
-
 def prediction_lines(tokenizer: Any, ids: np.ndarray, scores: np.ndarray) -> Iterator[dict[str, Any]]:
     """The lines of predictions.jsonl. `ids`: (rows, candidates, width), best first; `scores`: (rows,
     candidates)."""
-    for row_ids, row_scores in zip(ids, scores, strict=True):
-        pairs = zip(decode(tokenizer, row_ids), row_scores.tolist(), strict=True)
+    for row_ids, row_of_scores in zip(ids, scores, strict=True):
+        pairs = zip(decode(tokenizer, row_ids), row_of_scores.tolist(), strict=True)
         candidates = [{"title": title, "score": round(score, 6)} for title, score in pairs]
         yield {"title": candidates[0]["title"], **({"candidates": candidates} if len(candidates) > 1 else {})}
 
 
-def rouge_tokenizer_for(requested: str, references: Cells | None) -> str:
-    """--rouge_tokenizer; "auto" is resolved by the script of the references."""
-    if requested != "auto":
-        return requested
-    return "default" if references is None else choose_tokenizer(references)
+def example_table(examples: list[dict[str, str]]) -> list[str]:
+    """References and generated titles as the lines of a Markdown table."""
+    return markdown_table(["reference", "generated"], [list(example.values()) for example in examples])
+
+
+def lead_remark(metrics: dict[str, Any]) -> list[str]:
+    """A line that compares rougeL with that of the baseline, the document's first sentence."""
+    ours, lead = metrics.get("rougeL"), metrics.get("lead_rougeL")
+    if ours is None or lead is None:
+        return []
+    return [
+        f"the first sentence as title: rougeL {lead:.4f} ({'below' if lead < ours else 'not below'} ours)"
+    ]
+
+
+# The exported model
 
 
 def plain_model(model: Any, search: Generation) -> Any:
@@ -208,19 +335,66 @@ def check_export(
         if generated != title:
             raise TrainingError(
                 f"the exported model writes {generated!r}, but the run wrote {title!r} (row {row}); "
-                "nothing was replaced. "
-                "Please report this with run.json"
+                "nothing was replaced. Please report this with run.json"
             )
 
 
-def card_sections(folder: Path) -> list[str]:
-    """Markdown lines of the model card about ROUGE and example titles."""
+def model_card(folder: Path, prefix: str, limits: list[str]) -> ModelCard:
+    """The task's part of the model card, with the example titles in the folder's metrics.json. `prefix`: put
+    before each document."""
     metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     sections = [
-        f"ROUGE counts `{metrics.get('rouge_tokenizer')}`; `lead_*` is the document's first "
-        "sentence as its title.",
+        f"ROUGE counts `{metrics.get('rouge_tokenizer')}`; `lead_*` is the document's first sentence as "
+        "its title.",
         "",
     ]
     if examples := metrics.get("examples"):
         sections += ["## Titles of validation documents", "", *example_table(examples)]
-    return sections
+    usage = USAGE.replace('"a long document"', f'{prefix!r} + "a long document"') if prefix else USAGE
+    return ModelCard("Titles for long documents", "summarization", usage, CARD_METRICS, sections, limits)
+
+
+# Figures
+
+
+def report_content(
+    generated: list[str], references: list[str], lengths: tuple[np.ndarray, ...], texts: Any, tokenizer: str
+) -> ReportContent:
+    """Figures, and the worst, the median and the best rows: titles, references, first sentences and the start
+    of the documents. `lengths`: (rows,) tokens of generated titles, of references, and of documents;
+    `tokenizer`: the name of ROUGE's."""
+    rouge_l = ROUGE_METRICS.index("rougeL")
+    scores = np.array(row_scores(generated, references, tokenizer))[:, rouge_l]
+    order = np.argsort(scores, kind="stable")
+    third = MAX_ROWS // 3
+    middle = max(0, len(order) // 2 - third // 2)
+    chosen = dict.fromkeys([*order[:third], *order[middle : middle + third], *order[-third:]])
+    limit = lead_length(references)
+    leads = [lead_baseline(texts[int(row)], limit) for row in chosen]
+    lead_scores = np.array(row_scores(leads, [references[row] for row in chosen], tokenizer))[:, rouge_l]
+    rows = []
+    for row, lead, lead_score in zip(chosen, leads, lead_scores, strict=True):
+        start = texts[int(row)][:MAX_CHARACTERS]
+        rows.append([f"{scores[row]:.3f}", generated[row], references[row], lead, f"{lead_score:.3f}", start])
+    header = ["ROUGE-L", "generated", "reference", "first sentence", "its ROUGE-L", "document"]
+    text = "The worst, the middle and the best validation rows by ROUGE-L."
+    return ReportContent(figures(*lengths, scores), [Section("Examples", text, header, rows)])
+
+
+def figures(
+    generated: np.ndarray, references: np.ndarray, documents: np.ndarray, scores: np.ndarray
+) -> dict[str, Figure]:
+    """Figures by name. `generated`, `references`, `documents`: (rows,) tokens. `scores`: (rows,) ROUGE-L."""
+    figure, axes = new_figure("Length of titles", "tokens", "titles")
+    edges = np.arange(0, max(int(generated.max()), int(references.max())) + 2) - 0.5
+    axes.hist([references, generated], edges, color=[GREY, BLUE], label=["references", "generated"])
+    legend_below(figure)
+    by_length, axes = new_figure(
+        "ROUGE-L by document length", "tokens of the document (median of an eighth)", "mean ROUGE-L"
+    )
+    parts = [part for part in np.array_split(np.argsort(documents, kind="stable"), BINS) if len(part)]
+    medians, means = [np.median(documents[part]) for part in parts], [scores[part].mean() for part in parts]
+    standard_errors = [scores[part].std() / np.sqrt(len(part)) for part in parts]
+    axes.errorbar(medians, means, yerr=standard_errors, color=ORANGE, marker="o", linewidth=1.4, capsize=3)
+    axes.set_ylim(bottom=0)
+    return {"title_lengths": figure, "title_rouge_by_length": by_length}

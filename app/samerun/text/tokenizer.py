@@ -1,24 +1,29 @@
-"""Loads or trains the tokenizer of a run, sets its languages, and encodes texts and titles."""
+"""The tokenizer of a run: the model's, of Chinese words, or trained; languages; texts and titles to ids."""
 
 from __future__ import annotations
 
+import copyreg
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import AutoTokenizer
+from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, trainers
+from tokenizers.pre_tokenizers import BertPreTokenizer, PreTokenizer
+from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase, RoFormerTokenizer
+from transformers.models.roformer.tokenization_utils import JiebaPreTokenizer
 
+from samerun.console import counted
 from samerun.data.cache import fingerprint, get_or_create
+from samerun.data.files import read_text
 from samerun.data.tables import Cells
 from samerun.data.tokens import Ragged
 from samerun.errors import InputError, listed, nearest
 from samerun.models.pretrained import explain_failed_load
-from samerun.text.chinese import backend_json, jieba_tokenizer
-from samerun.text.vocabulary import train_tokenizer
 
 MAX_UNKNOWN_SHARE = 0.1  # of the tokens of a file, special tokens included, before a note
 LANGUAGE_CODE = re.compile(r"[a-z]{2,3}_[A-Za-z]{2,4}")  # zh_CN of mBART, zho_Hans of NLLB
@@ -37,6 +42,30 @@ OFFSET_POSITIONS = {
 # Unused lists take a third of the time for short texts: Rust uses all cores, but building Python lists only
 # one.
 IDS_ALONE = {"return_attention_mask": False, "return_token_type_ids": False}
+HAN = "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002ceaf\U0002f800-\U0002fa1f]"
+HAN_WORD = re.compile(HAN * 2)
+# rjieba keeps C++, C# and AT&T as single words. BERT splits them, so only those in the vocabulary may stay
+# whole.
+MARK_IN_WORD = re.compile("(?!##).*[+#&]")
+CJK = (
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese characters
+    "\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # kana
+    "\u3005-\u3007\u3021-\u302f\uff10-\uff19\uff21-\uff3a\uff41-\uff5a"  # 々〇〡, full-width ０Ａａ
+)
+PUNCTUATION = (  # 、。《》【】 and the full-width and vertical forms of ASCII's
+    "\u3001-\u3004\u3008-\u3020\u3030-\u303f\ufe10-\ufe1f\ufe30-\ufe6f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
+)
+WIDE = CJK + PUNCTUATION
+SHARED = "“”‘’—…·"  # English uses them too, where spaces around them may be meant
+ADDED_SPACE = re.compile(
+    f"(?<=[{WIDE}{SHARED}]) +(?=[{WIDE}])|(?<=[{WIDE}]) +(?=[{SHARED}])"
+    f"|(?<=[{PUNCTUATION}]) +| +(?=[{PUNCTUATION}])"
+    rf"|(?<=[{WIDE}]) +(?=[,.:;!?%)\]}}])|(?<=[(\[{{]) +(?=[{WIDE}])"
+    "|(?<=“) +| +(?=”)"
+)
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # ids 0 to 4
+MAX_WORD_CHARACTERS = 100  # WordPiece turns longer words into [UNK], so training skips them
+NO_LIMIT = 2**31 - 1
 
 
 def load_tokenizer(arguments: Any, train_texts: Sequence[Cells], notes: list[str]) -> Any:
@@ -210,3 +239,192 @@ def _train_or_load(texts: Sequence[Cells], vocab_size: int) -> Any:
         "vocabularies", key, lambda path: train_tokenizer(corpus, vocab_size).save_pretrained(path)
     )
     return AutoTokenizer.from_pretrained(folder)
+
+
+# Chinese words: transformers' RoFormerTokenizer (rjieba, then WordPiece)
+
+
+def jieba_tokenizer(
+    name_or_path: str | Path, user_dictionary: str | Path | None, notes: list[str]
+) -> RoFormerTokenizer:
+    """A RoFormerTokenizer with the WordPiece vocabulary, normalization and added tokens of a folder or a hub
+    model.
+
+    Its saved folder loads with plain AutoTokenizer and gives the same ids. `add_user_words` adds the user
+    dictionary.
+
+    Raises InputError for an unreadable user dictionary and for a vocabulary without Chinese words.
+    """
+    words = read_user_dictionary(user_dictionary) if user_dictionary is not None else []
+    bert = BertTokenizer.from_pretrained(str(name_or_path))
+    check_vocabulary(bert, name_or_path)
+    # RoFormerTokenizer.from_pretrained mistakes the path of vocab.txt for the vocabulary.
+    tokenizer = RoFormerTokenizer(
+        vocab=bert.backend_tokenizer.get_vocab(with_added_tokens=False),
+        do_lower_case=bert.do_lower_case,
+        strip_accents=bert.strip_accents,
+        model_max_length=bert.model_max_length,
+        padding_side=bert.padding_side,
+        truncation_side=bert.truncation_side,
+        model_input_names=bert.model_input_names,
+        **bert.special_tokens_map,
+    )
+    tokenizer.add_tokens([token for _, token in sorted(bert.added_tokens_decoder.items())])
+    tokenizer.add_tokens([AddedToken(token) for token in bert.get_vocab() if MARK_IN_WORD.match(token)])
+    if words:
+        add_user_words(tokenizer, words, f"user dictionary {user_dictionary}", notes)
+    return tokenizer
+
+
+def add_user_words(
+    tokenizer: PreTrainedTokenizerBase, words: list[str], source: str, notes: list[str]
+) -> None:
+    """Adds the words of the vocabulary as tokens with their present ids, so that they are never split; counts
+    the others in a note."""
+    normalize, vocabulary = tokenizer.backend_tokenizer.normalizer.normalize_str, tokenizer.get_vocab()
+    normalized = dict.fromkeys(map(normalize, words))
+    known = [word for word in normalized if word in vocabulary]
+    # An added single character would split every word that contains it. Latin words match only as whole
+    # words.
+    tokenizer.add_tokens([AddedToken(word, single_word=word.isascii()) for word in known if len(word) > 1])
+    if len(known) < len(normalized):
+        missing = next(word for word in normalized if word not in vocabulary)
+        notes.append(
+            f"{source}: {len(normalized) - len(known)} of {len(normalized)} words are not in the "
+            "vocabulary and change "
+            f"nothing, such as {missing!r}"
+        )
+
+
+def read_user_dictionary(path: str | Path) -> list[str]:
+    """The words of a UTF-8 file in jieba's format, "word [frequency [tag]]" per line. Frequencies and tags
+    are ignored.
+
+    Raises InputError.
+    """
+    words = [line.split()[0] for line in read_text(path).split("\n") if line.strip()]
+    if not words:
+        raise InputError(
+            f"--user_dictionary {path}: holds no word; write one per line, or leave the argument out"
+        )
+    return words
+
+
+def check_vocabulary(tokenizer: BertTokenizer, name_or_path: str | Path) -> None:
+    """Raises InputError unless the tokenizer has a WordPiece vocabulary with Chinese words.
+
+    BertTokenizer loads without an error from a folder without a vocabulary, and from a SentencePiece
+    vocabulary.
+    """
+    vocabulary = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
+    is_wordpiece = all(token in vocabulary for token in tokenizer.all_special_tokens) and not any(
+        token.startswith(("\u2581", "\u0120")) for token in vocabulary
+    )
+    if not is_wordpiece or not any(HAN_WORD.match(token) for token in vocabulary):
+        raise InputError(
+            f"tokenizer {name_or_path} has no WordPiece vocabulary that holds Chinese words of two "
+            "or more characters, which "
+            "--tokenizer_type jieba needs; use --tokenizer_type auto or another model"
+        )
+
+
+def backend_json(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The Rust tokenizer as JSON. BERT's pre-tokenizer replaces rjieba's, which cannot be serialized."""
+    backend = tokenizer.backend_tokenizer
+    if not isinstance(tokenizer, RoFormerTokenizer):
+        return backend.to_str()
+    backend.pre_tokenizer = BertPreTokenizer()
+    try:
+        return backend.to_str()
+    finally:
+        backend.pre_tokenizer = PreTokenizer.custom(JiebaPreTokenizer(backend.get_vocab()))
+
+
+def _reduce(tokenizer: RoFormerTokenizer) -> tuple[Any, ...]:
+    state = {**tokenizer.__dict__, "_tokenizer": Tokenizer.from_str(backend_json(tokenizer))}
+    return copyreg.__newobj__, (RoFormerTokenizer,), state
+
+
+# In transformers 5.17 and 5.23 RoFormerTokenizer.__getstate__ fails with "Custom PreTokenizer cannot be
+# serialized".
+copyreg.pickle(RoFormerTokenizer, _reduce)
+
+
+def join_chinese(text: str) -> str:
+    """Removes spaces between Chinese or Japanese characters and beside their punctuation:
+    深 度 学 习 。 -> 深度学习。
+
+    Spaces inside “ ” and beside ASCII punctuation that touches a Chinese character go, too. Spaces beside a
+    Latin word or a number stay (使用 BERT 模型): the tokens do not show whether the author wrote them.
+    Idempotent.
+    """
+    return ADDED_SPACE.sub("", text).strip(" ")
+
+
+# Vocabularies trained on the texts, like BERT's. The ids do not depend on the order of the texts.
+
+
+def train_tokenizer(texts: Collection[str], vocab_size: int) -> BertTokenizer:
+    """A BertTokenizer with a WordPiece vocabulary of at most `vocab_size` tokens, trained on `texts`.
+
+    The vocabulary holds the special tokens (ids 0 to 4), every character of the texts, then the most frequent
+    merges. Every Chinese character is a word. Words are lower-cased and lose their accents, as in BERT.
+    `texts` is read twice and may be larger than memory: only the counts of distinct words are kept.
+
+    Raises InputError if the texts hold no word or if their characters do not fit into `vocab_size`.
+    """
+    words = distinct_words(texts)
+    vocabulary = learn_vocabulary(texts, words, vocab_size)
+    return BertTokenizer(vocab=vocabulary)
+
+
+def distinct_words(texts: Collection[str]) -> Collection[str]:
+    """The distinct words of the texts, as BERT splits them. Raises InputError if there is none."""
+    tokenizer = _bert_like(models.WordLevel())
+    # This trainer does not return counts, so `learn_vocabulary` reads the texts again. On two cores both
+    # passes together take a third less time than counting words in Python.
+    trainer = trainers.WordLevelTrainer(
+        vocab_size=NO_LIMIT, min_frequency=0, special_tokens=[], show_progress=False
+    )
+    tokenizer.train_from_iterator(counted(texts, "reading words", "texts", len(texts)), trainer)
+    words = tokenizer.get_vocab(with_added_tokens=False)
+    if all(len(word) > MAX_WORD_CHARACTERS for word in words):
+        raise InputError(
+            "the training texts hold no word, so there is nothing to train a tokenizer on; see --text_column"
+        )
+    return words.keys()
+
+
+def learn_vocabulary(texts: Collection[str], words: Collection[str], vocab_size: int) -> dict[str, int]:
+    """Token -> id, by the WordPiece trainer of `tokenizers`. `words`: the distinct words of the texts.
+
+    The trainer numbers characters in the order of a randomly seeded hash map and breaks ties between merges
+    by these numbers, so two runs differ. Passing all characters as sorted "special tokens" makes the result
+    reproducible.
+    """
+    short = [word for word in words if len(word) <= MAX_WORD_CHARACTERS]
+    characters = sorted({character for word in short for character in word})
+    continuations = sorted({f"##{character}" for word in short for character in word[1:]})
+    alphabet = [*SPECIAL_TOKENS, *characters, *continuations]
+    if vocab_size < len(alphabet):
+        raise InputError(
+            f"--vocab_size {vocab_size} is too small: {len(characters)} characters, "
+            f"{len(continuations)} of them also inside "
+            f"words, and {len(SPECIAL_TOKENS)} special tokens need {len(alphabet)} entries before "
+            "any word is learnt"
+        )
+    tokenizer = _bert_like(models.WordPiece(unk_token="[UNK]"))
+    if len(short) < len(words):  # only if needed: it takes 50% more time
+        too_long = pre_tokenizers.Split(Regex(rf"\A.{{{MAX_WORD_CHARACTERS + 1},}}\z"), "removed")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([tokenizer.pre_tokenizer, too_long])
+    trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(counted(texts, "training a tokenizer", "texts", len(texts)), trainer)
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+    return dict(sorted(vocabulary.items(), key=lambda entry: entry[1]))
+
+
+def _bert_like(model: models.Model) -> Tokenizer:
+    """A tokenizer with BERT's normalizer and pre-tokenizer."""
+    bert, tokenizer = BertTokenizer().backend_tokenizer, Tokenizer(model)
+    tokenizer.normalizer, tokenizer.pre_tokenizer = bert.normalizer, bert.pre_tokenizer
+    return tokenizer

@@ -199,7 +199,7 @@ def make_model(settings: dict[str, Any]) -> dict[str, Any]:
     downloads."""
     from transformers import BertConfig, BertModel
 
-    from samerun.text.vocabulary import train_tokenizer
+    from samerun.text.tokenizer import train_tokenizer
 
     tokenizer = train_tokenizer(
         [row["text"] for row in read_rows(settings["train_file"], settings["rows"])], VOCABULARY

@@ -105,7 +105,7 @@ def make_model(settings: dict[str, Any], rows: list[dict[str, str]], inputs: Pat
     """Saves a tokenizer and the configuration of a BigBird in inputs/model. Returns the tokenizer."""
     from transformers import BigBirdConfig
 
-    from samerun.text.vocabulary import train_tokenizer
+    from samerun.text.tokenizer import train_tokenizer
 
     block, longest = (
         settings["block_size"],

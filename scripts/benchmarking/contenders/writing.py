@@ -10,7 +10,7 @@ import torch
 from benchmarking import application
 from benchmarking.contenders.titles import options
 from benchmarking.watch import Watch
-from samerun.text.chinese import join_chinese
+from samerun.text.tokenizer import join_chinese
 
 CHECKED_TITLES = 8  # documents for `titles_alone`
 

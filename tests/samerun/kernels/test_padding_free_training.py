@@ -15,7 +15,7 @@ from samerun.evaluate import predict
 from samerun.kernels.padding_free import use_padding_free
 from samerun.optimizer import build_optimizer
 from samerun.task import Batch, Split
-from samerun.text.splits import lengths_of, pad_rows
+from samerun.text.text import lengths_of, pad_rows
 from samerun.train import seed_step, train_step
 
 TASK = classification(3)

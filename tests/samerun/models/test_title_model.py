@@ -28,7 +28,7 @@ from samerun.models.encoder_decoder import (
 )
 from samerun.models.export import export_model
 from samerun.text.titles import IGNORED, USAGE, plain_model, teacher_forcing
-from samerun.text.vocabulary import train_tokenizer
+from samerun.text.tokenizer import train_tokenizer
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 32}
 

@@ -12,9 +12,15 @@ from transformers import AutoTokenizer, BertTokenizer, RoFormerTokenizer
 
 from samerun.data.tokens import encode_cached
 from samerun.errors import InputError
-from samerun.text.chinese import jieba_tokenizer
-from samerun.text.tokenizer import TextEncoder, load_tokenizer, tokenizer_fingerprint
-from samerun.text.vocabulary import SPECIAL_TOKENS, train_tokenizer
+from samerun.text.tokenizer import (
+    SPECIAL_TOKENS,
+    TextEncoder,
+    jieba_tokenizer,
+    join_chinese,
+    load_tokenizer,
+    tokenizer_fingerprint,
+    train_tokenizer,
+)
 
 APP = Path(__file__).parents[3] / "app"
 WORDS = """
@@ -172,7 +178,7 @@ def test_copies_pickles_and_processes_give_the_same_ids(folder, dictionary, toke
 @pytest.mark.slow
 def test_rjieba_is_loaded_where_words_are_cut_only(bert_folder, folder):
     program = (
-        "import sys; from samerun.text.chinese import jieba_tokenizer\n"
+        "import sys; from samerun.text.tokenizer import jieba_tokenizer\n"
         "from samerun.text.tokenizer import tokenizer_fingerprint; from transformers import AutoTokenizer\n"
         f"tokenizer_fingerprint(AutoTokenizer.from_pretrained({str(bert_folder)!r})); assert "
         "'rjieba' not in sys.modules\n"
@@ -202,3 +208,52 @@ def test_an_unreadable_user_dictionary_is_refused(folder, tmp_path, content, mes
         path.write_bytes(content)
     with pytest.raises(InputError, match=message):
         jieba_tokenizer(folder, path, [])
+
+
+JOINED = {
+    "深 度 学 习": "深度学习",
+    "人工智能 是 未来": "人工智能是未来",  # words, as from the jieba tokenizer
+    "深 度 学 习 ， 未 来 。": "深度学习，未来。",
+    "《 红 楼 梦 》 （ 上 ）": "《红楼梦》（上）",
+    "使 用 BERT 模 型": "使用 BERT 模型",
+    "使 用 big bird 模 型": "使用 big bird 模型",
+    "模 型 ： BERT ， GPT": "模型：BERT，GPT",
+    "2023 年 3 月": "2023 年 3 月",
+    "论 “ 大 数 据 ” 的 影 响": "论“大数据”的影响",
+    "论 “ big data ” 时 代": "论“big data”时代",
+    "马 克 · 吐 温": "马克·吐温",
+    "是 吗 ? 是 !": "是吗? 是!",
+    "中 文 ( 简 体 ) 版": "中文 (简体) 版",
+    "深   度": "深度",
+    "機 器 ツ ー ル の 本": "機器ツールの本",
+    "第 一 行\n第 二 行": "第一行\n第二行",
+    " 深 度 ": "深度",
+    "𠀀 𠀁": "𠀀𠀁",
+    "Ａ Ｂ １ 班": "ＡＢ１班",
+}
+UNCHANGED = [
+    "",
+    "deep learning for long documents",
+    "it ’ s a dash — here … and ( there )",
+    "a, b; c: d",
+    "deep\nlearning",
+    "한국어 문장",
+]
+
+
+@pytest.mark.parametrize(("decoded", "joined"), JOINED.items())
+def test_added_spaces_go_and_others_stay(decoded, joined):
+    assert join_chinese(decoded) == joined
+
+
+@pytest.mark.parametrize("text", [*UNCHANGED, *JOINED.values()])
+def test_what_needs_no_joining_is_unchanged(text):
+    assert join_chinese(text) == text
+
+
+def test_a_decoded_sentence_reads_as_it_was_written():
+    text = "深度学习 bert 模型的“注意力”机制，见《指南》。"
+    tokenizer = train_tokenizer([text], 60)
+    decoded = tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True)
+    assert "深 度" in decoded
+    assert join_chinese(decoded) == text

@@ -24,7 +24,7 @@ from samerun.errors import InputError
 from samerun.models.encoder_decoder import special_ids, store_settings
 from samerun.models.export import export_model
 from samerun.plan import Modes
-from samerun.text.titles import plain_model, usage
+from samerun.text.titles import model_card, plain_model
 from samerun.text.tokenizer import TitleEncoder, set_languages
 
 SIZES = {
@@ -145,4 +145,6 @@ def test_the_prefix_of_an_exported_model_is_used_without_being_named(tmp_path):
     assert set(read.labels[:, 0].tolist()) == {french}
     model = again.load_exported(tmp_path / "best")
     assert model.generation_config.forced_bos_token_id == french
-    assert """tokenizer('title: ' + "a long document", truncation=True""" in usage(again.source_prefix)
+    (tmp_path / "metrics.json").write_text("{}")
+    usage = model_card(tmp_path, again.source_prefix, []).usage
+    assert """tokenizer('title: ' + "a long document", truncation=True""" in usage

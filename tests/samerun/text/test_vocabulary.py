@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer, BertTokenizer
 
 from samerun.errors import InputError
-from samerun.text.vocabulary import SPECIAL_TOKENS, train_tokenizer
+from samerun.text.tokenizer import SPECIAL_TOKENS, train_tokenizer
 
 APP = Path(__file__).parents[3] / "app"
 TEXTS = [
@@ -69,7 +69,7 @@ def test_saved_folder_loads_as_a_stock_tokenizer_beside_any_model(tokenizer, tmp
 def test_same_texts_give_the_same_vocabulary_in_every_process_and_order(tokenizer):
     """The trainer of `tokenizers` alone gives another vocabulary at nearly every call on these texts."""
     program = (
-        "import json, sys; from samerun.text.vocabulary import train_tokenizer\n"
+        "import json, sys; from samerun.text.tokenizer import train_tokenizer\n"
         "print(json.dumps(train_tokenizer(json.loads(sys.argv[1]), 100).get_vocab()))"
     )
     for hash_seed, texts in (("1", TEXTS), ("2", TEXTS[::-1])):

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from classify import Arguments, MultiLabelClassification
 
+from samerun.additional_metrics import AdditionalMetric, compute_additional, load_metrics
 from samerun.errors import InputError
-from samerun.metrics.additional import AdditionalMetric, compute_additional, load_metrics
 
 METRIC = """
 import datasets

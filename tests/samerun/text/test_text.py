@@ -13,7 +13,7 @@ from samerun.errors import InputError
 from samerun.parsing import SpaceSeparated
 from samerun.plan import Modes
 from samerun.task import Batch
-from samerun.text.splits import lengths_of, mixture_of, pad_rows
+from samerun.text.text import lengths_of, mixture_of, pad_rows
 
 
 def test_rows_are_padded_on_either_side():

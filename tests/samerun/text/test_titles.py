@@ -1,10 +1,11 @@
-"""--generation_config: what is passed on to transformers, what is refused."""
+"""Beam search settings (--generation_config: what is passed on, what is refused), and figures."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 import torch
 from text_tasks import SEARCH, searching
@@ -12,9 +13,15 @@ from transformers import AutoTokenizer, BertConfig, EncoderDecoderConfig, Encode
 
 from samerun.errors import InputError
 from samerun.plan import Modes
+from samerun.reports.figures import as_image
 from samerun.text import arguments
-from samerun.text.search import SETTINGS, read_generation_config, with_search_defaults
-from samerun.text.titles import plain_model
+from samerun.text.titles import (
+    SETTINGS,
+    plain_model,
+    read_generation_config,
+    report_content,
+    with_search_defaults,
+)
 
 SIZES = {
     "hidden_size": 16,
@@ -115,3 +122,13 @@ def test_an_exported_model_is_searched_as_it_was_trained(train, expected, tmp_pa
     found = with_search_defaults(asked)
     assert tuple(getattr(found, name) for name in arguments.SEARCH) == expected
     assert with_search_defaults(dataclasses.replace(asked, num_beams=3)).num_beams == 3
+
+
+def test_titles_have_figures_and_examples():
+    lengths = np.array([3, 4, 5]), np.array([3, 3, 6]), np.array([10, 50, 90])
+    found = report_content(
+        ["a b", "c", "x y"], ["a b", "d", "x z"], lengths, ["one", "two", "three"], "default"
+    )
+    assert [as_image(figure).shape[2] for figure in found.figures.values()] == [3, 3]
+    assert found.sections[0].rows[0] == ["0.000", "c", "d", "two", "0.000", "two"]
+    assert found.sections[0].rows[-1] == ["1.000", "a b", "a b", "one", "0.000", "one"]

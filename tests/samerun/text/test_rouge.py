@@ -4,8 +4,16 @@ import numpy as np
 import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
-from samerun.metrics.rouge import ROUGE_METRICS, exact_matches, lead_baseline, rouge_scores, row_scores
-from samerun.metrics.rouge_tokenizers import choose_tokenizer, rouge_tokenizer
+from samerun.text.rouge import (
+    ROUGE_METRICS,
+    TOKENIZERS,
+    RougeTokenizer,
+    choose_tokenizer,
+    exact_matches,
+    lead_baseline,
+    rouge_scores,
+    row_scores,
+)
 
 TITLES = ["基于深度学习的情感分析", "Linux 系统维护", "水运工程项目管理", "BERT 模型压缩"]
 
@@ -21,7 +29,7 @@ def english_text(rng):
 
 
 def test_characters_tokenizer_splits_scripts():
-    tokenize = rouge_tokenizer("characters").tokenize
+    tokenize = TOKENIZERS["characters"]
     tokens = [*"基于", "bert", "的", "2023", *"年方法", "straße", "привет"]
     assert tokenize("基于BERT的2023年·方法，Straße_Привет!") == tokens
     assert tokenize("ツールの々〇 𠀀 한국 state-of-the-art") == [
@@ -35,7 +43,7 @@ def test_characters_tokenizer_splits_scripts():
 
 
 def test_words_tokenizer_cuts_only_chinese():
-    assert rouge_tokenizer("words").tokenize("人工智能与GPT-4，模型") == [
+    assert TOKENIZERS["words"]("人工智能与GPT-4，模型") == [
         "人工智能",
         "与",
         "gpt",
@@ -56,7 +64,7 @@ def test_words_tokenizer_cuts_only_chinese():
     ],
 )
 def test_unicode_words_keep_marks_and_fold_case(text, words):
-    assert rouge_tokenizer("unicode_words").tokenize(text) == words
+    assert TOKENIZERS["unicode_words"](text) == words
 
 
 @pytest.mark.parametrize(
@@ -73,11 +81,6 @@ def test_unicode_words_keep_marks_and_fold_case(text, words):
 def test_identical_titles_score_one_in_any_script(title):
     scores = rouge_scores([title], [title], choose_tokenizer([title]))
     assert scores == {"rouge1": 1.0, "rouge2": 1.0, "rougeL": 1.0, "rougeLsum": 1.0, "exact_match": 1.0}
-
-
-def test_an_unknown_tokenizer_is_refused_with_the_names():
-    with pytest.raises(ValueError, match=r"'jieba'.*characters, words, unicode_words, default"):
-        rouge_scores(["a"], ["a"], "jieba")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +130,7 @@ def test_chinese_sentences_in_another_order_lose_rouge_l_only(stop):
 
 
 def test_one_sentence_takes_the_same_value_for_both_rouge_l(monkeypatch):
-    theirs = RougeScorer(["rougeLsum"], tokenizer=rouge_tokenizer("characters"))
+    theirs = RougeScorer(["rougeLsum"], tokenizer=RougeTokenizer(TOKENIZERS["characters"]))
     for prediction, reference in (("好好学习。", "学习好好"), ("", "学"), ("！", "学")):
         expected = theirs.score(reference, prediction.strip("。！"))["rougeLsum"].fmeasure
         assert f1_of(prediction, reference, "characters")["rougeLsum"] == expected
@@ -154,11 +157,6 @@ def test_exact_match_leaves_case_and_spaces_aside():
     ]
 
 
-def test_different_lengths_are_refused():
-    with pytest.raises(ValueError, match="1 predictions for 2 references"):
-        rouge_scores(["a"], ["a", "b"], "default")
-
-
 @pytest.mark.parametrize(
     ("text", "max_units", "lead"),
     [
@@ -183,8 +181,3 @@ def test_different_lengths_are_refused():
 )
 def test_lead_is_the_first_sentence_cut(text, max_units, lead):
     assert lead_baseline(text, max_units) == lead
-
-
-def test_a_lead_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="max_units is 0"):
-        lead_baseline("text", 0)

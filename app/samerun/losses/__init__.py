@@ -1,1 +1,0 @@
-"""Losses for multi-label classification and segmentation. Each is tested against its formula."""

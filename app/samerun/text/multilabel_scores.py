@@ -1,0 +1,586 @@
+"""Scores of multi-label classification, thresholds and temperatures fitted on validation rows, and figures.
+
+Conventions, as in scikit-learn with `zero_division=0`; an undefined score is None, never NaN:
+- precision without a predicted row, recall without a positive row, and F1 without both are 0. They count in
+  averages: a label that never occurs and is never predicted is a 0 in f1_macro, a row without labels and
+  predictions a 0 in f1_samples;
+- ROC AUC needs both classes of a label, average precision a positive row. Macro averages are over the labels
+  for which they are defined, whose numbers are `roc_auc_macro_labels` and `average_precision_macro_labels`;
+- lrap (label ranking average precision) is 1 for rows with no label or with every label.
+
+ROC AUC and average precision are scikit-learn's. Its lrap takes 4 s for 10,000 rows of 50 labels. It takes a
+single label for a binary target, which has other averages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from samerun.reports.figures import BLUE, COLORS, GREY, NAME, legend_below, matrix, new_figure
+from samerun.task import ReportContent, Section
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DECISION_METRICS = (
+    "f1_micro",
+    "f1_macro",
+    "f1_samples",
+    "precision_micro",
+    "recall_micro",
+    "precision_macro",
+    "recall_macro",
+    "hamming_loss",
+    "subset_accuracy",
+)
+RANKING_METRICS = (
+    "roc_auc_macro",
+    "roc_auc_macro_labels",
+    "average_precision_macro",
+    "average_precision_macro_labels",
+    "lrap",
+)
+METRICS = ("loss", *DECISION_METRICS, *RANKING_METRICS, *(f"tuned_{name}" for name in DECISION_METRICS))
+CALIBRATION_BINS = 15  # as in Guo et al., arXiv:1706.04599, section 4
+FALLBACK_BOUNDS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+FOLDS = 5  # of the cross-validation of thresholds
+CELLS_PER_BLOCK = 1 << 18  # scores sorted at once: fits the processor's cache and bounds the memory
+TEMPERATURE_RANGE = 0.05, 20.0  # perfectly separated labels would have no lowest temperature
+MIN_CALIBRATION_ROWS = 10  # with a label, and without it, for a temperature of its own
+HALVINGS = 30  # of the range of temperatures: a relative precision of 6e-9
+MAX_BARS, MAX_CURVES, MAX_CONFUSED, MAX_ROWS = 30, 9, 15, 20  # in figures and tables of the report
+MAX_CHARACTERS = 300  # of a text in the report
+
+
+# Scores
+
+
+def multilabel_scores(
+    logits: np.ndarray, targets: np.ndarray, loss: float | None, tuned: np.ndarray
+) -> dict[str, float | None]:
+    """METRICS: `loss`, DECISION_METRICS at 0.5 and as `tuned_*` of the decisions `tuned`, RANKING_METRICS.
+
+    `logits`, `targets` of 0 and 1, `tuned` of bool: (rows, labels). Without cells every score is None. Raises
+    ValueError as `checked_matrices` does.
+    """
+    probabilities, targets = checked_matrices(sigmoid(logits), targets)
+    scores = {"loss": loss, **decision_scores(probabilities >= 0.5, targets)}
+    scores |= ranking_scores(probabilities, targets)
+    return scores | {f"tuned_{name}": score for name, score in decision_scores(tuned, targets).items()}
+
+
+def decision_scores(predicted: np.ndarray, targets: np.ndarray) -> dict[str, float | None]:
+    """DECISION_METRICS of bool matrices (rows, labels)."""
+    if not targets.size:
+        return dict.fromkeys(DECISION_METRICS)
+    precision, recall, f1 = precision_recall_f1(predicted, targets, axis=0)
+    precision_micro, recall_micro, f1_micro = precision_recall_f1(predicted, targets, axis=None)
+    wrong = predicted != targets
+    scores = {
+        "f1_micro": f1_micro,
+        "f1_macro": f1.mean(),
+        "f1_samples": precision_recall_f1(predicted, targets, axis=1)[2].mean(),
+        "precision_micro": precision_micro,
+        "recall_micro": recall_micro,
+        "precision_macro": precision.mean(),
+        "recall_macro": recall.mean(),
+        "hamming_loss": wrong.mean(),
+        "subset_accuracy": 1 - wrong.any(axis=1).mean(),
+    }
+    return {name: float(score) for name, score in scores.items()}
+
+
+def ranking_scores(probabilities: np.ndarray, targets: np.ndarray) -> dict[str, float | None]:
+    """RANKING_METRICS, which need no thresholds. `probabilities`, `targets` of bool: (rows, labels)."""
+    if not targets.size:
+        return dict.fromkeys(RANKING_METRICS)
+    scores: dict[str, float | None] = {}
+    names = ("roc_auc_macro", "average_precision_macro")
+    for name, of_labels in zip(names, ranking_by_label(probabilities, targets), strict=True):
+        defined = of_labels[~np.isnan(of_labels)]
+        scores |= {name: float(defined.mean()) if len(defined) else None, f"{name}_labels": len(defined)}
+    return {**scores, "lrap": label_ranking_average_precision(probabilities, targets)}
+
+
+def label_ranking_average_precision(probabilities: np.ndarray, targets: np.ndarray) -> float:
+    """As scikit-learn's: the mean over rows, then over the labels of a row, of the share of true labels among
+    those ranked at least as high."""
+    from scipy.stats import rankdata
+
+    rank = rankdata(-probabilities, method="max", axis=1)
+    rank_of_true = rankdata(np.where(targets, -probabilities, 1), method="max", axis=1)
+    support = targets.sum(axis=1)
+    of_rows = np.where(targets, rank_of_true / rank, 0).sum(axis=1) / np.maximum(support, 1)
+    return float(np.where((support == 0) | (support == targets.shape[1]), 1, of_rows).mean())
+
+
+def precision_recall_f1(
+    predicted: np.ndarray, targets: np.ndarray, axis: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Precision, recall and F1 of bool matrices, counted along `axis` (None: over all cells)."""
+    hits = (predicted & targets).sum(axis=axis)
+    n_predicted, n_positive = predicted.sum(axis=axis), targets.sum(axis=axis)
+    # There are no hits wherever the denominator is 0, so a denominator of 1 gives the conventional 0.
+    return (
+        hits / np.maximum(n_predicted, 1),
+        hits / np.maximum(n_positive, 1),
+        2 * hits / np.maximum(n_predicted + n_positive, 1),
+    )
+
+
+def ranking_by_label(probabilities: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(labels,) ROC AUC and average precision; NaN where undefined."""
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
+    roc_auc, average_precision = np.full((2, targets.shape[1]), np.nan)
+    support = targets.sum(axis=0)
+    both = (support > 0) & (support < len(targets))
+    if both.any():
+        roc_auc[both] = roc_auc_score(targets[:, both], probabilities[:, both], average=None)
+    if support.any():
+        some = support > 0
+        average_precision[some] = average_precision_score(
+            targets[:, some], probabilities[:, some], average=None
+        )
+    return roc_auc, average_precision
+
+
+def per_label_table(
+    probabilities: np.ndarray,
+    targets: np.ndarray,
+    thresholds: np.ndarray,
+    names: Sequence[str],
+    decisions: np.ndarray,
+) -> list[dict[str, str | int | float | None]]:
+    """One row per label: label, support (positive rows), threshold, precision, recall, f1, roc_auc,
+    average_precision. The mean of a column over its defined entries is the macro metric.
+
+    `probabilities`, `targets` and `decisions`: (rows, labels); `thresholds` (labels,) are shown, `decisions`
+    scored.
+    """
+    probabilities, targets = checked_matrices(probabilities, targets)
+    columns: dict[str, list] = {
+        "label": list(names),
+        "support": targets.sum(axis=0).tolist(),
+        "threshold": thresholds.tolist(),
+    }
+    scores = *precision_recall_f1(decisions, targets, axis=0), *ranking_by_label(probabilities, targets)
+    score_names = ("precision", "recall", "f1", "roc_auc", "average_precision")
+    for name, of_labels in zip(score_names, scores, strict=True):
+        columns[name] = [
+            None if np.isnan(score) or not len(targets) else score for score in of_labels.tolist()
+        ]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def calibration_bins(
+    probabilities: np.ndarray, targets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(number of cells, mean probability, share of positives), (CALIBRATION_BINS,) each, in bins of equal
+    width over all rows and labels; 0 in empty bins."""
+    probabilities, targets = (matrix.ravel() for matrix in checked_matrices(probabilities, targets))
+    bins = np.minimum((probabilities * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
+    sizes = np.bincount(bins, minlength=CALIBRATION_BINS)
+    sums = (np.bincount(bins, weights, minlength=CALIBRATION_BINS) for weights in (probabilities, targets))
+    return sizes, *(total / np.maximum(sizes, 1) for total in sums)
+
+
+def expected_calibration_error(probabilities: np.ndarray, targets: np.ndarray) -> float | None:
+    """The mean difference of probability and share of positives over `calibration_bins`, weighted by size
+    (Guo et al., arXiv:1706.04599, equation 3, over all labels instead of the top one); None without cells."""
+    sizes, mean, share = calibration_bins(probabilities, targets)
+    return float((np.abs(mean - share) * sizes).sum() / sizes.sum()) if sizes.sum() else None
+
+
+def binary_cross_entropy(
+    logits: np.ndarray, targets: np.ndarray, pos_weight: np.ndarray | None = None
+) -> float | None:
+    """Mean binary cross-entropy over all rows and labels, in nats, in float64, as torch's BCEWithLogitsLoss;
+    None without cells. `logits`, `targets` in [0, 1]: (rows, labels); `pos_weight`: (labels,)."""
+    logits, targets = np.asarray(logits, dtype=np.float64), np.asarray(targets, dtype=np.float64)
+    if not logits.size:
+        return None
+    weight = 1.0 if pos_weight is None else np.asarray(pos_weight, dtype=np.float64)
+    # logaddexp(0, x) is softplus without overflow.
+    return float(
+        np.mean(weight * targets * np.logaddexp(0, -logits) + (1 - targets) * np.logaddexp(0, logits))
+    )
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """The logistic function, in float64, without overflow."""
+    return np.exp(-np.logaddexp(0, -np.asarray(logits, dtype=np.float64)))
+
+
+def checked_matrices(probabilities: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(probabilities as float64, targets as bool), both (rows, labels).
+
+    Raises ValueError for different shapes, other targets than 0 and 1, and values outside [0, 1]: logits,
+    percentages and NaN would give plausible but wrong scores.
+    """
+    probabilities, targets = np.asarray(probabilities, dtype=np.float64), np.asarray(targets)
+    if probabilities.ndim != 2 or probabilities.shape != targets.shape:
+        raise ValueError(
+            f"probabilities {probabilities.shape} and targets {targets.shape} must have one shape "
+            "(rows, labels)"
+        )
+    # The condition is false for NaN, too.
+    for row, label in np.argwhere(~((probabilities >= 0) & (probabilities <= 1)))[:1]:
+        raise ValueError(
+            f"probability {probabilities[row, label]} at row {row}, label {label} is not between 0 and 1; "
+            "NaN means that the model diverged, other values that a sigmoid is missing"
+        )
+    for row, label in np.argwhere((targets != 0) & (targets != 1))[:1]:
+        raise ValueError(f"target {targets[row, label]} at row {row}, label {label} is neither 0 nor 1")
+    return probabilities, targets.astype(bool)
+
+
+# Thresholds
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The objective of threshold tuning: "f1"; "precision_at_recall", the highest precision with a recall of
+    at least `target`; "recall_at_precision", the reverse; "cost", the lowest (false positives + `miss_cost` *
+    false negatives)."""
+
+    name: str = "f1"
+    target: float = 0.0
+    miss_cost: float = 1.0
+
+    def values(
+        self, hits: np.ndarray, predicted: np.ndarray, positive: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | float]:
+        """Returns (value of each cut (m, k), tie-breaker (m, k), value of predicting nothing (m, 1)). Higher
+        is better; cuts that miss the target are minus infinity.
+
+        For each of m labels and k cuts: `hits` (m, k) true positives, `predicted` (k,) predicted rows,
+        `positive` (m, 1) positive rows.
+        """
+        if self.name == "f1":
+            # A single division of integers, so equal fractions are equal floats and ties are recognized.
+            return 2 * hits / (predicted + positive), np.zeros(hits.shape), -1.0
+        if self.name == "cost":
+            cost = predicted - hits + self.miss_cost * (positive - hits)
+            return -cost, np.zeros(hits.shape), -self.miss_cost * positive
+        precision, recall = hits / predicted, hits / positive
+        if self.name == "precision_at_recall":
+            return np.where(recall >= self.target, precision, -np.inf), recall, -1.0
+        return np.where(precision >= self.target, recall, -np.inf), precision, 0.0
+
+
+F1 = Objective()
+
+
+def tune_thresholds(probabilities: np.ndarray, targets: np.ndarray, objective: Objective = F1) -> np.ndarray:
+    """(labels,) float64 thresholds for the objective. `probabilities`: (rows, labels) in [0, 1]; `targets`:
+    (rows, labels) of 0 and 1.
+
+    For F1 this is SCutFBR.1 (Yang, "A study of thresholding strategies for text categorization", SIGIR 2001;
+    as in Lewis et al., RCV1, JMLR 2004). Each label takes its threshold of best F1. A label whose F1 stays
+    below a bound falls back to a threshold that only its highest score reaches: with few positives the
+    threshold of best F1 is often so low that it causes many false positives. The bound is the one in
+    FALLBACK_BOUNDS with the best micro-F1 on these rows, the lowest of equals. Labels without positives fall
+    back, too; without any positive all thresholds are 0.5.
+
+    F1 on the rows that tuned the thresholds is optimistic, the more the fewer positives a label has: see
+    `ThresholdTuner.held_out`. Raises ValueError as `checked_matrices` does.
+    """
+    probabilities, targets = checked_matrices(probabilities, targets)
+    tuned = best_thresholds(probabilities, targets, objective)
+    if objective.name != "f1" or not targets.any():
+        return tuned
+    fallback = _top_cuts(probabilities)
+    support = targets.sum(axis=0)
+    decided = [probabilities >= thresholds for thresholds in (tuned, fallback)]
+    (tuned_hits, tuned_predicted), (top_hits, top_predicted) = (
+        ((decisions & targets).sum(axis=0), decisions.sum(axis=0)) for decisions in decided
+    )
+    f1 = 2 * tuned_hits / np.maximum(tuned_predicted + support, 1)
+    best_f1, best = -1.0, tuned
+    for bound in FALLBACK_BOUNDS:
+        falls_back = (f1 < bound) | (support == 0)
+        hits = np.where(falls_back, top_hits, tuned_hits).sum()
+        predicted = np.where(falls_back, top_predicted, tuned_predicted).sum()
+        micro_f1 = 2 * hits / np.maximum(predicted + support.sum(), 1)
+        if micro_f1 > best_f1:
+            best_f1, best = micro_f1, np.where(falls_back, fallback, tuned)
+    return best
+
+
+def best_thresholds(probabilities: np.ndarray, targets: np.ndarray, objective: Objective = F1) -> np.ndarray:
+    """(labels,) the best thresholds on these rows; `probabilities`, `targets` of bool: (rows, labels).
+
+    A threshold lies midway between two adjacent distinct scores (below the lowest score: midway to 0), so
+    that round-off does not change decisions. Ties go to the threshold nearest 0.5, then to the higher one. If
+    predicting nothing is best, or no threshold reaches the target, it lies midway between the highest score
+    and 1. Labels without positives or negatives keep 0.5.
+    """
+    tuned = np.full(probabilities.shape[1], 0.5)
+    support = targets.sum(axis=0)
+    informative = np.flatnonzero((support > 0) & (support < len(targets)))
+    labels_per_block = max(1, CELLS_PER_BLOCK // max(1, len(targets)))
+    for start in range(0, len(informative), labels_per_block):
+        block = informative[start : start + labels_per_block]
+        # Transposed, since sorting contiguous memory is several times faster.
+        scores = np.ascontiguousarray(probabilities[:, block].T)
+        tuned[block] = _best_cuts(scores, targets[:, block].T, objective)
+    return tuned
+
+
+def _top_cuts(probabilities: np.ndarray) -> np.ndarray:
+    """(labels,) midway between the two highest distinct scores of each label; 0.5 if all scores are equal."""
+    top = probabilities.max(axis=0)
+    lower = np.where(probabilities < top, probabilities, -1).max(axis=0)
+    cuts = (top + lower) / 2
+    return np.where(lower < 0, 0.5, np.where(cuts > lower, cuts, top))
+
+
+def _best_cuts(scores: np.ndarray, truth: np.ndarray, objective: Objective) -> np.ndarray:
+    """(m,) the best thresholds for `scores` (m, k) and `truth` (m, k), of which every row has both
+    classes."""
+    positive = truth.sum(axis=1, keepdims=True)
+    order = np.argsort(-scores, axis=1)
+    scores = np.take_along_axis(scores, order, axis=1)
+    hits = np.cumsum(np.take_along_axis(truth, order, axis=1), axis=1)
+    # Column i: the i + 1 highest scores are predicted.
+    values, tie_breaker, value_of_none = objective.values(hits, np.arange(1, scores.shape[1] + 1), positive)
+    values[:, :-1][scores[:, :-1] == scores[:, 1:]] = -np.inf  # no threshold separates equal scores
+
+    below = np.concatenate([scores[:, 1:], np.zeros((len(scores), 1))], axis=1)
+    cuts = (scores + below) / 2
+    cuts = np.where(cuts > below, cuts, scores)  # nothing lies between adjacent floats
+    highest = values.max(axis=1, keepdims=True)
+    tie_breaker = np.where(values == highest, tie_breaker, -np.inf)
+    distance = np.where(tie_breaker == tie_breaker.max(axis=1, keepdims=True), np.abs(cuts - 0.5), np.inf)
+    best = cuts[np.arange(len(cuts)), distance.argmin(axis=1)]
+    top = scores[:, 0]
+    above_all = np.maximum((1 + top) / 2, np.nextafter(top, 2))
+    return np.where((value_of_none > highest)[:, 0], above_all, best)
+
+
+# Calibration
+
+
+def fit_temperatures(logits: np.ndarray, targets: np.ndarray, per_label: bool) -> np.ndarray:
+    """(labels,) the temperatures T with the lowest binary cross-entropy of sigmoid(logits / T) (Guo et al.,
+    arXiv:1706.04599, section 4.2, with a sigmoid in place of the softmax).
+
+    `logits` and `targets` of 0 and 1: (rows, labels). All labels share one temperature. With `per_label`
+    labels with at least MIN_CALIBRATION_ROWS positive and negative rows have their own.
+    """
+    logits, targets = np.asarray(logits, dtype=np.float64), np.asarray(targets, dtype=np.float64)
+    temperatures = np.full(logits.shape[1], _bisect(logits.reshape(-1, 1), targets.reshape(-1, 1))[0])
+    if per_label:
+        support = targets.sum(axis=0)
+        enough = np.minimum(support, len(targets) - support) >= MIN_CALIBRATION_ROWS
+        temperatures[enough] = _bisect(logits[:, enough], targets[:, enough])
+    return temperatures
+
+
+def _bisect(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """(m,) temperatures of the columns of (rows, m): cross-entropy is convex in 1 / T, so its slope changes
+    its sign at most once."""
+    low, high = (np.full(logits.shape[1], bound) for bound in TEMPERATURE_RANGE)
+    for _ in range(HALVINGS):
+        middle = np.sqrt(low * high)
+        slope = (logits * (sigmoid(logits / middle) - targets)).sum(axis=0)  # with respect to 1 / T
+        low, high = np.where(slope > 0, middle, low), np.where(slope > 0, high, middle)
+    return np.sqrt(low * high)
+
+
+# From logits to decisions
+
+
+class Thresholds(NamedTuple):
+    """Temperatures of the logits and thresholds of the calibrated probabilities, (labels,) each."""
+
+    temperatures: np.ndarray
+    values: np.ndarray
+    tuning: dict[str, Any] | None = None  # how they were tuned, for the model's configuration; None if fixed
+
+    @property
+    def calibrates(self) -> bool:
+        return bool((self.temperatures != 1).any())
+
+    def probabilities(self, logits: np.ndarray) -> np.ndarray:
+        """Calibrated probabilities of logits (rows, labels) or (labels,)."""
+        return sigmoid(logits / self.temperatures)
+
+
+@dataclass(frozen=True)
+class ThresholdTuner:
+    """Fits temperatures and thresholds."""
+
+    fixed: np.ndarray | None = None  # (labels,) thresholds of --threshold
+    objective: Objective = F1
+    calibration: str = "none"  # --calibration
+    seed: int = 0  # of the folds
+    tuned_on: str | None = None  # hash of the rows on which a trained model's thresholds were tuned
+
+    def of_trained(self, config: Any) -> ThresholdTuner:
+        """The tuner of a trained model's thresholds, from its configuration; `self` for fixed thresholds."""
+        tuning = getattr(config, "threshold_tuning", None)
+        if tuning is None or self.fixed is not None:
+            return self
+        objective = Objective(**tuning["objective"])
+        return replace(self, objective=objective, seed=tuning["seed"], tuned_on=tuning["rows"])
+
+    def fit(self, logits: np.ndarray, targets: np.ndarray) -> Thresholds:
+        """Fits temperatures and thresholds on all rows; logits and targets: (rows, labels)."""
+        temperatures = np.ones(logits.shape[1])
+        if self.calibration != "none" and len(logits):
+            temperatures = fit_temperatures(logits, targets, self.calibration == "temperature_per_label")
+        thresholds = self.fixed
+        if thresholds is None:
+            thresholds = tune_thresholds(sigmoid(logits / temperatures), targets, self.objective)
+        return Thresholds(temperatures, thresholds)
+
+    def held_out(self, logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Calibrated logits and decisions by cross-validation, (rows, labels) each: each of at most FOLDS
+        random folds uses temperatures and thresholds fitted on the others. Scores of the rows that the fit
+        has seen would be too good."""
+        if self.fixed is not None and self.calibration == "none":
+            return logits, sigmoid(logits) >= self.fixed
+        calibrated, decisions = np.array(logits, dtype=np.float64), np.zeros(logits.shape, dtype=bool)
+        fold_of = np.empty(len(logits), dtype=int)
+        fold_of[np.random.default_rng(self.seed).permutation(len(logits))] = np.arange(len(logits)) % FOLDS
+        for fold in (fold_of == number for number in range(min(FOLDS, len(logits)))):
+            fitted = self.fit(logits[~fold], targets[~fold])
+            calibrated[fold] = logits[fold] / fitted.temperatures
+            decisions[fold] = fitted.probabilities(logits[fold]) >= fitted.values
+        return calibrated, decisions
+
+    def decide(
+        self, logits: np.ndarray, targets: np.ndarray, thresholds: np.ndarray | None, rows: str
+    ) -> np.ndarray:
+        """(rows, labels) bool decisions at a trained model's thresholds; held-out ones without thresholds and
+        for the rows on which the thresholds were tuned. So evaluating an exported model repeats the scores of
+        its training. `rows`: hash of the rows."""
+        if thresholds is None or self.tuned_on == rows:
+            # Calibration does not change the decisions at tuned thresholds.
+            tuner = replace(self, calibration="none") if self.fixed is None else self
+            return tuner.held_out(logits, targets)[1]
+        return sigmoid(logits) >= thresholds
+
+    def report(
+        self, logits: np.ndarray, targets: np.ndarray, names: Sequence[str], rows: str
+    ) -> tuple[Thresholds, dict[str, Any]]:
+        """(temperatures and thresholds to export, entries of metrics.json). The entries: the table of labels,
+        with the exported thresholds and the scores of held-out decisions, and calibration errors. `rows`:
+        hash of the rows."""
+        fitted, (calibrated, decisions) = self.fit(logits, targets), self.held_out(logits, targets)
+        if self.fixed is None:
+            tuning = {"objective": asdict(self.objective), "seed": self.seed, "rows": rows}
+            fitted = fitted._replace(tuning=tuning)
+        metrics: dict[str, Any] = {
+            "eval_per_label": per_label_table(sigmoid(logits), targets, fitted.values, names, decisions),
+            "eval_ece": expected_calibration_error(sigmoid(logits), targets),
+        }
+        if self.fixed is None:
+            metrics["eval_tuned_folds"] = min(FOLDS, len(logits))
+        if self.calibration != "none":
+            metrics["eval_calibrated_ece"] = expected_calibration_error(sigmoid(calibrated), targets)
+            metrics["eval_binary_cross_entropy"] = binary_cross_entropy(logits, targets)
+            metrics["eval_calibrated_binary_cross_entropy"] = binary_cross_entropy(calibrated, targets)
+        return fitted, metrics
+
+
+# Figures
+
+
+def report_content(
+    tuner: ThresholdTuner, logits: np.ndarray, targets: np.ndarray, names: Sequence[str], texts: Sequence[str]
+) -> ReportContent:
+    """Figures of the most frequent labels and the rows with the largest binary cross-entropy. `logits` and
+    `targets`: (rows, labels); `texts`: by row."""
+    calibrated, predicted = tuner.held_out(logits, targets)
+    probabilities, truth = sigmoid(calibrated), targets.astype(bool)
+    losses = -np.log(np.clip(np.where(truth, probabilities, 1 - probabilities), 1e-12, 1)).mean(axis=1)
+    worst = []
+    for row in np.argsort(-losses, kind="stable")[:MAX_ROWS].tolist():
+        listed = (
+            ", ".join(names[label] for label in np.flatnonzero(matrix[row])) or "none"
+            for matrix in (truth, predicted)
+        )
+        worst.append([f"{losses[row]:.4f}", *listed, texts[row][:MAX_CHARACTERS]])
+    header = ["loss", "labels", "predicted", "text"]
+    rows = Section("Worst validation rows", "By loss, worst first.", header, worst)
+    thresholds = tuner.fit(logits, targets).values
+    return ReportContent(figures(probabilities, truth, thresholds, predicted, names), [rows])
+
+
+def figures(
+    probabilities: np.ndarray,
+    targets: np.ndarray,
+    thresholds: np.ndarray,
+    predicted: np.ndarray,
+    names: Sequence[str],
+) -> dict[str, Figure]:
+    """Figures by name. `probabilities`, `targets` and `predicted` of bool: (rows, labels); `thresholds`:
+    (labels,), of the model. Labels without a row are left out."""
+    support = targets.sum(axis=0)
+    frequent = np.argsort(-support, kind="stable")
+    frequent = frequent[support[frequent] > 0]
+    if not len(frequent):
+        return {}
+    shown = [(label, names[label]) for label in frequent.tolist()]
+
+    f1 = precision_recall_f1(predicted, targets, axis=0)[2]
+    bars = shown[:MAX_BARS]
+    f1_figure, axes = new_figure(
+        "F1 by label, thresholds from other rows", "F1", height=1.2 + 0.2 * len(bars)
+    )
+    axes.barh(np.arange(len(bars)), [f1[label] for label, _ in bars], color=BLUE)
+    axes.set_yticks(np.arange(len(bars)), [f"{name[:NAME]} ({support[label]})" for label, name in bars])
+    axes.set_xlim(0, 1)
+    axes.invert_yaxis()
+
+    missed, wrong = targets & ~predicted, predicted & ~targets
+    confused = frequent[:MAX_CONFUSED]
+    counts = missed[:, confused].T.astype(int) @ wrong[:, confused].astype(int)
+    return {
+        "label_f1": f1_figure,
+        "label_precision_recall": _precision_recall_curves(
+            probabilities, targets, thresholds, shown[:MAX_CURVES]
+        ),
+        "label_calibration": _calibration_curve(probabilities, targets),
+        "label_confusion": matrix(
+            "Missed labels (rows), predicted instead (columns)", counts, [names[label] for label in confused]
+        ),
+    }
+
+
+def _precision_recall_curves(
+    probabilities: np.ndarray, targets: np.ndarray, thresholds: np.ndarray, shown: list[tuple[int, str]]
+) -> Figure:
+    from sklearn.metrics import precision_recall_curve
+
+    title = "Precision and recall; dots: the model's thresholds"
+    figure, axes = new_figure(title, "recall", "precision", height=4.6)
+    for color, (label, name) in zip(COLORS, shown, strict=False):
+        precision, recall, cuts = precision_recall_curve(targets[:, label], probabilities[:, label])
+        axes.plot(recall, precision, color=color, linewidth=1.2, label=name[:NAME])
+        point = min(int(np.searchsorted(cuts, thresholds[label])), len(cuts) - 1)
+        axes.plot(recall[point], precision[point], "o", color=color, markersize=5)
+    legend_below(figure)
+    axes.set_xlim(0, 1.02)
+    axes.set_ylim(0, 1.02)
+    return figure
+
+
+def _calibration_curve(probabilities: np.ndarray, targets: np.ndarray) -> Figure:
+    sizes, mean, share = calibration_bins(probabilities, targets)
+    title = (
+        f"Calibration, all labels; expected error {expected_calibration_error(probabilities, targets):.4f}"
+    )
+    figure, axes = new_figure(title, "predicted probability", "share of positives")
+    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--")
+    axes.plot(mean[sizes > 0], share[sizes > 0], color=BLUE, marker="o", linewidth=1.4)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    return figure

@@ -1,0 +1,436 @@
+"""What text tasks share: reading, tokenizing, batches of token ids, and saving a model with its tokenizer."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from samerun.data.cache import fingerprint
+from samerun.data.splits import read_splits
+from samerun.data.stream import Buffers, Stream
+from samerun.data.tables import (
+    Cells,
+    Table,
+    check_ids,
+    drop_blank,
+    ids_of,
+    note_blank,
+    note_cut,
+    note_repeated_texts,
+    split_off,
+    texts_of,
+)
+from samerun.data.tokens import Ragged, encode_cached
+from samerun.errors import InputError
+from samerun.kernels.bigbird import choose_attention, padding_of
+from samerun.kernels.enable import check_padding_free, enable_kernels
+from samerun.models import adapters
+from samerun.models.export import export_model
+from samerun.models.pretrained import check_vocabulary, load_config, load_model_and_new_names
+from samerun.models.weight_files import model_content
+from samerun.plan import Modes
+from samerun.task import Batch, Data, Mixture, Split, Task, check_finite, mixing_fingerprint
+from samerun.text.long_documents import LongDocuments
+from samerun.text.tokenizer import choose_max_length, load_tokenizer, note_unknown, tokenizer_fingerprint
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSplit(Split):
+    """A split of texts."""
+
+    texts: Sequence[str]
+    tokens: Ragged
+    targets: Ragged | None  # label ids or title token ids of each row; None for an unlabelled split
+    titles: Cells | None = None
+    where: Callable[[int], str] | None = None  # row -> file and line, if the split has several files
+
+    def check_finite(self, values: np.ndarray, what: str) -> None:
+        """Raises `TrainingError` with the first row whose values, (rows, ...), are NaN or infinite."""
+        check_finite(values, what, self.path, "rows", self.name_of)
+
+    def name_of(self, row: int) -> str:
+        """A row in messages."""
+        place = f"row {row} (0-based)" if self.where is None else self.where(row)
+        return f"{place}, {self.texts[row]!r:.60}"
+
+
+class TextStream(Stream):
+    """Streams training texts in buffers. `make_split`: the rows of a buffer -> a tokenized split."""
+
+    def __init__(self, buffers: Buffers, make_split: Callable[[Table], TextSplit]) -> None:
+        super().__init__(buffers.read(0)[1])
+        self.buffers, self.make_split = buffers, make_split
+
+    def read(self, epoch: int, start: Any) -> tuple[TextSplit, Any]:
+        table, following, _ = self.buffers.read(epoch, start)
+        with self.buffers.cached_with(epoch):
+            return self.make_split(table), following
+
+    def remove(self, keeps: Callable[[int], bool]) -> None:
+        self.buffers.remove(keeps)
+
+
+class TextTask(Task):
+    """Base class of tasks whose rows are texts.
+
+    A task's `load` calls `read`, loads its configuration, calls `load_tokenizer`, `use_tokenizer` and
+    `all_ids`, and returns `data`. A stream calls `read_targets` and `ids_of_targets` for later buffers.
+    """
+
+    input_kind = "texts"
+    memory_advice = "a smaller --max_tokens_per_micro_batch or --max_length, "
+    source_prefix = ""  # put before each text
+    buffers: Buffers | None = None  # of streamed training rows
+
+    @property
+    @abstractmethod
+    def target_columns(self) -> tuple[str, ...]:
+        """The required columns of training and validation rows beside the text."""
+
+    @abstractmethod
+    def read_targets(self, table: Table, split: str, notes: list[str]) -> Any | None:
+        """The checked targets of a file, with a method `take(rows)`; None for a file without targets. Raises
+        `InputError`."""
+
+    @abstractmethod
+    def ids_of_targets(self, table: Table, targets: Any, notes: list[str]) -> Ragged:
+        """The ids of these targets. Raises `InputError`."""
+
+    @abstractmethod
+    def target_tensor(self, targets: Ragged, rows: np.ndarray) -> torch.Tensor:
+        """(b, ...) targets of these rows, for `Batch.labels`."""
+
+    def more_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Model inputs besides ids and mask."""
+        return {}
+
+    # Reading
+
+    def read(self, modes: Modes, notes: list[str]) -> tuple[dict[str, Table], dict[str, Any]]:
+        """(tables, targets), by split, of the splits that the modes need.
+
+        Training rows come from the first buffer if they are streamed; rows with blank texts are dropped.
+        Validation rows are split off the training rows if there is no validation file. Raises `InputError`.
+        """
+        arguments, columns = self.arguments, self.target_columns
+        text, full = (arguments.text_column,), (arguments.text_column, *columns)
+        if arguments.streaming and modes.train:
+            self.buffers = Buffers(arguments, full)
+        required = {"train": full} if modes.train and self.buffers is None else {}
+        required |= {"validation": full} if modes.evaluate else {}
+        required |= {"test": text} if modes.predict else {}  # targets of test rows are optional
+        tables = read_splits(arguments, required, "train" in required, optional=columns)
+        if self.buffers is not None:
+            tables = {"train": first_buffer(self.buffers, notes), **tables}
+        if modes.train:
+            tables["train"] = drop_blank(tables["train"], arguments.text_column, notes)
+        targets = {name: self.read_targets(table, name, notes) for name, table in tables.items()}
+        if modes.train and modes.evaluate and "validation" not in tables:
+            parts = split_off(tables["train"], arguments.validation_split, arguments.seed)
+            table, train_targets = tables["train"], targets["train"]
+            for name, rows in zip(("train", "validation"), parts, strict=True):
+                tables[name], targets[name] = table.take(rows), train_targets.take(rows)
+            notes.append(f"{len(parts[1])} training rows are kept for validation (--validation_split)")
+        for table in tables.values():
+            texts_of(table, arguments.text_column)
+        return tables, targets
+
+    def all_ids(
+        self, tables: dict[str, Table], targets: dict[str, Any], notes: list[str]
+    ) -> dict[str, Ragged]:
+        """The ids of the targets, by split, of the splits that have targets. Errors in targets are reported
+        before texts are tokenized."""
+        ids = {}
+        for name, own in targets.items():
+            if own is not None:
+                with self._cached(name):
+                    ids[name] = self.ids_of_targets(tables[name], own, notes)
+        return ids
+
+    # Tokenizing
+
+    def load_tokenizer(self, vocabulary: list[Cells], notes: list[str]) -> Any:
+        """The tokenizer; --tokenizer_type train trains it on the columns `vocabulary`."""
+        tokenizer = load_tokenizer(self.arguments, vocabulary, notes)
+        tokenizer.truncation_side = self.arguments.truncation_side
+        return tokenizer
+
+    def use_tokenizer(self, tokenizer: Any, encoder: Any, default_max_length: int, notes: list[str]) -> None:
+        """Sets `tokenizer`, `max_length`, `long_documents` and the padding of batches. `encoder`: the
+        configuration of the encoder. Raises `InputError`."""
+        arguments, self.tokenizer = self.arguments, tokenizer
+        self.max_length = choose_max_length(arguments.max_length, encoder, tokenizer, default_max_length)
+        self.long_documents = LongDocuments.of(arguments, self.config, tokenizer, self.max_length)
+        self.limits = [f"Texts are cut to {self.long_documents.limit} tokens."]
+        note = choose_attention(encoder, self.max_length)
+        notes += [note] if note else []
+        self.padding_multiple = padding_of(encoder)
+        if arguments.padding_free:
+            check_padding_free(
+                kernels=arguments.kernels,
+                config=encoder,
+                device_type=self.launch.device_type,
+                padding_side=tokenizer.padding_side,
+            )
+
+    def encode(self, texts: list[str]) -> dict[str, list]:
+        """{"input_ids": ids of each text, "cut": whether it was cut}."""
+        return self.long_documents.encoder(self.tokenizer, self.source_prefix)(texts)
+
+    def data(
+        self, tables: dict[str, Table], targets: dict[str, Ragged], notes: list[str], own: dict[str, Any]
+    ) -> Data:
+        """Tokenizes the texts and sets `splits`. `targets`: ids by split; `own`: the task's entries of the
+        run's fingerprint."""
+        arguments, tokenizer, self.splits = self.arguments, tokenizer_fingerprint(self.tokenizer), {}
+        for name, table in tables.items():
+            with self._cached(name):
+                self.splits[name] = self._split(name, table, targets.get(name), tokenizer, notes)
+        trains = "train" in tables
+        if self.buffers is not None:
+            stream = TextStream(self.buffers, self._split_of_buffer)
+            self.splits["train"] = replace(self.splits["train"], stream=stream)
+        if trains:
+            tokens = int(self.splits["train"].tokens.lengths.sum())
+            notes.insert(0, f"{len(self.splits['train'])} training rows, {tokens} tokens")
+            note_repeated_texts({name: split.texts for name, split in self.splits.items()}, notes)
+        if arguments.padding_free:
+            notes.append(
+                "the encoder computes without padding (--padding_free); dropout masks differ from those with "
+                "padding"
+            )
+        if arguments.test_file is not None and "test" not in tables:
+            paths = " ".join(arguments.test_file)
+            notes.append(f"--test_file {paths} is not read: --do_predict is not given")
+        return Data(self.splits, self._fingerprint(tokenizer, own), notes, arguments.padding_free)
+
+    def _split(
+        self, name: str, table: Table, targets: Ragged | None, tokenizer: str, notes: list[str]
+    ) -> TextSplit:
+        """Tokenizes a file's texts and notes how many were cut. `tokenizer`: its fingerprint."""
+        arguments = self.arguments
+        if name == "test":
+            check_ids(table, arguments.id_column)
+        texts = table.columns[arguments.text_column]
+        settings = f"{tokenizer} {self.max_length}"
+        settings += f" {self.source_prefix!r}" if self.source_prefix else ""
+        settings = " ".join([settings, *map(str, self.long_documents.fingerprint().values())])
+        encoder = self.long_documents.encoder(self.tokenizer, self.source_prefix)
+        encoded = encode_cached(texts, encoder, settings, arguments.preprocessing_num_workers)
+        note_unknown(encoded["input_ids"], self.tokenizer, table.path, notes)
+        note_cut(table, "texts", encoded["cut"], self.long_documents.limit, notes)
+        if name != "train":  # blank training rows were dropped
+            note_blank(table, texts, notes)
+        return self.make_split(
+            table.path,
+            texts,
+            encoded["input_ids"],
+            targets,
+            table.columns.get(getattr(arguments, "title_column", None)),
+            ids=ids_of(table, arguments.id_column),
+            mixture=mixture_of(table, arguments.mixing_weights, notes) if name == "train" else None,
+            where=table.where if table.sources else None,
+        )
+
+    def make_split(
+        self,
+        path: str,
+        texts: Sequence[str],
+        tokens: Ragged,
+        targets: Ragged | None,
+        titles: Cells | None = None,
+        **more: Any,
+    ) -> TextSplit:
+        """The split of these texts. `path`: name in messages; `more`: further fields of `TextSplit`."""
+        lengths = tokens.lengths.astype(np.int64)
+        return TextSplit(
+            path=path,
+            collate=partial(self.collate, tokens, targets),
+            num_rows=len(texts),
+            labelled=targets is not None,
+            lengths=lengths,
+            padding_multiple=self.padding_multiple,
+            widths=self.long_documents.widths(lengths, self.padding_multiple),
+            texts=texts,
+            tokens=tokens,
+            targets=targets,
+            titles=titles,
+            content=partial(_content, texts, targets, titles),
+            **more,
+        )
+
+    def _split_of_buffer(self, table: Table) -> TextSplit:
+        """Tokenizes the rows of a later buffer. Raises `InputError`."""
+        notes: list[str] = []  # not shown; the notes on the first buffer are
+        texts_of(table, self.arguments.text_column)
+        targets = self.ids_of_targets(table, self.read_targets(table, "train", notes), notes)
+        return self._split("train", table, targets, tokenizer_fingerprint(self.tokenizer), notes)
+
+    def _cached(self, name: str) -> AbstractContextManager[None]:
+        """A context in which the tokens of a streamed split are cached with its first buffer."""
+        return self.buffers.cached_with(0) if self.buffers is not None and name == "train" else nullcontext()
+
+    def _fingerprint(self, tokenizer: str, own: dict[str, Any]) -> dict[str, Any]:
+        """The run's fingerprint (`Data.fingerprint`). `tokenizer`: the tokenizer's."""
+        arguments = self.arguments
+        trained = {name: split for name, split in self.splits.items() if name != "test"}
+        weights = arguments.model_name_or_path
+        return {
+            "task": self.name,
+            "model": model_content(
+                arguments.config_name or weights, None if arguments.from_scratch else weights
+            ),
+            **own,
+            **adapters.fingerprint(arguments),
+            "tokenizer": tokenizer[:16],
+            "max_length": self.max_length,
+            **self.long_documents.fingerprint(),
+            **({} if self.buffers is None else {"stream": self.buffers.fingerprint}),
+            **mixing_fingerprint(self.splits),
+            **{f"{name}_rows": len(split) for name, split in trained.items()},
+            **{f"{name}_content": split.content()[:16] for name, split in trained.items()},
+        }
+
+    # Batches
+
+    def collate(self, tokens: Ragged, targets: Ragged | None, rows: np.ndarray) -> Batch:
+        """Pads ids and mask to the longest row and to the multiple: (b, width), or with windows (b, windows,
+        width)."""
+        tokenizer, multiple = self.tokenizer, self.padding_multiple
+        side, ids = tokenizer.padding_side, [tokens[row] for row in rows]
+        pieces, windows = self.long_documents.pieces(ids)
+        inputs = {
+            "input_ids": pad_rows(pieces, tokenizer.pad_token_id, side, multiple),
+            "attention_mask": pad_rows([np.ones_like(row) for row in pieces], 0, side, multiple),
+        }
+        inputs |= self.more_inputs(inputs)
+        lengths = lengths_of(ids, side)
+        if windows is not None:
+            inputs = {name: tensor.unflatten(0, (len(rows), windows)) for name, tensor in inputs.items()}
+            lengths = tuple(map(len, ids))
+        labels = None if targets is None else self.target_tensor(targets, rows)
+        return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels, lengths)
+
+    def rows_in_memory(self, items: Sequence[str]) -> TextSplit:
+        for number, text in enumerate(items):
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise InputError(
+                    f"text {number}: holds half of a character (a lone surrogate): remove or complete it"
+                ) from None
+        texts = list(items)
+        return self.make_split("texts", texts, Ragged.of(self.encode(texts)["input_ids"]), None)
+
+    # The model
+
+    def load_for_prediction(self, auto_class: Any, path: str | Path) -> tuple[torch.nn.Module, set[str]]:
+        """(model of a folder or of the hub, names of its parameters without trained weights)."""
+        arguments = replace(
+            self.arguments, model_name_or_path=str(path), config_name=None, from_scratch=False
+        )
+        named = str(path) == self.arguments.model_name_or_path
+        return load_model_and_new_names(
+            auto_class, arguments, self.config if named else load_config(arguments)
+        )
+
+    def with_kernels(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Checks the vocabulary, enables the kernels of the arguments, and applies --long_documents to the
+        model."""
+        check_vocabulary(model, self.tokenizer)
+        enable_kernels(
+            model,
+            kernels=self.arguments.kernels,
+            padding_free=self.arguments.padding_free,
+            on_cpu=self.launch.device_type == "cpu",
+        )
+        return self.long_documents.prepare(model, self.tokenizer.padding_side)
+
+    def rate_by_layer(self, encoder: Any, parameter: str) -> float:
+        """The factor on the learning rate by --layerwise_lr_decay. `encoder`: its configuration."""
+        decay = self.arguments.layerwise_lr_decay
+        if decay is None or ".decoder." in f".{parameter}":
+            return 1.0
+        return adapters.layerwise_scale(parameter, encoder.num_hidden_layers, decay)
+
+    @property
+    def rounding(self) -> str:
+        """The precision that limits how well best/ agrees with the trained model."""
+        return adapters.rounded_as(self.arguments, self.launch.precision)
+
+    def save_best(
+        self,
+        path: Path,
+        model: Any,
+        plain: Any,
+        weights: dict[str, torch.Tensor],
+        check: Callable[[Path], None],
+        change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] = lambda weights: weights,
+    ) -> None:
+        """Writes best/. `plain`: a model of the trained `model`'s class on the meta device, with the
+        configuration to export; `change`: applied to the weights before saving."""
+        exported, weights = adapters.to_export(model, plain, weights, self.arguments)
+        export_model(path, exported, change(weights), check, self.tokenizer, self.max_length)
+
+
+def first_buffer(buffers: Buffers, notes: list[str]) -> Table:
+    """The rows of the first buffer of a stream, with notes on what it stands for."""
+    requested = buffers.size
+    table, _, blank = buffers.read(0)
+    if len(table) < requested:
+        notes.append(
+            f"there are {len(table)} training rows with a text, fewer than a buffer of {requested}: "
+            "every buffer has all of them (--streaming_buffer_rows)"
+        )
+    notes.append(
+        f"an epoch is a buffer of {len(table)} training rows (--streaming); labels, tokens and "
+        "memory are those of the first"
+    )
+    if blank:
+        notes.append(f"{table.path}: {blank} row(s) without a text left out, as in later buffers")
+    return table
+
+
+def mixture_of(table: Table, weights: Sequence[float] | None, notes: list[str]) -> Mixture | None:
+    """The `Mixture` of a table's files by --mixing_weights; None without weights."""
+    if weights is None:
+        return None
+    numbers = [source.argument for source in table.sources]
+    paths = [table.sources[numbers.index(number)].path for number in range(len(weights))]
+    return Mixture.of(np.array(numbers)[table.source], weights, paths, notes)
+
+
+def pad_rows(
+    rows: Sequence[np.ndarray], pad_value: int, side: str = "right", multiple: int = 1
+) -> torch.Tensor:
+    """(b, width) int64 padded rows. The width is the longest length, at least 1, rounded up to `multiple`."""
+    width = -(-max(1, *(len(row) for row in rows)) // multiple) * multiple
+    padded = np.full((len(rows), width), pad_value, dtype=np.int64)
+    for target, row in zip(padded, rows, strict=True):
+        if side == "right":
+            target[: len(row)] = row
+        else:
+            target[width - len(row) :] = row
+    return torch.from_numpy(padded)
+
+
+def lengths_of(rows: Sequence[np.ndarray], side: str) -> tuple[int, ...] | None:
+    """`Batch.lengths` of rows padded on the right; None if they are padded on the left or a row is empty."""
+    lengths = tuple(map(len, rows))
+    return lengths if side == "right" and min(lengths) > 0 else None
+
+
+def _content(texts: Cells, targets: Ragged | None, titles: Cells | None) -> str:
+    """A hash of a split's texts and targets."""
+    if titles is not None:
+        return fingerprint([texts.fingerprint, titles.fingerprint])
+    labels = [] if targets is None else [targets.values.tobytes(), targets.offsets.tobytes()]
+    return fingerprint([texts.fingerprint, *labels])

@@ -1,0 +1,138 @@
+"""Random combinations of arguments, drawn from the parser's own table, on small files: a command ends with
+exit code 0, or with 2 and a message; it writes into its output folder only, and a refusal changes nothing.
+
+    MISUSE=200 python -m pytest tests/bad_input/test_misuse.py     more combinations than the suite's
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import os
+import random
+import typing
+from pathlib import Path
+
+import launchers
+import masks_job
+import pytest
+from images_job import write_folder
+from launchers import write_csv
+
+NUMBER = int(os.environ.get("MISUSE", 20))
+TASKS = ("classify", "titlegen", "image_classify", "segment")
+# What starts other programs, waits, or is drawn for every command below.
+LEFT_OUT = {
+    "deepspeed", "deepspeed_config", "ddp_backend", "start_timeout", "push_to_hub", "hub_dry_run",
+    "output_dir", "train_file", "validation_file", "config_name", "from_scratch", "max_steps", "use_cpu",
+    "dataset_name", "tokenizer_type", "vocab_size", "profile", "torch_compile", "config", "debug",
+    "report_to", "test_file", "image_size", "max_train_time", "trust_remote_code", "num_train_epochs",
+}  # fmt: skip
+WORDS = [
+    "0",
+    "1",
+    "2",
+    "-1",
+    "0.5",
+    "1e-3",
+    "1e9",
+    "nan",
+    "",
+    "a",
+    "a,b",
+    "none",
+    "true",
+    "{}",
+    "cosine",
+    "é\u2028",
+]
+
+
+def write_data(folder: Path) -> None:
+    rows = [(f"word{n % 9} and word{n % 5}", "|".join("ab"[: n % 3]), f"title {n % 4}") for n in range(12)]
+    write_csv(folder / "rows.csv", ["text", "labels", "title"], rows)
+    write_folder(folder / "images", rows=8)
+    masks_job.write(folder / "masks", rows=4)
+    masks_job.segformer(folder / "segformer")
+    launchers.write_bert_config(folder / "bert")
+
+
+def usual(task: str, folder: Path) -> dict[str, object]:
+    """Arguments with which the task trains for two steps."""
+    values = {"output_dir": folder / "run", "max_steps": 2, "use_cpu": "true", "report_to": "none"}
+    if task in ("classify", "titlegen"):
+        file = folder / "rows.csv"
+        values |= {
+            "config_name": folder / "bert" / "config.json",
+            "tokenizer_type": "train",
+            "vocab_size": 128,
+        }
+    elif task == "segment":
+        file = folder / "masks"
+        values |= {"config_name": folder / "segformer", "image_size": "32,48"}
+    else:
+        file = folder / "images"
+        values |= {"image_size": "16"}
+    if task != "image_classify":
+        values["from_scratch"] = "true"
+    return values | {"train_file": file, "validation_file": file}
+
+
+def drawn(chance: random.Random, field: dataclasses.Field) -> str:
+    """A value for an argument: mostly one that its declaration allows."""
+    settings = field.metadata
+    if settings["choices"] and chance.random() < 0.8:
+        return chance.choice(settings["choices"])
+    limits = [
+        settings[name] for name in ("at_least", "above", "at_most", "below") if settings[name] is not None
+    ]
+    if limits and chance.random() < 0.7:
+        return f"{chance.choice(limits) + chance.choice([-1, 0, 0.25, 1, 3]):g}"
+    if "bool" in str(field.type) and chance.random() < 0.8:
+        return chance.choice(["true", "false"])
+    if field.default is not None and chance.random() < 0.3:
+        return str(field.default)
+    return chance.choice(WORDS)
+
+
+def content(folder: Path) -> dict[str, str]:
+    files = [p for p in folder.rglob("*") if p.is_file() and p.name != ".lock" and "cache" not in p.parts]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.mark.parametrize("number", range(NUMBER))
+def test_a_command_of_random_arguments(number, script, tmp_path):
+    chance = random.Random(number)
+    task = chance.choice(TASKS)
+    write_data(tmp_path)
+    fields = importlib.import_module(task).Arguments.__dataclass_fields__
+    names = chance.sample(sorted(fields.keys() - LEFT_OUT), chance.randint(1, 6))
+    more = {name: drawn(chance, fields[name]) for name in names}
+    words = [
+        part for name, value in (usual(task, tmp_path) | more).items() for part in (f"--{name}", str(value))
+    ]
+    if chance.random() < 0.3:  # the folder holds a run
+        usually = [p for name, value in usual(task, tmp_path).items() for p in (f"--{name}", str(value))]
+        assert script(task, usually).code == 0
+    before = content(tmp_path)
+    ended = script(task, words)
+    after = content(tmp_path)
+    said = f"{task} {more}\n{ended.err}"
+    assert ended.code in (0, 2), said
+    assert "Traceback" not in ended.err, said
+    if ended.code == 2:
+        assert ended.err.strip(), said
+        assert {name: after.get(name) for name in before} == before, said
+    # A path that the user gives may lie elsewhere.
+    outside = {name for name in after.keys() - before.keys() if not name.startswith("run/")}
+    assert not outside or any(fields[name].metadata["path"] for name in names), (outside, said)
+
+
+def test_every_argument_can_be_drawn():
+    fields: dict[str, typing.Any] = {}
+    for task in TASKS:
+        fields |= importlib.import_module(task).Arguments.__dataclass_fields__
+    assert fields.keys() >= LEFT_OUT - {"config", "dataset_name"}
+    chance = random.Random(0)
+    assert all(isinstance(drawn(chance, field), str) for field in fields.values())

@@ -1,0 +1,660 @@
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tables
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    DebertaV2Config,
+    ModernBertConfig,
+    RobertaConfig,
+)
+
+from samerun.data.tokens import Ragged
+from samerun.errors import SHOWN, InputError, TrainingError
+from samerun.models.export import export_model
+from samerun.models.pretrained import labels_of, own_labels
+from samerun.text.multilabel import (
+    MultiLabelLoss,
+    calibrated,
+    check_best_metric,
+    check_calibration,
+    check_export,
+    choose_labels,
+    class_balanced,
+    configure,
+    fixed_thresholds,
+    label_ids,
+    loss_of_config,
+    model_card,
+    note_labels,
+    output_layer,
+    plain_model,
+    positive_weights,
+    prior_bias,
+    read_label_file,
+    read_labels,
+    replace_output_layer,
+    rows_to_check,
+    set_head_bias,
+    thresholds_of,
+)
+from samerun.text.multilabel_scores import Thresholds, sigmoid
+
+TABLES = {"train": SimpleNamespace(path="a.csv"), "validation": SimpleNamespace(path="b.csv")}
+
+
+def table(cells, name="labels"):
+    return tables.table({name: cells}, "train.jsonl", "jsonl", range(1, len(cells) + 1))
+
+
+def read(cells, notes=None, **given):
+    asked = SimpleNamespace(
+        **{"label_columns": None, "label_column": "labels", "label_separator": "|", **given}
+    )
+    return read_labels(table(cells), asked, [] if notes is None else notes)
+
+
+def written(found):
+    return list(map(list, found.rows))
+
+
+def names(cells, notes=None, **given):
+    return written(read(cells, notes, **given))
+
+
+def problems(cells, **given):
+    with pytest.raises(InputError) as caught:
+        names(cells, **given)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["a|b", " a | c ", "", "  "], [["a", "b"], ["a", "c"], [], []]),
+        ([["a", " b "], [], ["10", "2"]], [["a", "b"], [], ["10", "2"]]),
+        ([[1, 2], [], [10]], [["1", "2"], [], ["10"]]),
+        ([3, 4], [["3"], ["4"]]),
+        ([["a"], "", []], [["a"], [], []]),  # a row without labels has no form of its own
+    ],
+)
+def test_forms_of_a_cell(cells, expected):
+    assert names(cells) == expected
+
+
+def test_another_separator():
+    assert names(["a|b;c"], label_separator=";") == [["a|b", "c"]]
+
+
+def test_repeated_labels_count_once_and_are_noted():
+    notes = []
+    assert names(["a|b|a", "c"], notes) == [["a", "b"], ["c"]]
+    assert notes == ["train.jsonl: 1 row(s) name a label twice; it counts once"]
+
+
+def columns(*cells, names=("x", "y")):
+    made = tables.table(dict(zip(names, zip(*cells, strict=True), strict=True)), "a.csv")
+    return written(
+        read_labels(
+            made, SimpleNamespace(label_columns=names, label_column="labels", label_separator="|"), []
+        )
+    )
+
+
+def test_columns_of_0_and_1():
+    assert columns(("1", "0"), ("true", " 1 "), ("0.0", "False")) == [["x"], ["x", "y"], []]
+    assert columns((1, 0), (True, 1.0)) == [["x"], ["x", "y"]]
+
+
+def test_label_list_is_in_the_order_of_first_appearance():
+    assert read([["10"], [], ["2", "10"], ["a"]]).names == ["10", "2", "a"]
+
+
+def test_label_numbers_are_sorted_and_unknown_labels_are_named_once_each():
+    known, notes = ["b", "a"], []
+    rows = [["a", "b"], ["z", "a"], ["y"], ["z"]]
+    made = table([""] * 4)
+
+    def numbers(rows, ignore):
+        found = label_ids(made, read(rows), known, ignore, notes)
+        return [found[row].tolist() for row in range(len(found))]
+
+    assert numbers(rows[:1], False) == [[0, 1]]
+    with pytest.raises(InputError) as caught:
+        numbers(rows, False)
+    assert [problem.partition(";")[0] for problem in caught.value.problems] == [
+        "train.jsonl:2: label 'z' is not in the training data (2 row(s))",
+        "train.jsonl:3: label 'y' is not in the training data (1 row(s))",
+    ]
+    assert notes == []
+    assert numbers(rows, True) == [[0, 1], [1], [], []]
+    assert notes == ["train.jsonl: 3 label(s) of 2 kind(s) that the training data does not have are ignored"]
+
+
+def test_a_label_column_without_a_1_is_no_unknown_label():
+    made = tables.table({"x": ["1", "0"], "y": ["0", "0"]}, "a.csv")
+    found = read_labels(made, SimpleNamespace(label_columns=("x", "y"), label_column="labels"), [])
+    assert found.names == ["x", "y"]
+    ids = label_ids(made, found, ["x"], False, [])
+    assert [ids[row].tolist() for row in range(2)] == [[0], []]
+
+
+@given(st.lists(st.lists(st.sampled_from("abcd"), max_size=3), min_size=1, max_size=12), st.data())
+def test_taken_rows_have_the_labels_that_they_have_alone(rows, data):
+    taken = data.draw(st.lists(st.integers(0, len(rows) - 1), unique=True).map(sorted))
+    found, alone = read(rows).take(np.array(taken, dtype=int)), read([rows[row] for row in taken])
+    assert (found.names, written(found)) == (alone.names, written(alone))
+
+
+def test_taken_rows_of_label_columns_keep_every_name():
+    made = tables.table({"x": ["1", "0"], "y": ["1", "1"]}, "a.csv")
+    found = read_labels(made, SimpleNamespace(label_columns=("x", "y"), label_column="labels"), []).take(
+        np.array([1])
+    )
+    assert (found.names, written(found)) == (["x", "y"], [["y"]])
+
+
+def test_label_file(tmp_path):
+    path = tmp_path / "labels.txt"
+    path.write_bytes("\ufeffb\r\n\n 标签 \na\u2028c\n".encode())
+    assert read_label_file(str(path)) == ["b", "标签", "a\u2028c"]
+
+
+def test_what_a_reader_of_the_figures_should_know_of_the_labels():
+    notes = []
+    train, validation = Ragged.of([[0], [], [0, 1]]), Ragged.of([[0, 1], [0], []])
+    note_labels(TABLES, {"train": train, "validation": validation}, ["x", "y", "z"], notes)
+    assert notes[0] == "3 labels, 1.00 per training row"
+    assert notes[1:4] == [
+        "a.csv: 1 row(s) have no label",
+        "no training row has z",
+        "b.csv: 1 row(s) have no label",
+    ]
+    assert notes[4].startswith("ROC AUC is undefined for 1 label(s)")
+    assert notes[4].endswith("average: z")
+    notes.clear()
+    everywhere = Ragged.of([[0], [0, 1]])
+    note_labels(TABLES, {"train": everywhere, "validation": everywhere}, ["x", "y"], notes)
+    assert [note.rpartition(": ")[2] for note in notes[1:]] == ["x"]  # every validation row has it
+    notes.clear()
+    note_labels(TABLES, {"train": everywhere}, ["x", "y"], notes)
+    assert notes == ["2 labels, 1.50 per training row"]
+    notes.clear()
+    many = [f"l{i}" for i in range(SHOWN + 1)]
+    note_labels(TABLES, {"train": Ragged.of([[], []])}, many, notes)
+    assert notes[1:] == [
+        "a.csv: 2 row(s) have no label",
+        f"no training row has {', '.join(many[:SHOWN])}, ...",
+    ]
+
+
+def test_a_class_is_one_label_and_all_names_of_its_column_are_labels():
+    classes = {"labels": ["b|c", "never", "a"]}
+    asked = SimpleNamespace(label_columns=None, label_column="labels", label_separator="|")
+    notes = []
+    for cells, expected in [(["a", "b|c"], [["a"], ["b|c"]]), ([["b|c", "a"], []], [["b|c", "a"], []])]:
+        found = read_labels(replace(table(cells), classes=classes), asked, notes)
+        assert (written(found), found.names) == (expected, ["b|c", "never", "a"])
+    assert notes == []
+
+
+def test_rows_of_each_label_are_equally_likely():
+    targets = Ragged.of([[0], [0], [0, 1], [], [], [0]])
+    weights = class_balanced(targets, 3)  # nobody has the third; having none is one more
+    np.testing.assert_allclose(weights, np.array([1 / 4, 1 / 4, 1 / 4 + 1, 1 / 2, 1 / 2, 1 / 4]) / 3)
+
+
+ROWS, NUM_LABELS = 6, 3
+
+
+LOGITS = torch.randn(ROWS, NUM_LABELS, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3
+
+
+TARGETS = torch.tensor(
+    [[1, 0, 0], [0, 1, 1], [0, 0, 0], [1, 1, 1], [0, 0, 1], [1, 0, 1]], dtype=torch.float64
+)
+
+
+PRIOR = np.array([0.5, 0.1, 0.02])
+
+
+FOCAL = {"focal_gamma": 2.0, "focal_alpha": 0.25}
+
+
+ASYMMETRIC = {"asl_gamma_neg": 4.0, "asl_gamma_pos": 1.0, "asl_margin": 0.05}
+
+
+BALANCED = {"db_mu": 0.2, "db_lambda": 2.0, "db_kappa": 0.05}
+
+
+LOSSES = {
+    "bce": MultiLabelLoss("bce", 0.1, np.array([1.0, 2.0, 5.0])),
+    "focal": MultiLabelLoss("focal", settings=FOCAL),
+    "focal without alpha": MultiLabelLoss("focal", settings={"focal_gamma": 0.5, "focal_alpha": None}),
+    "asymmetric": MultiLabelLoss("asymmetric", settings=ASYMMETRIC),
+    "asymmetric without margin": MultiLabelLoss(
+        "asymmetric", settings=ASYMMETRIC | {"asl_margin": 0.0, "asl_gamma_neg": 0.5}
+    ),
+    "distribution_balanced": MultiLabelLoss("distribution_balanced", settings=BALANCED, prior=PRIOR),
+}
+
+
+def logistic(x):
+    return 1 / (1 + math.exp(-x))
+
+
+def by_formula(loss, row, label):
+    """One element, as the paper writes it."""
+    x, y, s = float(LOGITS[row, label]), int(TARGETS[row, label]), loss.settings
+    p = logistic(x)
+    if loss.kind == "bce":
+        soft = 0.95 if y else 0.05
+        return -(loss.pos_weight[label] * soft * math.log(p) + (1 - soft) * math.log(1 - p))
+    if loss.kind == "focal":
+        true, alpha = (p, s["focal_alpha"]) if y else (1 - p, s["focal_alpha"] and 1 - s["focal_alpha"])
+        return -(alpha or 1) * (1 - true) ** s["focal_gamma"] * math.log(true)
+    if loss.kind == "asymmetric":
+        shifted = max(p - s["asl_margin"], 0)
+        if y:
+            return -((1 - p) ** s["asl_gamma_pos"]) * math.log(p)
+        return -(shifted ** s["asl_gamma_neg"]) * math.log(1 - shifted)
+    counts, has = PRIOR * 1000, TARGETS[row].numpy()  # n_k of 1000 rows
+    drawn = sum(1 / count for count, one in zip(counts, has, strict=True) if one) / NUM_LABELS
+    share = (1 / counts[label] / NUM_LABELS) / drawn if drawn else 1.0
+    weight = 0.1 + logistic(10 * (share - s["db_mu"]))
+    shifted = x - s["db_kappa"] * math.log(1000 / counts[label] - 1)
+    if y:
+        return weight * math.log(1 + math.exp(-shifted))
+    return weight / s["db_lambda"] * math.log(1 + math.exp(s["db_lambda"] * shifted))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_is_its_papers(name):
+    found = LOSSES[name](LOGITS, TARGETS)
+    expected = [[by_formula(LOSSES[name], row, label) for label in range(NUM_LABELS)] for row in range(ROWS)]
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-12)
+    assert LOSSES[name].mean(LOGITS.numpy(), TARGETS.numpy()) == pytest.approx(np.mean(expected), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_are_those_of_finite_differences(name):
+    assert torch.autograd.gradcheck(
+        lambda logits: LOSSES[name](logits, TARGETS), LOGITS.clone().requires_grad_()
+    )
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_far_logits_have_finite_losses_and_gradients(name):
+    logits = torch.tensor([[-200.0, 0.0, 200.0]] * ROWS, requires_grad=True)  # float32, as in training
+    loss = LOSSES[name](logits, TARGETS.float())
+    (gradient,) = torch.autograd.grad(loss.sum(), logits)
+    assert loss.dtype == torch.float32
+    assert loss.isfinite().all()
+    assert gradient.isfinite().all()
+
+
+def test_focal_and_asymmetric_come_down_to_cross_entropy():
+    plain = MultiLabelLoss()(LOGITS, TARGETS)
+    none = {"asl_gamma_neg": 0.0, "asl_gamma_pos": 0.0, "asl_margin": 0.0}
+    torch.testing.assert_close(MultiLabelLoss("asymmetric", settings=none)(LOGITS, TARGETS), plain)
+    none = {"focal_gamma": 0.0, "focal_alpha": None}
+    torch.testing.assert_close(MultiLabelLoss("focal", settings=none)(LOGITS, TARGETS), plain)
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if name != "bce"])
+def test_a_loss_travels_in_a_configuration(name):
+    loss = LOSSES[name]
+    stored = loss.as_settings()
+    del stored["label_smoothing"], stored["pos_weight"]
+    again = loss_of_config(SimpleNamespace(multilabel_loss=stored))
+    assert (again.kind, again.settings) == (loss.kind, loss.settings)
+    torch.testing.assert_close(again(LOGITS, TARGETS), loss(LOGITS, TARGETS), rtol=0, atol=0)
+    assert loss_of_config(SimpleNamespace()) is None
+
+
+LABELS = ["10", "标签", "2"]
+
+
+WORDS = ["sort the values", "return it", "a matrix of eigenvalues " * 8]
+
+
+@pytest.fixture
+def model(bert_folder):
+    config = BertConfig.from_pretrained(bert_folder)
+    configure(config, LABELS)
+    torch.manual_seed(1)
+    return AutoModelForSequenceClassification.from_config(config).eval()
+
+
+@pytest.fixture
+def tokenizer(bert_folder):
+    return AutoTokenizer.from_pretrained(bert_folder)
+
+
+def fitted(*thresholds):
+    thresholds = np.array(thresholds or [0.0] * 3)
+    return Thresholds(np.ones(len(thresholds)), thresholds)
+
+
+def chances_of(model, tokenizer, texts, max_length):
+    """The model's probabilities by text."""
+    encoded = tokenizer(texts, truncation=True, max_length=max_length, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        return dict(zip(texts, sigmoid(model(**encoded).logits.numpy()), strict=True))
+
+
+def test_labels_travel_in_the_configuration():
+    config = BertConfig()
+    assert own_labels(config) is None
+    assert labels_of(config) == ["LABEL_0", "LABEL_1"]
+    configure(config, LABELS)
+    assert own_labels(config) == LABELS
+    assert (labels_of(config), config.num_labels) == (LABELS, 3)
+    assert config.label2id == {"10": 0, "标签": 1, "2": 2}
+    assert config.problem_type == "multi_label_classification"
+
+
+SIZES = {
+    "hidden_size": 3,  # as many as labels: only the last layer of the head is the output
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "intermediate_size": 3,
+    "vocab_size": 9,
+    "pad_token_id": 0,
+    "num_labels": 3,
+}
+
+
+@pytest.mark.parametrize("config_class", [BertConfig, RobertaConfig, DebertaV2Config, ModernBertConfig])
+def test_a_new_heads_output_layer_gets_the_bias_and_nothing_else_does(config_class):
+    special = {"bos_token_id": 1, "cls_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
+    config = config_class(**SIZES, **(special if config_class is ModernBertConfig else {}))
+    model = AutoModelForSequenceClassification.from_config(config)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    set_head_bias(model, set(before), np.array([1.0, -2.0, 3.0]))
+    changed = [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])]
+    assert len(changed) == 1
+    assert model.state_dict()[changed[0]].tolist() == [1.0, -2.0, 3.0]
+
+
+def test_a_trained_head_keeps_its_bias(model):
+    before = model.classifier.bias.clone()
+    set_head_bias(model, {"classifier.weight"}, np.ones(3))
+    assert torch.equal(model.classifier.bias, before)
+
+
+@pytest.mark.parametrize("config_class", [BertConfig, RobertaConfig])
+def test_rows_of_a_head_follow_their_labels_names(config_class):
+    config = config_class(**SIZES)
+    configure(config, ["a", "b", "c"])
+    model = AutoModelForSequenceClassification.from_config(config)
+    name, old = output_layer(model, 3)
+    weight = old.weight.detach().clone()
+    with torch.no_grad():
+        old.bias.copy_(torch.tensor([1.0, 2.0, 3.0]))
+    new_rows = replace_output_layer(model, ["a", "b", "c"], ["c", "new", "a", "newer"])
+    assert new_rows.tolist() == [False, True, False, True]
+    set_head_bias(model, set(), np.array([7.0, 8.0, 9.0, 10.0]), new_rows)
+    output = model.get_submodule(name)
+    assert output.bias.tolist() == [3.0, 8.0, 1.0, 10.0]
+    assert torch.equal(output.weight[[0, 2]], weight[[2, 0]])
+    assert not torch.equal(output.weight[1], weight[1])
+    assert (labels_of(model.config), model.num_labels) == (["c", "new", "a", "newer"], 4)
+    assert model(torch.tensor([[3, 4]])).logits.shape == (1, 4)
+
+
+def test_a_head_whose_rows_cannot_be_found_is_refused(model):
+    model.classifier = torch.nn.Identity()
+    with pytest.raises(InputError, match="no linear layer for its 3 labels"):
+        replace_output_layer(model, LABELS, ["a"])
+
+
+def test_the_loss_travels_in_the_configuration(model):
+    assert loss_of_config(plain_model(model, fitted(), MultiLabelLoss()).config) is None
+    weighted = plain_model(model, fitted(), MultiLabelLoss("bce", 0.1, np.array([1.0, 2.5, 20.0])))
+    assert loss_of_config(weighted.config).pos_weight.tolist() == [1.0, 2.5, 20.0]
+    assert loss_of_config(weighted.config).label_smoothing == 0.1
+    focal = plain_model(
+        weighted, fitted(), MultiLabelLoss("focal", settings={"focal_gamma": 2.0, "focal_alpha": None})
+    )
+    assert loss_of_config(focal.config).settings == {"focal_gamma": 2.0, "focal_alpha": None}
+    assert loss_of_config(plain_model(focal, fitted(), MultiLabelLoss()).config) is None  # trained on without
+
+
+def test_thresholds_are_one_half_until_there_are_any():
+    config = BertConfig(num_labels=3)
+    assert thresholds_of(config).tolist() == [0.5, 0.5, 0.5]
+    config.thresholds = [0.1, 0.2, 0.3]
+    assert thresholds_of(config).tolist() == [0.1, 0.2, 0.3]
+
+
+def test_rows_from_the_shortest_to_the_longest_are_checked():
+    assert rows_to_check(np.array([5, 1, 9, 3, 7, 2, 8])) == [1, 3, 4, 2]  # lengths 1, 3, 7, 9
+    assert rows_to_check(np.array([5, 1])) == [1, 0]
+    assert rows_to_check(np.array([4])) == [0]
+    assert rows_to_check(np.array([], dtype=int)) == []
+
+
+def export(path, model, weights, tokenizer, found, precision="no"):
+    plain = plain_model(model, fitted(0.5, 0.25, 0.125), MultiLabelLoss())
+    export_model(path, plain, weights, lambda place: check_export(place, found, precision), tokenizer, 16)
+
+
+def test_an_export_is_plain_transformers(model, tokenizer, tmp_path):
+    found = chances_of(model, tokenizer, WORDS, 16)
+    export(tmp_path / "best", model, model.state_dict(), tokenizer, found)
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "best")
+    assert labels_of(loaded.config) == LABELS
+    assert thresholds_of(loaded.config).tolist() == [0.5, 0.25, 0.125]
+    torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
+    assert AutoTokenizer.from_pretrained(tmp_path / "best").model_max_length == 16
+    assert tokenizer.model_max_length != 16  # the run's own is left alone
+    stored = json.loads((tmp_path / "best" / "config.json").read_text())
+    assert (stored["dtype"], stored["problem_type"]) == ("float32", "multi_label_classification")
+
+
+def test_an_export_does_not_depend_on_how_the_tokenizer_was_last_called(model, tokenizer, tmp_path):
+    found = chances_of(model, tokenizer, WORDS, 16)
+    stored = []
+    for name, settings in (
+        ("plain", {}),
+        ("cut", {"truncation": True, "max_length": 8, "padding": "max_length"}),
+    ):
+        tokenizer("some words", **settings)
+        export(tmp_path / name, model, model.state_dict(), tokenizer, found)
+        stored.append((tmp_path / name / "tokenizer.json").read_bytes())
+    assert stored[0] == stored[1]
+
+
+def test_a_half_precision_model_is_exported_in_full(model, tokenizer, tmp_path):
+    weights = {name: tensor.float() for name, tensor in model.state_dict().items()}
+    model.config.dtype = torch.bfloat16
+    export(tmp_path / "best", model.bfloat16(), weights, tokenizer, {})
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "best")
+    assert {tensor.dtype for tensor in loaded.state_dict().values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("precision", "shift", "passes"), [("no", 1e-3, False), ("bf16", 1e-3, True), ("bf16", 0.2, False)]
+)
+def test_an_export_that_gives_other_probabilities_is_refused(
+    model, tokenizer, tmp_path, precision, shift, passes
+):
+    found = chances_of(model, tokenizer, WORDS, 16)
+    export(tmp_path / "best", model, model.state_dict(), tokenizer, found)
+    before = (tmp_path / "best" / "model.safetensors").read_bytes()
+    found[WORDS[2]] = found[WORDS[2]] + shift
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    if passes:
+        export(tmp_path / "best", model, weights, tokenizer, found, precision=precision)
+        return
+    with pytest.raises(TrainingError, match="does not give the run's probabilities"):
+        export(tmp_path / "best", model, weights, tokenizer, found, precision=precision)
+    assert (tmp_path / "best" / "model.safetensors").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_a_model_that_diverged_is_not_exported(model, tokenizer, tmp_path):
+    found = chances_of(model, tokenizer, WORDS, 16)
+    found[WORDS[0]] = np.full(3, np.nan)
+    with pytest.raises(TrainingError, match="difference nan"):
+        export(tmp_path / "best", model, model.state_dict(), tokenizer, found)
+    assert not (tmp_path / "best").exists()
+
+
+def test_a_stock_pipeline_gives_the_calibrated_probabilities(model, tokenizer, tmp_path):
+    found = Thresholds(np.array([2.0, 0.25, 1.5]), np.array([0.5, 0.25, 0.125]))
+    encoded = tokenizer(WORDS, truncation=True, max_length=16, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        expected = found.probabilities(model(**encoded).logits.numpy())
+    plain = plain_model(model, found, MultiLabelLoss())
+    weights = calibrated(plain, found, model.state_dict())
+    checked = dict(zip(WORDS, expected, strict=True))
+    export_model(
+        tmp_path / "best", plain, weights, lambda place: check_export(place, checked, "no"), tokenizer, 16
+    )
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "best")
+    assert loaded.config.temperatures == [2.0, 0.25, 1.5]
+    again = plain_model(loaded, fitted(), MultiLabelLoss())  # trained on without
+    assert not hasattr(again.config, "temperatures")
+
+
+def test_a_head_that_cannot_be_calibrated_is_refused(model):
+    model.classifier = torch.nn.Identity()
+    check_calibration("none", model, 3)
+    with pytest.raises(InputError, match="no linear layer for its 3 labels, whose weights could be divided"):
+        check_calibration("temperature", model, 3)
+
+
+def test_labels_to_be_trained(tmp_path):
+    notes = []
+    assert choose_labels(["b", "a"], ["a", "b"], None, notes) == [
+        "b",
+        "a",
+    ]  # resuming from a model of these very labels
+    assert choose_labels(None, ["a", "b"], None, notes) == ["a", "b"]
+    assert notes == []
+    assert choose_labels(["b", "a"], ["a", "c", "b"], None, notes) == ["a", "c", "b"]
+    assert (
+        notes.pop()
+        == "the model's head keeps the rows of 2 label(s), by name; 1 label(s) are new, 0 are dropped"
+    )
+    assert choose_labels(["b", "a"], ["c"], None, notes) == ["c"]
+    assert notes == ["the model's head for 2 label(s) is replaced by a new one for 1"]
+    file = tmp_path / "labels.txt"
+    file.write_text("a\nb\n", encoding="utf-8")
+    assert choose_labels(["b", "a"], ["b", "a"], str(file), notes) == ["a", "b"]  # requested in this order
+    assert len(notes) == 2
+
+
+def test_the_cards_table_has_labels_by_support(tmp_path):
+    table = [
+        {"label": name, "f1": 0.5, "support": support}
+        for name, support in (("rare", 1), ("often", 9), ("never", None))
+    ]
+    (tmp_path / "metrics.json").write_text(json.dumps({"eval_per_label": table}), encoding="utf-8")
+    text = "\n".join(model_card(tmp_path, BertConfig(), []).sections)
+    assert (
+        text.index("| often | 0.5000 | 9 |") < text.index("| rare | 0.5000 | 1 |") < text.index("| never |")
+    )
+    (tmp_path / "metrics.json").write_text("{}", encoding="utf-8")
+    assert len(model_card(tmp_path, BertConfig(), []).sections) == 1
+
+
+NAMES = ["a", "b=c", "标签"]
+
+
+def test_thresholds_by_hand(tmp_path):
+    path = tmp_path / "thresholds.json"
+    path.write_text(json.dumps({"b=c": 0.7, "a": 1}), encoding="utf-8")
+    assert fixed_thresholds(None, NAMES) is None
+    assert fixed_thresholds(["0.3"], NAMES).tolist() == [0.3, 0.3, 0.3]
+    assert fixed_thresholds(["0.3", "b=c=0.5", "标签=.25"], NAMES).tolist() == [0.3, 0.5, 0.25]
+    assert fixed_thresholds(["0.3", str(path)], NAMES).tolist() == [1, 0.7, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        (["high"], "--threshold high: expected a number, LABEL=NUMBER, or a json file of labels and numbers"),
+        (["0.5", "d=0.1"], "--threshold d=0.1: the model has no label 'd'; it has a, b=c, 标签"),
+        (["30"], "--threshold 30: '30' for 'a', expected a number from 0 to 1"),
+        (["nan"], "--threshold nan: 'nan' for 'a', expected a number from 0 to 1"),
+        (["a=0.1"], "--threshold lacks 2 label(s): b=c, 标签; put a number for all other labels first"),
+        (["missing.json"], "--threshold missing.json: "),
+    ],
+)
+def test_thresholds_that_are_wrong(parts, said):
+    with pytest.raises(InputError) as caught:
+        fixed_thresholds(parts, NAMES)
+    assert caught.value.problems[0].startswith(said)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_layer_divides_its_logits(bias):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 3, bias=bias))
+    model.base_model_prefix = "bert"
+    x, temperatures, before = torch.randn(6, 4), np.array([2.0, 0.5, 1.0]), model.state_dict()
+    expected = model(x) / torch.tensor([2.0, 0.5, 1.0])
+    model.load_state_dict(calibrated(model, Thresholds(temperatures, np.full(3, 0.5)), before))
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_balanced_weights_are_negatives_over_positives_within_limits():
+    positive = np.array([8, 1, 1, 0])  # of 10 rows: 2/8 up to 1, 9/1 down to 5, no row
+    np.testing.assert_array_equal(
+        positive_weights(weighted("balanced", 5), positive, 10, [*"abcd"]), [1.0, 5.0, 5.0, 1.0]
+    )
+    np.testing.assert_array_equal(
+        positive_weights(weighted("balanced"), positive[:3], 10, [*"abc"]), [1.0, 9.0, 9.0]
+    )
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("weights", [None, np.array([1.0, 3.0])])
+def test_no_constant_logits_have_a_smaller_loss_than_the_prior(weights, smoothing):
+    positive, rows = np.array([4000, 250]), 10_000  # the half rows that are added are round-off here
+    targets = np.arange(rows)[:, None] < positive
+    soft = torch.tensor(targets * (1 - smoothing) + smoothing / 2)
+
+    def loss(logits):
+        weight = None if weights is None else torch.tensor(weights)
+        logits = torch.tensor(logits).expand(rows, 2)
+        return torch.nn.functional.binary_cross_entropy_with_logits(logits, soft, pos_weight=weight).item()
+
+    bias = prior_bias(positive, rows, weights, smoothing)
+    for step in ([0.01, 0], [-0.01, 0], [0, 0.01], [0, -0.01]):
+        assert loss(bias) < loss(bias + np.array(step))
+
+
+def test_the_prior_of_labels_that_no_row_or_every_row_has_is_finite():
+    assert prior_bias(np.array([0, 9]), 9, None, 0.0).tolist() == pytest.approx([-np.log(19), np.log(19)])
+
+
+def weighted(choice, cap=20):
+    return SimpleNamespace(pos_weight=choice, pos_weight_cap=cap)
+
+
+def test_weights_by_name(tmp_path):
+    assert positive_weights(weighted("none"), np.array([1]), 1, ["a"]) is None
+    path = tmp_path / "weights.json"
+    path.write_text(json.dumps({"b": 2, "a": 0.5, "unused": -1}))
+    np.testing.assert_array_equal(
+        positive_weights(weighted(str(path)), np.zeros(2), 0, ["a", "b"]), [0.5, 2.0]
+    )
+
+
+def test_a_metric_that_one_row_defines():
+    rows: list[list[int]] = [[]] * 20
+    check_best_metric("roc_auc_macro", Ragged.of([*rows, [0]]), 2)
+    check_best_metric("f1_micro", Ragged.of(rows), 2)

@@ -1,0 +1,591 @@
+import json
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.optimize import minimize_scalar
+from sklearn import metrics as reference
+from sklearn.metrics import f1_score
+
+from samerun.reports.figures import as_image
+from samerun.text.multilabel_scores import (
+    FALLBACK_BOUNDS,
+    MAX_ROWS,
+    METRICS,
+    TEMPERATURE_RANGE,
+    Objective,
+    ThresholdTuner,
+    best_thresholds,
+    binary_cross_entropy,
+    decision_scores,
+    expected_calibration_error,
+    figures,
+    fit_temperatures,
+    multilabel_scores,
+    per_label_table,
+    ranking_scores,
+    report_content,
+    sigmoid,
+    tune_thresholds,
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_warning_is_tolerated():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield
+
+
+def random_rows(seed=0, n=200, labels=7, ties=False):
+    rng = np.random.default_rng(seed)
+    targets = (rng.random((n, labels)) < 0.3).astype(int)
+    probabilities = np.clip(0.3 * targets + 0.7 * rng.random((n, labels)), 0, 1)
+    return (np.round(probabilities, 1) if ties else probabilities), targets
+
+
+def scikit_learn_scores(probabilities, targets, thresholds):
+    """Every metric as scikit-learn defines it, AUC and average precision over the labels where they are
+    defined."""
+    predicted = (probabilities >= thresholds).astype(int)
+    scores = {
+        f"{metric}_{average}": getattr(reference, f"{metric}_score")(
+            targets, predicted, average=average, zero_division=0
+        )
+        for metric, average in (
+            ("f1", "micro"),
+            ("f1", "macro"),
+            ("f1", "samples"),
+            ("precision", "micro"),
+            ("recall", "micro"),
+            ("precision", "macro"),
+            ("recall", "macro"),
+        )
+    }
+    scores["hamming_loss"] = reference.hamming_loss(targets, predicted)
+    scores["subset_accuracy"] = reference.accuracy_score(targets, predicted)
+    positive = targets.sum(axis=0)
+    for metric, score, defined in (
+        ("roc_auc_macro", reference.roc_auc_score, (positive > 0) & (positive < len(targets))),
+        ("average_precision_macro", reference.average_precision_score, positive > 0),
+    ):
+        per_label = [score(targets[:, label], probabilities[:, label]) for label in np.flatnonzero(defined)]
+        scores[metric] = float(np.mean(per_label)) if per_label else None
+        scores[f"{metric}_labels"] = len(per_label)
+    scores["lrap"] = reference.label_ranking_average_precision_score(targets, probabilities)
+    return scores
+
+
+def scores_of(probabilities, targets, thresholds=0.5):
+    """All metrics but the loss, at these thresholds."""
+    targets = targets.astype(bool)
+    return decision_scores(probabilities >= thresholds, targets) | ranking_scores(probabilities, targets)
+
+
+def test_tuned_metrics_and_the_loss_are_given():
+    probabilities, targets = random_rows()
+    logits, tuned = np.log(probabilities / (1 - probabilities)), probabilities >= 0.3
+    scores = multilabel_scores(logits, targets, 0.25, tuned)
+    expected = {"loss": 0.25, **scores_of(probabilities, targets)}
+    at_thresholds = {f"tuned_{name}": score for name, score in decision_scores(tuned, targets > 0).items()}
+    assert scores == pytest.approx(expected | at_thresholds, abs=1e-12)
+    assert list(scores) == list(METRICS)
+    assert all(type(value) in (int, float) for value in scores.values())
+
+
+def assert_same_scores(actual, expected):
+    assert actual.keys() == expected.keys()
+    assert {name for name, value in actual.items() if value is None} == {
+        name for name, value in expected.items() if value is None
+    }
+    for name, value in expected.items():
+        if value is not None:
+            assert actual[name] == pytest.approx(value, abs=1e-12, rel=0), name
+
+
+@st.composite
+def rows(draw):
+    n, labels = draw(st.integers(2, 10)), draw(st.integers(2, 5))
+    score = st.one_of(st.sampled_from([0.0, 0.3, 0.5, 1.0]), st.floats(0, 1))
+    return draw(arrays(np.float64, (n, labels), elements=score)), draw(
+        arrays(np.int64, (n, labels), elements=st.integers(0, 1))
+    )
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("thresholds", [0.5, 0.3, np.linspace(0.2, 0.8, 7)])
+def test_equals_scikit_learn(ties, thresholds):
+    probabilities, targets = random_rows(ties=ties)
+    assert_same_scores(
+        scores_of(probabilities, targets, thresholds),
+        scikit_learn_scores(probabilities, targets, thresholds),
+    )
+
+
+@settings(max_examples=80)
+@given(rows())
+def test_equals_scikit_learn_on_any_rows(data):
+    probabilities, targets = data
+    assert_same_scores(scores_of(probabilities, targets), scikit_learn_scores(probabilities, targets, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("value", "auc_labels", "precision_labels", "average_precision"), [(0, 0, 0, None), (1, 0, 7, 1.0)]
+)
+def test_single_class(value, auc_labels, precision_labels, average_precision):
+    probabilities, targets = random_rows()
+    targets[:] = value
+    scores = scores_of(probabilities, targets)
+    assert scores["roc_auc_macro"] is None
+    assert scores["roc_auc_macro_labels"] == auc_labels
+    assert scores["average_precision_macro"] == average_precision
+    assert scores["average_precision_macro_labels"] == precision_labels
+    assert scores["lrap"] == 1
+
+
+def test_one_label_is_legal():
+    probabilities, targets = random_rows(labels=1)
+    scores = scores_of(probabilities, targets)
+    assert scores["roc_auc_macro"] == pytest.approx(
+        reference.roc_auc_score(targets, probabilities), abs=1e-12
+    )
+    assert (
+        scores["f1_macro"]
+        == scores["f1_micro"]
+        == pytest.approx(reference.f1_score(targets, probabilities >= 0.5))
+    )
+    assert scores["lrap"] == 1
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
+def test_nothing_to_score_is_none_throughout(shape):
+    nothing = np.empty(shape)
+    assert multilabel_scores(nothing, nothing, None, nothing > 0) == dict.fromkeys(METRICS)
+
+
+def test_more_pairs_than_32_bits():
+    n = 100_000  # 2.5e9 pairs of a positive and a negative row
+    scores = ranking_scores(np.linspace(0, 1, n).reshape(-1, 1), (np.arange(n) >= n // 2).reshape(-1, 1))
+    assert scores["roc_auc_macro"] == 1
+    assert scores["average_precision_macro"] == pytest.approx(1, abs=1e-12)
+
+
+def test_per_label_table_averages_to_the_macro_metrics():
+    probabilities, targets = random_rows()
+    targets[:, 2] = 0
+    thresholds = np.linspace(0.2, 0.8, 7)
+    table = per_label_table(probabilities, targets, thresholds, list("abcdefg"), probabilities >= thresholds)
+    assert [row["label"] for row in table] == list("abcdefg")
+    assert [row["threshold"] for row in table] == thresholds.tolist()
+    assert [row["support"] for row in table] == targets.sum(axis=0).tolist()
+    assert table[2]["roc_auc"] is None
+    assert table[2]["average_precision"] is None
+    assert table[2]["f1"] == 0
+
+    scores = scores_of(probabilities, targets, thresholds)
+    for metric in ("precision", "recall", "f1", "roc_auc", "average_precision"):
+        defined = [row[metric] for row in table if row[metric] is not None]
+        assert np.mean(defined) == pytest.approx(scores[f"{metric}_macro"], abs=1e-12)
+
+
+def test_per_label_table_without_rows():
+    (row,) = per_label_table(*np.empty((2, 0, 1)), np.array([0.5]), ["a"], np.empty((0, 1), dtype=bool))
+    undefined = dict.fromkeys(("precision", "recall", "f1", "roc_auc", "average_precision"))
+    assert row == {"label": "a", "support": 0, "threshold": 0.5, **undefined}
+
+
+def test_sigmoid_is_the_logistic_function_without_overflow():
+    logits = np.array([-1e4, -745.0, -3.0, 0.0, 3.0, 1e4], dtype=np.float32)
+    found = sigmoid(logits)
+    np.testing.assert_allclose(
+        found, torch.sigmoid(torch.tensor(logits, dtype=torch.float64)), rtol=1e-13, atol=1e-300
+    )
+    assert found.dtype == np.float64
+
+
+@pytest.mark.parametrize("pos_weight", [None, 3.0, np.array([0.5, 1, 2, 10, 100])])
+def test_binary_cross_entropy_equals_torch(pos_weight):
+    rng = np.random.default_rng(0)
+    logits, targets = 20 * rng.standard_normal((30, 5)), (rng.random((30, 5)) < 0.3).astype(float)
+    logits[0] = [800, -800, 0, 1e-9, -1e-9]  # where exp would overflow
+    weight = None if pos_weight is None else torch.as_tensor(pos_weight, dtype=torch.float64)
+    expected = torch.nn.BCEWithLogitsLoss(pos_weight=weight)(
+        torch.as_tensor(logits), torch.as_tensor(targets)
+    ).item()
+    assert binary_cross_entropy(logits, targets, pos_weight) == pytest.approx(expected, rel=1e-12)
+
+
+def test_binary_cross_entropy_of_nothing_is_none():
+    assert binary_cross_entropy(np.empty((0, 4)), np.empty((0, 4))) is None
+
+
+def column(values):
+    return np.array(values).reshape(-1, 1)
+
+
+def tuned(scores, truth):
+    return tune_thresholds(column(scores), column(truth))[0]
+
+
+def of_labels(probabilities, targets, thresholds):
+    return f1_score(targets, probabilities >= thresholds, average=None, zero_division=0)
+
+
+def exhaustive_best_f1(scores, truth):
+    return max(f1_score(truth, scores >= cut, zero_division=0) for cut in np.unique(scores))
+
+
+@settings(max_examples=60)
+@given(rows())
+def test_best_f1_is_the_best_there_is(data):
+    probabilities, targets = data
+    thresholds = best_thresholds(probabilities, targets)
+    achieved = of_labels(probabilities, targets, thresholds)
+    assert np.all(achieved >= of_labels(probabilities, targets, 0.5))
+    for label in np.flatnonzero((targets.sum(axis=0) > 0) & (targets.sum(axis=0) < len(targets))):
+        assert achieved[label] == exhaustive_best_f1(probabilities[:, label], targets[:, label])
+
+
+@settings(max_examples=60)
+@given(rows(), st.randoms(use_true_random=False))
+def test_row_order_does_not_matter(data, random):
+    probabilities, targets = data
+    order = random.sample(range(len(targets)), len(targets))
+    np.testing.assert_array_equal(
+        tune_thresholds(probabilities, targets), tune_thresholds(probabilities[order], targets[order])
+    )
+
+
+def test_cut_lies_midway_between_the_scores_it_separates():
+    assert tuned([0.1, 0.2, 0.6, 0.7], [0, 0, 1, 1]) == (0.2 + 0.6) / 2
+
+
+def test_equal_f1_goes_to_the_threshold_nearest_one_half():
+    # Cuts after row 1 and after row 4: F1 2*1/(1+2) = 2*2/(4+2) = 2/3, cuts 0.85 and 0.45.
+    assert tuned([0.9, 0.8, 0.7, 0.5, 0.4], [1, 0, 0, 1, 0]) == 0.45
+    # The mirror image in position: the cut after row 1 is now the nearer one.
+    assert tuned([0.7, 0.5, 0.3, 0.2, 0.1], [1, 0, 0, 1, 0]) == 0.6
+    # 0.75 and 0.25 are equally near.
+    assert tuned([0.875, 0.625, 0.5, 0.375, 0.125], [1, 0, 0, 1, 0]) == 0.75
+
+
+# The middle of two neighbouring floats rounds to the even mantissa: up for one of these, down for the other.
+@pytest.mark.parametrize("low", [0.3, np.nextafter(0.3, 1)])
+def test_adjacent_floats_are_still_separated(low):
+    high = np.nextafter(low, 1)
+    cut = tuned([low, high], [0, 1])
+    assert (np.array([low, high]) >= cut).tolist() == [False, True]
+
+
+def test_constant_scores_predict_every_row():
+    assert tuned([0.2, 0.2, 0.2], [0, 1, 0]) == 0.1
+    assert tuned([0.0, 0.0, 0.0], [0, 1, 0]) == 0.0
+
+
+@pytest.mark.parametrize("truth", [[0, 0, 0], [1, 1, 1]])
+def test_label_with_one_class_keeps_one_half(truth):
+    assert tuned([0.1, 0.7, 0.9], truth) == 0.5
+
+
+def test_no_rows_keep_one_half():
+    np.testing.assert_array_equal(tune_thresholds(np.empty((0, 3)), np.empty((0, 3))), [0.5] * 3)
+
+
+def test_labels_are_tuned_apart_even_over_several_blocks(monkeypatch):
+    rng = np.random.default_rng(0)
+    probabilities, targets = rng.random((50, 9)), rng.random((50, 9)) < 0.3
+    targets[:, 4] = False
+    at_once = best_thresholds(probabilities, targets)
+    monkeypatch.setattr("samerun.text.multilabel_scores.CELLS_PER_BLOCK", 100)
+    np.testing.assert_array_equal(best_thresholds(probabilities, targets), at_once)
+    np.testing.assert_array_equal(
+        at_once, [tuned(p, t) for p, t in zip(probabilities.T, targets.T, strict=True)]
+    )
+
+
+@settings(max_examples=60)
+@given(rows())
+def test_the_bound_is_the_one_of_best_micro_f1(data):
+    probabilities, targets = data
+    own = best_thresholds(probabilities, targets)
+    f1, support = of_labels(probabilities, targets, own), targets.sum(axis=0)
+    found = f1_score(
+        targets, probabilities >= tune_thresholds(probabilities, targets), average="micro", zero_division=0
+    )
+    micro = []
+    for bound in FALLBACK_BOUNDS:
+        thresholds = own.copy()
+        for label in np.flatnonzero((f1 < bound) | (support == 0)):
+            distinct = np.unique(probabilities[:, label])
+            thresholds[label] = distinct[-2:].mean() if len(distinct) > 1 else 0.5
+            if len(distinct) > 1 and not thresholds[label] > distinct[-2]:
+                thresholds[label] = distinct[-1]
+        micro.append(f1_score(targets, probabilities >= thresholds, average="micro", zero_division=0))
+    assert found == pytest.approx(max(micro) if targets.any() else 0)
+
+
+def test_a_label_whose_scores_say_little_does_not_flood_the_rows():
+    # The first label is told apart perfectly. The only positive of the second is its lowest score: its best
+    # F1 would give the label to all ten rows.
+    sure, noise = np.linspace(0.9, 0.1, 10), np.linspace(0.01, 0.001, 10)
+    probabilities = np.stack([sure, noise], axis=1)
+    targets = np.zeros((10, 2), dtype=int)
+    targets[:5, 0] = targets[9, 1] = 1
+    assert (probabilities >= best_thresholds(probabilities, targets)).sum(axis=0).tolist() == [5, 10]
+    assert (probabilities >= tune_thresholds(probabilities, targets)).sum(axis=0).tolist() == [5, 1]
+
+
+def test_labels_that_are_all_hard_keep_their_thresholds():
+    rng = np.random.default_rng(1)
+    targets = rng.random((400, 3)) < 0.2
+    probabilities = np.clip(0.3 + 0.1 * targets + 0.2 * rng.standard_normal((400, 3)), 0, 1)
+    assert of_labels(probabilities, targets, best_thresholds(probabilities, targets)).max() < 0.5
+    np.testing.assert_array_equal(
+        tune_thresholds(probabilities, targets), best_thresholds(probabilities, targets)
+    )
+
+
+def test_a_label_without_positives_is_given_only_above_what_others_scored():
+    probabilities = np.array([[0.9, 0.04], [0.1, 0.02], [0.2, 0.01]])
+    thresholds = tune_thresholds(probabilities, np.array([[1, 0], [0, 0], [0, 0]]))
+    assert thresholds.tolist() == pytest.approx([0.55, 0.03])
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "targets", "message"),
+    [
+        ([[0.1, np.nan]], [[0, 1]], r"probability nan at row 0, label 1 .* diverged"),
+        ([[0.1, 0.2], [3.0, 0.2]], [[0, 1], [0, 0]], r"probability 3.0 at row 1, label 0 .* sigmoid"),
+        ([[0.1, 0.2]], [[0, -100]], r"target -100 at row 0, label 1"),
+        ([[0.1, 0.2]], [[0, 1, 1]], r"\(1, 2\) and targets \(1, 3\)"),
+        ([0.1, 0.2], [0, 1], r"\(2,\) and targets \(2,\)"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(probabilities, targets, message):
+    with pytest.raises(ValueError, match=message):
+        tune_thresholds(np.array(probabilities), np.array(targets))
+
+
+def exhaustive(objective, scores, truth):
+    """The best value that any threshold has, predicting nothing among them."""
+    values = []
+    for cut in (*np.unique(scores), 2.0):
+        decided = scores >= cut
+        hits, predicted, positive = (decided & truth).sum(), decided.sum(), truth.sum()
+        precision, recall = (hits / predicted if predicted else 1.0), hits / positive
+        values.append(
+            {
+                "precision_at_recall": precision if recall >= objective.target else -1,
+                "recall_at_precision": recall if precision >= objective.target else -1,
+                "cost": -((predicted - hits) + objective.miss_cost * (positive - hits)),
+            }[objective.name]
+        )
+    return max(values), values
+
+
+OBJECTIVES = [
+    Objective("precision_at_recall", 0.6),
+    Objective("recall_at_precision", 0.6),
+    Objective("cost", miss_cost=0.4),
+    Objective("cost", miss_cost=5.0),
+]
+
+
+@settings(max_examples=60)
+@given(rows(), st.sampled_from(OBJECTIVES))
+def test_no_threshold_is_better_for_the_objective(data, objective):
+    probabilities, targets = data[0], data[1].astype(bool)
+    thresholds = best_thresholds(probabilities, targets, objective)
+    for label in np.flatnonzero(targets.any(axis=0) & ~targets.all(axis=0)):
+        scores, truth = probabilities[:, label], targets[:, label]
+        best, values = exhaustive(objective, scores, truth)
+        cuts = [*np.unique(scores), 2.0]
+        chosen = next(
+            number
+            for number, cut in enumerate(cuts)
+            if ((scores >= cut) == (scores >= thresholds[label])).all()
+        )
+        assert values[chosen] == best
+
+
+def test_where_no_threshold_is_precise_enough_nothing_is_predicted():
+    scores, truth = column([0.9, 0.5, 0.1, 0.3]), column([0, 0, 1, 1])
+    assert best_thresholds(scores, truth, Objective("recall_at_precision", 0.9))[0] == pytest.approx(0.95)
+    assert best_thresholds(column([1.0, 0.5]), column([0, 1]), Objective("cost", miss_cost=0.1))[0] > 1
+
+
+def sample(rows=400, seed=0):
+    """Logits of three labels, too sure by a factor of 3, not sure enough, and right, and what is true."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(-0.5, 1.5, (rows, 3))
+    return logits * [3.0, 0.5, 1.0], (rng.random((rows, 3)) < sigmoid(logits)).astype(np.uint8)
+
+
+def loss_at(temperature, logits, labels):
+    return binary_cross_entropy(logits / temperature, labels)
+
+
+def test_the_temperature_is_the_one_with_the_least_loss():
+    logits, labels = sample()
+    best = minimize_scalar(
+        loss_at, (0.5, 2), (0.1, 10), (logits, labels), method="bounded", options={"xatol": 1e-9}
+    ).x
+    assert fit_temperatures(logits, labels, per_label=False) == pytest.approx([best] * 3, rel=1e-5)
+    each = [
+        minimize_scalar(
+            loss_at, None, (0.1, 10), (logits[:, n], labels[:, n]), method="bounded", options={"xatol": 1e-9}
+        ).x
+        for n in range(3)
+    ]
+    found = fit_temperatures(logits, labels, per_label=True)
+    assert found == pytest.approx(each, rel=1e-5)
+    assert found == pytest.approx([3, 0.5, 1], rel=0.3)
+
+
+def test_a_label_of_few_rows_keeps_the_temperature_of_all():
+    logits, labels = sample()
+    labels[:, 0] = 0
+    labels[:9, 0] = 1
+    common, found = (fit_temperatures(logits, labels, per_label) for per_label in (False, True))
+    assert found[0] == common[0] != found[1]
+
+
+def test_temperatures_stay_within_their_bounds():
+    logits = np.repeat([[4.0], [-4.0]], 20, axis=0)
+    assert fit_temperatures(logits, logits > 0, True) == pytest.approx([TEMPERATURE_RANGE[0]], rel=1e-3)
+    assert fit_temperatures(logits, logits < 0, True) == pytest.approx([TEMPERATURE_RANGE[1]], rel=1e-3)
+
+
+def noise(rows=300, labels=4, seed=0):
+    """Logits that say nothing about the labels."""
+    rng = np.random.default_rng(seed)
+    return {
+        "logits": rng.normal(0, 2, (rows, labels)),
+        "targets": (rng.random((rows, labels)) < 0.1).astype(np.uint8),
+    }
+
+
+def test_a_row_is_decided_by_thresholds_that_have_not_seen_it():
+    found = noise()
+    tuner = ThresholdTuner(seed=3, calibration="temperature_per_label")
+    logits, decided = tuner.held_out(**found)
+    for row in (0, 17, 299):
+        other = {**found, "targets": found["targets"].copy()}
+        other["targets"][row] ^= 1
+        changed = tuner.held_out(**other)
+        assert np.array_equal(changed[1][row], decided[row])
+        assert np.array_equal(changed[0][row], logits[row])
+        assert not np.array_equal(changed[0], logits)  # rows of other folds do see it
+    again = tuner.held_out(**found)
+    assert np.array_equal(again[0], logits)
+    assert np.array_equal(again[1], decided)
+
+
+def test_on_rows_that_tuned_them_thresholds_look_better_than_they_are():
+    """Scores that mean nothing: no decision is better than giving each label at random, F1 of about 0.18 at
+    best."""
+
+    def f1(decided, found):
+        return decision_scores(decided, found["targets"] > 0)["f1_micro"]
+
+    held_out, same_rows, new_rows = [], [], []
+    for seed in range(20):
+        found, new = noise(100, seed=seed), noise(2000, seed=100 + seed)
+        fitted = ThresholdTuner().fit(**found)
+        same_rows.append(f1(sigmoid(found["logits"]) >= fitted.values, found))
+        new_rows.append(f1(sigmoid(new["logits"]) >= fitted.values, new))
+        held_out.append(f1(ThresholdTuner(seed=seed).held_out(**found)[1], found))
+    assert np.mean(same_rows) > np.mean(new_rows) + 0.03
+    assert np.mean(held_out) == pytest.approx(np.mean(new_rows), abs=0.02)
+
+
+def test_given_thresholds_are_used_as_they_are():
+    found, given = noise(), np.array([0.1, 0.2, 0.3, 0.9])
+    tuner = ThresholdTuner(given)
+    assert tuner.fit(**found).values is given
+    assert np.array_equal(
+        tuner.decide(**found, thresholds=None, rows="rows"), (sigmoid(found["logits"]) >= given)
+    )
+    assert tuner.fit(*np.zeros((2, 0, 4))).values is given  # without validation rows
+
+
+def test_a_trained_model_decides_the_rows_that_chose_its_thresholds_as_its_training_did():
+    found, given = noise(), np.array([0.1, 0.2, 0.3, 0.9])
+    chosen = ThresholdTuner(objective=Objective("cost", miss_cost=3.0), seed=3)
+    fitted, _ = chosen.report(**found, names="abcd", rows="rows")
+    config = SimpleNamespace(threshold_tuning=json.loads(json.dumps(fitted.tuning)))
+    tuner = ThresholdTuner().of_trained(config)
+    assert np.array_equal(
+        tuner.decide(**found, thresholds=fitted.values, rows="rows"),
+        chosen.decide(**found, thresholds=None, rows="rows"),
+    )
+    at_thresholds = sigmoid(found["logits"]) >= fitted.values
+    assert np.array_equal(tuner.decide(**found, thresholds=fitted.values, rows="other rows"), at_thresholds)
+    assert not np.array_equal(at_thresholds, chosen.decide(**found, thresholds=None, rows="rows"))
+    by_hand = ThresholdTuner(given).of_trained(config)
+    assert np.array_equal(
+        by_hand.decide(**found, thresholds=given, rows="rows"), (sigmoid(found["logits"]) >= given)
+    )
+    assert ThresholdTuner(given).report(**found, names="abcd", rows="rows")[0].tuning is None
+
+
+def test_what_is_reported_of_an_export():
+    rng = np.random.default_rng(1)
+    logits = rng.normal(-1, 1.5, (300, 4))
+    found = {
+        "logits": 3 * logits,
+        "targets": (rng.random((300, 4)) < sigmoid(logits)).astype(np.uint8),
+    }  # too sure
+    fitted, metrics = ThresholdTuner(calibration="temperature").report(**found, names="abcd", rows="rows")
+    assert fitted.calibrates
+    assert metrics["eval_calibrated_ece"] < metrics["eval_ece"]
+    assert metrics["eval_calibrated_binary_cross_entropy"] < metrics["eval_binary_cross_entropy"]
+    assert [row["threshold"] for row in metrics["eval_per_label"]] == fitted.values.tolist()
+    plain, metrics = ThresholdTuner().report(**found, names="abcd", rows="rows")
+    assert not plain.calibrates
+    assert set(metrics) == {"eval_per_label", "eval_ece", "eval_tuned_folds"}
+
+
+def test_labels_have_figures_and_their_worst_rows():
+    rng = np.random.default_rng(0)
+    targets = (rng.random((40, 5)) < 0.3).astype(np.uint8)
+    targets[:, 4] = 0  # nobody has it
+    chances = np.clip(targets * 0.6 + rng.random((40, 5)) * 0.4, 0.01, 0.99)
+    chances[7] = np.where(targets[7], 0.001, 0.999)  # all wrong
+    texts = [f"text {row}" for row in range(40)]
+    logits = np.log(chances / (1 - chances))
+    found = report_content(ThresholdTuner(np.full(5, 0.5)), logits, targets, list("abcde"), texts)
+    assert set(found.figures) == {
+        "label_f1",
+        "label_precision_recall",
+        "label_calibration",
+        "label_confusion",
+    }
+    for figure in found.figures.values():
+        assert as_image(figure).ndim == 3
+    assert (
+        found.figures["label_f1"]
+        .axes[0]
+        .get_yticklabels()[0]
+        .get_text()
+        .endswith(f"({targets.sum(axis=0).max()})")
+    )
+    (section,) = found.sections
+    assert len(section.rows) == MAX_ROWS
+    assert section.rows[0][3] == "text 7"
+
+
+def test_rows_without_labels_have_no_figures():
+    nothing = np.zeros((3, 2), dtype=bool)
+    assert figures(np.full((3, 2), 0.5), nothing, np.full(2, 0.5), nothing, ["a", "b"]) == {}
+
+
+def test_the_calibration_error_is_the_weighted_distance_from_the_diagonal():
+    chances = np.array([[0.25], [0.25], [0.95], [0.95]])
+    error = expected_calibration_error(chances, np.array([[0], [1], [1], [1]]))
+    assert error == pytest.approx((0.25 * 2 + 0.05 * 2) / 4)
