@@ -165,3 +165,16 @@ def test_every_name_of_before_is_tried_and_a_file_may_have_them(tmp_path):
     found = parse(classify.Arguments, [f"--config={tmp_path}/a.yaml", "--focal_gamma=1", "--loss=focal"])
     assert (found.loss_args, found.warmup_steps) == ("gamma=1,alpha=0.5", 0.2)
     assert found.loss_settings == {"focal_gamma": 1.0, "focal_alpha": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("threshold", "objective", "fixed"),
+    [
+        (None, {"name": "f1"}, None), (("f1",), {"name": "f1"}, None), (("cost",), {"name": "cost"}, None),
+        (("cost:5",), {"name": "cost", "miss_cost": 5.0}, None), (("0.3", "a=1"), {"name": "f1"}, ("0.3", "a=1")),
+        (("recall_at_precision:0.9",), {"name": "recall_at_precision", "target": 0.9}, None),
+    ],
+)  # fmt: skip
+def test_a_threshold_is_tuned_or_fixed(threshold, objective, fixed):
+    found = classify.Arguments(threshold=threshold)
+    assert (found.threshold_objective, found.fixed_thresholds) == (objective, fixed)

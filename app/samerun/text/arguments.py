@@ -207,9 +207,10 @@ class DecisionArguments:
     def threshold_objective(self) -> dict[str, Any]:
         """What is tuned, as arguments of `Objective`."""
         name, _, text = self._objective.partition(":")
-        number = read_settings("threshold", name, OBJECTIVES[name], text, [])
-        argument = "miss_cost" if name == "cost" else "target"
-        return {"name": name, **{argument: value for value in number.values()}}
+        number = read_settings("threshold", name, OBJECTIVES[name], text, []).get("")
+        if number is None:
+            return {"name": name}
+        return {"name": name, "miss_cost" if name == "cost" else "target": number}
 
     @property
     def fixed_thresholds(self) -> SpaceSeparated[str] | None:
