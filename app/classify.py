@@ -92,7 +92,7 @@ from samerun.text.multilabel_scores import (
     report_content,
     sigmoid,
 )
-from samerun.text.text import TextSplit, TextTask
+from samerun.text.text import TextSplit, TextTask, check_outputs
 
 
 class MultiLabelClassification(TextTask):
@@ -226,7 +226,7 @@ class MultiLabelClassification(TextTask):
 
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
         logits, labels = predictions["logits"], predictions["labels"]
-        split.check_finite(logits, "logits")
+        check_outputs(logits, "logits", split)
         decisions = self.decisions(predictions, split)
         return multilabel_scores(logits, labels, self.loss.mean(logits, labels), decisions)
 
@@ -265,7 +265,7 @@ class MultiLabelClassification(TextTask):
         return self.with_kernels(model)
 
     def lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
-        split.check_finite(predictions["logits"], "logits")
+        check_outputs(predictions["logits"], "logits", split)
         for row, logits in enumerate(predictions["logits"]):
             probabilities = sigmoid(logits)
             line = {

@@ -67,15 +67,12 @@ from samerun.images.image_task import (
     Targets,
     check_colours,
     image_batch,
-    inspect_all,
     make_augmentation,
-    read_all,
     split_fields,
 )
 from samerun.images.single_label import confusion_matrix
 from samerun.images.transforms import processing_of
 from samerun.main import run
-from samerun.models.adapters import check_quantization
 from samerun.models.export import check_agreement, plain_model, rows_to_check
 from samerun.models.pretrained import (
     check_model,
@@ -107,11 +104,7 @@ class ImageClassification(ImageTask):
     # Data
 
     def load(self, launch: Launch, modes: Modes) -> Data:
-        arguments, notes = self.arguments, []
-        self.launch, self.notes = launch, notes
-        check_quantization(arguments, launch)
-        examples = read_all(arguments, modes, read_examples, notes)
-        self.inspected = inspect_all(examples, notes)
+        arguments, examples = self.arguments, self.read(launch, modes, read_examples)
         # Test files may have no classes.
         names = {
             split: single_label.class_names(rows)
@@ -125,16 +118,10 @@ class ImageClassification(ImageTask):
             for split, of_split in names.items()
         }
         if "train" in numbers:
-            single_label.note_classes(numbers["train"], self.labels, notes)
+            single_label.note_classes(numbers["train"], self.labels, self.notes)
         self.augmentation = make_augmentation(arguments, self.processing.size)
         targets = {name: Targets(values, fingerprint([values.tobytes()])) for name, values in numbers.items()}
-        self.splits = {
-            name: self.split(name, rows, targets.get(name), self.inspected[name])
-            for name, rows in examples.items()
-        }
-        if modes.train:
-            notes.insert(0, f"{len(examples['train'])} training images, read as {self.processing}")
-        return Data(self.splits, self.fingerprint(labels=self.labels), notes)
+        return self.make_data(examples, targets, labels=self.labels)
 
     def choose_model(self, train: Examples | None, names: list[str] | None) -> None:
         """Sets `config`, `processor`, `processing`, `labels` and `smoothing`. `names`: the classes of the

@@ -56,25 +56,24 @@ from samerun.images.image_task import (
     Targets,
     check_colours,
     image_batch,
-    inspect_all,
     make_augmentation,
-    read_all,
     split_fields,
 )
 from samerun.images.segmentation import (
     SegmentationLoss,
     balanced_class_weights,
     by_class,
-    count_classes,
     iou,
+    largest_logit,
     pack,
     packed_bytes,
     report_content,
+    scored_outputs,
     segmentation_scores,
     unpack,
 )
 from samerun.main import run
-from samerun.models.adapters import adapted_name, check_quantization
+from samerun.models.adapters import adapted_name
 from samerun.models.export import check_agreement, plain_model, rows_to_check
 from samerun.models.pretrained import (
     check_model,
@@ -105,17 +104,14 @@ class Segmentation(ImageTask):
     # Data
 
     def load(self, launch: Launch, modes: Modes) -> Data:
-        a, notes = self.arguments, []
-        self.launch, self.notes = launch, notes
-        check_quantization(a, launch)
+        a = self.arguments
         if modes.predict:
             check_foreign(Path(a.output_dir), [output.folder_of(a).name])
-        examples = read_all(a, modes, masks.read_pairs, notes)
-        self.inspected = inspect_all(examples, notes)
+        examples = self.read(launch, modes, masks.read_pairs)
         self.choose_model()
         check_colours(a, self.processing, examples, self.inspected)
         inspected = masks.inspect_masks(examples, self.inspected)
-        self.choose_classes(inspected, notes)
+        self.choose_classes(inspected, self.notes)
         scales = a.random_scale or ((1.0, 1.0) if self.uses_windows else None)
         self.augmentation = make_augmentation(
             a,
@@ -126,19 +122,13 @@ class Segmentation(ImageTask):
             colour=self.processing.mean_colour,
         )
         targets = {name: Targets(each.masks, each.content, each.counts) for name, each in inspected.items()}
-        self.splits = {
-            name: self.split(name, rows, targets.get(name), self.inspected[name])
-            for name, rows in examples.items()
-        }
-        if modes.train:
-            notes.insert(0, f"{len(examples['train'])} training images, read as {self.processing}")
         of_task = {
             "labels": self.classes.names,
             "ignored": sorted(self.classes.ignored),
             "loss": [a.cross_entropy_weight, a.dice_weight, a.class_weights],
             "scales": list(scales or ()),
         }
-        return Data(self.splits, self.fingerprint(**of_task), notes)
+        return self.make_data(examples, targets, **of_task)
 
     def choose_model(self) -> None:
         """Sets `config`, `processor`, `processing`, `own_labels`, `uses_windows`, `overlap` and `unused`."""
@@ -273,16 +263,13 @@ class Segmentation(ImageTask):
 
     def predict_row(self, logits: torch.Tensor, batch: Batch, row: int) -> dict[str, torch.Tensor]:
         """Loss and counts of a labelled row; the packed mask of a test row."""
-        predicted = logits.argmax(1).to(torch.uint8)
-        # NaN if any logit is, which argmax does not show.
-        outputs = {"largest_logit": torch.stack(logits.aminmax()).abs().amax()}
+        logits = logits[0]
+        predicted, outputs = logits.argmax(0).to(torch.uint8), {"largest_logit": largest_logit(logits)}
         if batch.labels is not None:
-            truth = batch.labels[row : row + 1, : logits.shape[2], : logits.shape[3]]
-            counted = count_classes(predicted, truth, self.num_classes, masks.IGNORED)
-            outputs["loss"] = self.loss(logits, truth)[0]
-            outputs |= {name: counts[0] for name, counts in counted.items()}
+            truth = batch.labels[row, : logits.shape[1], : logits.shape[2]]
+            outputs |= scored_outputs(self.loss, logits, predicted, truth, self.num_classes)
         if "mask" in batch.inputs:
-            packed = pack(predicted[0].cpu().numpy(), self.num_classes, batch.inputs["mask"].shape[1])
+            packed = pack(predicted.cpu().numpy(), self.num_classes, batch.inputs["mask"].shape[1])
             outputs["mask"] = torch.from_numpy(packed).to(logits.device)
         return outputs
 

@@ -54,11 +54,12 @@ from samerun.files import replace_folder
 from samerun.images.segmentation import (
     SegmentationLoss,
     by_class,
-    count_classes,
     dice,
     iou,
+    largest_logit,
     mean_of_defined,
     report_content,
+    scored_outputs,
 )
 from samerun.main import run
 from samerun.plan import Modes
@@ -128,10 +129,6 @@ class VolumeSegmentation(Task):
             if modes.evaluate:
                 of_classes = (f"{kind}_{name}" for kind in KINDS for name in classes[1:])
                 check_metric(self.best_metric, [*self.shown_metrics, *of_classes], arguments)
-        if arguments.test_file is not None and not modes.predict:
-            notes.append(
-                f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given"
-            )
         self.prepared = prepared
         return Data(splits, self.run_fingerprint(prepared) | mixing_fingerprint(splits), notes)
 
@@ -230,18 +227,11 @@ class VolumeSegmentation(Task):
             equal_passes=self.launch.gathers_weights,
         )
         predicted = network.classes_of(logits)
-        mask = predicted.cpu().numpy()
-        scores = {
-            "largest_logit": torch.stack(logits.aminmax()).abs().amax()
-        }  # NaN if any is, which the mask does not show
+        mask, scores = predicted.cpu().numpy(), {"largest_logit": largest_logit(logits)}
         if batch.labels is not None:
             truth = batch.labels[row][tuple(map(slice, size))]
+            scores |= scored_outputs(self.loss, logits, predicted, truth, num_classes)
             distances = network.hausdorff95(mask, truth.cpu().numpy(), spacing, num_classes)
-            counted = count_classes(predicted[None], truth[None], num_classes, IGNORED)
-            scores |= {
-                "loss": self.loss(logits[None], truth[None])[0],
-                **{name: counts[0] for name, counts in counted.items()},
-            }
             scores["hd95"] = torch.from_numpy(distances).to(logits.device)
         split = self.whole["test" if "mask" in batch.inputs else "validation"]
         return scores | split.mask_output(batch, row, mask)

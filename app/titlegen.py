@@ -78,7 +78,7 @@ from samerun.runtime import Launch
 from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent
 from samerun.text import titles
 from samerun.text.rouge import choose_tokenizer, lead_scores, rouge_scores
-from samerun.text.text import TextSplit, TextTask, pad_rows
+from samerun.text.text import TextSplit, TextTask, check_outputs, pad_rows
 from samerun.text.titles import IGNORED, Generation, teacher_forcing, token_losses
 from samerun.text.tokenizer import TitleEncoder, set_languages, tokenizer_fingerprint
 
@@ -194,7 +194,7 @@ class TitleGeneration(TextTask):
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
         metrics: dict[str, float | None] = {}
         if "loss" in predictions:
-            split.check_finite(predictions["loss"], "losses")
+            check_outputs(predictions["loss"], "losses", split)
             metrics["loss"] = sum(predictions["loss"].tolist()) / max(1, int(predictions["targets"].sum()))
         metrics["gen_len"] = float(titles.title_lengths(self.tokenizer, predictions["ids"][:, 0]).mean())
         generated, references = self.for_evaluate(predictions, split)

@@ -98,6 +98,19 @@ def test_images_of_mixed_sizes_are_predicted_in_their_own(inference, tmp_path, t
     assert (batch.inputs["pixel_values"].shape, batch.labels.shape) == ((2, 3, *SIZE), (2, *SIZE))
 
 
+def test_masks_are_augmented_with_their_images(tmp_path, token_cache):
+    data, varied = str(masks_job.write(tmp_path / "data", rows=4)), {"random_flip": True, "random_crop": 0.5}
+    task, found = loaded(tmp_path, train_file=data, validation_file=data, random_rotation=20.0, **varied)
+    train, rows = found.splits["train"], np.arange(4)
+    assert torch.equal(train.augment(rows[2:], 1).labels, train.augment(rows, 1).labels[2:])
+    for batch in (train.collate(rows), train.augment(rows, 1)):
+        mean, std = (np.array(values) for values in (task.processing.mean, task.processing.std))
+        pixels = (batch.inputs["pixel_values"].permute(0, 2, 3, 1).numpy() * std + mean) * 255
+        nearest = np.abs(pixels[..., None, :] - masks_job.COLOURS).sum(-1).argmin(-1)
+        counted = batch.labels.numpy() != 255
+        assert (nearest == batch.labels.numpy())[counted].mean() > 0.9
+
+
 def test_nan_logits_end_the_run_before_a_mask_is_written(tmp_path, token_cache):
     data = str(masks_job.write(tmp_path / "data", rows=2))
     task, found = loaded(tmp_path, Modes(True, True, True), train_file=data, test_file=data)

@@ -72,12 +72,11 @@ def test_label_smoothing_mixes_in_the_mean_over_the_vocabulary():
 def test_the_evaluation_loss_weighs_rows_by_their_tokens():
     ids = np.array([[[2, 7, 8, 0]], [[2, 9, 9, 9]]])  # 0 to 3 are special tokens
     predictions = {"loss": np.array([4.0, 3.0]), "targets": np.array([4, 1]), "ids": ids}
-    split = SimpleNamespace(titles=["2 7 8 0", "d"])
+    split = SimpleNamespace(path="valid.csv", titles=["2 7 8 0", "d"], texts=["too much", "fine"], where=None)
     metrics = titles().score(predictions, split)
     assert metrics["loss"] == pytest.approx(7 / 5)
     assert metrics["gen_len"] == 2.5
     assert metrics["rougeL"] == pytest.approx(0.5)
-    split.path, split.texts, split.where = "valid.csv", ["too much", "fine"], None
     with pytest.raises(
         TrainingError, match=r"losses are not finite for 1 of 2 rows, first for row 0 \(0-based\), 'too much'"
     ):
@@ -86,7 +85,7 @@ def test_the_evaluation_loss_weighs_rows_by_their_tokens():
 
 def test_the_lengths_of_both_sides_count_no_special_tokens(monkeypatch):
     shown = []
-    monkeypatch.setattr(titlegen.title_plots, "show", lambda lengths, *_: shown.extend(lengths))
+    monkeypatch.setattr(titlegen.titles, "report_content", lambda *given: shown.extend(given[2]))
     generated = np.array([[[2, 3, 7, 1, 8, 3, 0]], [[2, 2, 3, 3, 3, 0, 0]]])
     split = MagicMock(
         targets=Ragged.of([[7, 1, 8, 3], [9, 3]]),

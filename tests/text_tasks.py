@@ -26,7 +26,7 @@ def classification(num_labels, pos_weight=None, thresholds=None, **given):
     task = classify.MultiLabelClassification(classify.Arguments(output_dir="runs/a", **given))
     task.labels = [f"label {number}" for number in range(num_labels)]
     task.loss = MultiLabelLoss("bce", task.arguments.label_smoothing_factor, pos_weight)
-    task.thresholds = thresholds
+    task.thresholds, task.config = thresholds, None
     return task
 
 

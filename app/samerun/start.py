@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import platform
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -162,15 +161,14 @@ def _file_summary(path: str) -> str:
 class OpenedRun:
     """A run that holds the lock of its output folder.
 
-    `resume`: the checkpoint to resume from. `complete`: the folder holds this run, finished and without a
-    checkpoint, so that there is nothing to train. `replace`, on rank 0 with --overwrite_output_dir: removes
-    the previous run. Call it just before training, so that an error in preparing the model does not cost that
-    run."""
+    `complete`: the folder holds this run, finished and without a checkpoint, so that there is nothing to
+    train. `replaces`, with --overwrite_output_dir: the content of run.json for `replace_run`, to be called
+    just before training, so that an error in preparing the model does not cost the previous run."""
 
     fingerprint: dict[str, Any]
-    resume: Path | None
-    replace: Callable[[], None] | None
+    resume: Path | None = None  # checkpoint
     complete: bool = False
+    replaces: dict[str, Any] | None = None
 
 
 def make_fingerprint(arguments: Any, plan: Plan | None, task_fingerprint: dict[str, Any]) -> dict[str, Any]:
@@ -203,40 +201,36 @@ def open_run(
     folder = Path(arguments.output_dir)
     description = {**_description(run, arguments, plan, fingerprint), **details} if plan is not None else {}
     signals.set_time_limit(arguments.max_train_time)
-    resume, replaces, complete, changes = run.from_rank0(
-        partial(_take_folder, run, arguments, plan, fingerprint, description)
-    )
+    opened, changes = run.from_rank0(partial(_take_folder, arguments, plan, fingerprint, description))
     if arguments.shared_output_dir:
         checkpoint.check_shared(run, folder)
     lines = [*run.summary(), *(describe(plan) if plan else [])]
     lines += [f"note           {note}" for note in [*notes, *changes]]
-    if complete:
+    if opened.complete:
         lines.append(f"training       is complete in {folder}; nothing to do")
-    elif plan and (resume is not None or arguments.resume_from_checkpoint is not None):
-        lines.append(f"resume         {resume or 'no checkpoint yet, starting from the beginning'}")
+    elif plan and (opened.resume is not None or arguments.resume_from_checkpoint is not None):
+        lines.append(f"resume         {opened.resume or 'no checkpoint yet, starting from the beginning'}")
     run.print(*lines)
-    replace = partial(_replace_run, folder, description) if replaces else None
-    return OpenedRun(fingerprint, resume, replace, complete)
+    return opened
 
 
 def _take_folder(
-    run: Run, arguments: Any, plan: Plan | None, fingerprint: dict[str, Any], description: dict[str, Any]
-) -> tuple[Path | None, bool, bool, list[str]]:
+    arguments: Any, plan: Plan | None, fingerprint: dict[str, Any], description: dict[str, Any]
+) -> tuple[OpenedRun, list[str]]:
     """Locks the folder and writes run.json, unless a previous run is to be replaced later or is complete;
-    rank 0 only. Returns (checkpoint to resume from, whether to replace a previous run, whether it is
-    complete, notes)."""
+    rank 0 only. Returns (the run, notes)."""
     global _lock
     folder = Path(arguments.output_dir)
     _lock = lock(folder)
     if plan is None:
-        return None, False, False, []
+        return OpenedRun(fingerprint), []
     restarted = run_folder.was_restarted(folder)
     resume = "auto" if restarted else arguments.resume_from_checkpoint
     holds_a_run = run_folder.holds_a_run(folder)
     # Another run may have used the folder since `check`.
     run_folder.check_output_dir(folder, True, arguments.overwrite_output_dir, resume is not None)
     if arguments.overwrite_output_dir and not restarted and holds_a_run:
-        return None, True, False, []
+        return OpenedRun(fingerprint, replaces=description), []
     if holds_a_run and resume not in (None, "auto"):
         _check_own_checkpoint(folder, Path(resume))
     if not holds_a_run:
@@ -249,13 +243,13 @@ def _take_folder(
         # Stopped before its first checkpoint: begins where it began before.
         path = checkpoint.find(folder / checkpoint.FOLDER, arguments.resume_from_checkpoint)
     if path is None and holds_a_run and not restarted and _is_complete(folder, plan, fingerprint):
-        return None, False, True, _changed_arguments(folder / RUN_FILE, arguments)
+        return OpenedRun(fingerprint, complete=True), _changed_arguments(folder / RUN_FILE, arguments)
     step, notes = 0, []
     if path is not None:
         notes = _changed_arguments(path.parent.parent / run_folder.RUN_FILE, arguments)
         step = checkpoint.load_state(path, fingerprint).step
     _begin(folder, description, step)
-    return path, False, False, notes
+    return OpenedRun(fingerprint, resume=path), notes
 
 
 def _check_own_checkpoint(folder: Path, path: Path) -> None:
@@ -331,7 +325,8 @@ def _changed_arguments(run_file: Path, arguments: Any) -> list[str]:
     return [f"changed since the checkpoint: {'; '.join(changes)}"] if changes else []
 
 
-def _replace_run(folder: Path, description: dict[str, Any]) -> None:
+def replace_run(folder: Path, description: dict[str, Any]) -> None:
+    """Removes the run in `folder` and begins the one with this content of run.json. Rank 0 only."""
     run_folder.clear(folder)
     _begin(folder, description, 0)
 

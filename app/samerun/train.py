@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -43,11 +43,9 @@ from samerun.reports.tracker import Tracker, project_of, read_history
 from samerun.run_folder import BEST, BEST_MODELS, begin_best, merge_metrics, status
 from samerun.runtime import Run
 from samerun.signals import stop_requested, stop_run
+from samerun.start import OpenedRun, replace_run
 from samerun.task import Batch, Data, Predictions, Task, higher_is_better
 from samerun.writer_thread import Background
-
-if TYPE_CHECKING:
-    from samerun.start import OpenedRun
 
 SYNCHRONOUS = ("cpu",)  # devices on which reading a result does not wait
 SKIPPED_LIMIT = 20  # fp16 updates skipped in a row; a loss scale of 2**16 is down to 1 after 16
@@ -100,8 +98,8 @@ class Training:
             ),
         )
         self.average = WeightAverage(run, self.model, arguments.ema_decay) if arguments.ema_decay else None
-        if opened.replace is not None:
-            run.from_rank0(opened.replace)
+        if opened.replaces is not None:
+            run.from_rank0(lambda: replace_run(self.folder, opened.replaces))
         self.tracker = Tracker(
             run.accelerator, self.folder, plan.total_steps, self.state.step, place is not None
         )

@@ -42,7 +42,7 @@ def begin(start_run, arguments, tmp_path):
     def prepare(evaluations=EVALUATIONS, resume=None, **given):
         split, plan = split_of(*points(22)), make_plan(22, save_steps=100)
         asked = arguments(output_dir=str(tmp_path), **given)
-        run, opened = start_run(plan.batch), OpenedRun({}, resume=resume, replace=None)
+        run, opened = start_run(plan.batch), OpenedRun({}, resume=resume)
         data = Data({"train": split, "validation": split}, {})
         training = Training(run, asked, NearOne(), data, plan, Model(), opened=opened)
         for step, weight in evaluations:

@@ -34,7 +34,7 @@ OPTIMIZERS = [
     ("adamw_bnb_8bit", None, ["state1", "state2"]),
     ("lion_32bit", None, ["state1"]),
 ]
-FRESH = OpenedRun(FINGERPRINT, resume=None, replace=None)
+FRESH = OpenedRun(FINGERPRINT)
 
 
 class Exports(LinearTask):
@@ -146,7 +146,7 @@ def test_overwriting_clears_and_resuming_recovers(opened, tmp_path):
     assert opening.resume is None
     assert (tmp_path / "metrics.json").exists()  # until the training can begin
     assert (tmp_path / "run.json").read_bytes() == before
-    opening.replace()
+    start.replace_run(tmp_path, opening.replaces)
     assert not (tmp_path / "metrics.json").exists()
     assert not (tmp_path / "best").exists()
     assert json.loads((tmp_path / "run.json").read_text())["arguments"]["seed"] == 7
@@ -282,7 +282,7 @@ def test_a_best_model_that_is_lost_damaged_or_replaced_is_chosen_anew(start_run,
         os.truncate(tmp_path / "best" / "model.safetensors", 99)
     if best != "of a later step":
         write_json(tmp_path / "metrics.json", {"best_step": 3})
-    state = training(run, asked, OpenedRun(FINGERPRINT, tmp_path / "checkpoints" / "step_3", None)).state
+    state = training(run, asked, OpenedRun(FINGERPRINT, tmp_path / "checkpoints" / "step_3")).state
     assert (state.best_step, state.best_metric is None) == ((3, False) if best == "there" else (None, True))
 
 
@@ -297,7 +297,7 @@ def test_a_best_model_is_never_compared_by_another_metric(start_run, arguments, 
         path = tmp_path / "history.jsonl"
         path.write_text(path.read_text().replace('"eval_loss"', '"eval_f1": 0.75, "eval_loss"'))
     other = replace(asked, metric_for_best_model="f1")
-    state = training(run, other, OpenedRun(FINGERPRINT, tmp_path / "checkpoints" / "step_3", None)).state
+    state = training(run, other, OpenedRun(FINGERPRINT, tmp_path / "checkpoints" / "step_3")).state
     assert (state.best_metric, state.best_metric_name, state.best_step) == (
         0.75 if known else None,
         "f1",
@@ -321,7 +321,7 @@ def test_losses_of_other_settings_are_never_compared(
     if chosen_before == "f1":
         path = checkpoint_path / "state.json"
         write_json(path, {**json.loads(path.read_text()), "best_metric_name": "f1"})
-    opened = OpenedRun(FINGERPRINT, checkpoint_path, None)
+    opened = OpenedRun(FINGERPRINT, checkpoint_path)
     if chosen_before == "loss":
         same = training(run, asked, opened).state
         assert (same.best_step, same.best_metric) == (3, same.best_loss)

@@ -156,7 +156,7 @@ def begin(start_run, tmp_path, arguments):
             "seed": 1, "weight_decay": 0.0, "greater_is_better": False, "save_total_limit": 2,
             "per_device_eval_batch_size": 4, "output_dir": str(tmp_path), **given
         }  # fmt: skip
-        opened = OpenedRun({"a": 1}, resume=None, replace=None)
+        opened = OpenedRun({"a": 1})
         training = Training(run, arguments(**asked), task, Data(splits, {}), plan, layer, opened=opened)
         best = []
         training._export = lambda predictions: best.append(training.state.step)

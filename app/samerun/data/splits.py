@@ -14,7 +14,7 @@ import numpy as np
 from samerun.console import Phase
 from samerun.data.cache import cache_folder, content_hash, fingerprint
 from samerun.data.files import matching
-from samerun.data.tables import FILE, Source, Table, dataset_table, read_table
+from samerun.data.tables import FILE, Source, Table, dataset_table, read_table, split_off
 from samerun.errors import InputError, collecting, in_short, listed, raise_problems
 
 if TYPE_CHECKING:
@@ -86,6 +86,50 @@ def read_split(
         return None
     limit = getattr(arguments, LIMIT_ARGUMENTS[split])
     return table if table is None or limit is None or limit >= len(table) else table.take(np.arange(limit))
+
+
+def read_needed(
+    arguments: Any,
+    modes: Sequence[bool],
+    read: Callable[[Any, str, list[str]], T | None],
+    notes: list[str],
+    *,
+    unit: str,
+    elsewhere: str,
+) -> dict[str, T]:
+    """The splits that a run needs. `modes`: whether it trains, evaluates and predicts. `read`: (arguments,
+    split, notes) -> its rows, which have `take(rows)`; None if the arguments name no source. Validation rows
+    are split off the training rows if there are no others. `unit`: what a row is, in the plural; `elsewhere`:
+    where a split may come from besides its own argument. Raises `InputError` with all problems."""
+    trains, evaluates, predicts = modes
+    splits, problems = {}, []
+    for split, needed in zip(LIMIT_ARGUMENTS, modes, strict=True):
+        with collecting(problems):
+            rows = read(arguments, split, notes) if needed else None
+            if rows is not None:
+                splits[split] = rows
+            elif needed and (split != "validation" or not trains):
+                problems.append(f"no {split} {unit}: give --{split}_file{elsewhere}")
+    if problems:
+        raise InputError(*problems)
+    if trains and evaluates and "validation" not in splits:
+        train, held_out = split_off(splits["train"], arguments.validation_split, arguments.seed)
+        splits |= {"train": splits["train"].take(train), "validation": splits["train"].take(held_out)}
+        notes.append(f"{len(held_out)} training {unit} are kept for validation (--validation_split)")
+    if arguments.test_file is not None and not predicts:
+        notes.append(f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given")
+    return splits
+
+
+def sources_of(arguments: Any, split: str) -> tuple[str, list[tuple[str, int]], bool]:
+    """(argument, its paths by `expand_patterns`, whether it is the split's own). A split without an argument
+    of its own may be in the folders of --train_file."""
+    own = getattr(arguments, f"{split}_file")
+    argument, patterns = (f"--{split}_file", own) if own else ("--train_file", arguments.train_file)
+    paths = [] if patterns is None else expand_patterns(argument, patterns)
+    if own is None:
+        paths = [(path, number) for path, number in paths if os.path.isdir(path)]
+    return argument, paths, own is not None
 
 
 def read_sources(

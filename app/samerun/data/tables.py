@@ -200,7 +200,8 @@ def dataset_table(rows: Dataset, path: str, required: Sequence[str], optional: S
     classes = {name: labels for name, labels in features.items() if labels is not None}
     lines = np.arange(1, len(rows) + 1)
     # Messages name rows of a data set as they name those of parquet files: by row numbers.
-    return Table(path, "parquet", rows.select_columns(names).add_column(LINE, lines), classes)
+    rows = rows.add_column(LINE, lines).select_columns([*names, LINE])
+    return Table(path, "parquet", rows, classes)
 
 
 def _is_empty(rows: Dataset, name: str) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from samerun.data.cache import fingerprint
-from samerun.data.tables import split_off
+from samerun.data.splits import read_needed
 from samerun.errors import SHOWN, InputError, collecting, more, raise_problems
 from samerun.images.data import Examples, Images, Inspection
 from samerun.images.transforms import ALPHA, DEEP, Augmentation, Processing, row_generator, too_deep
@@ -23,7 +23,8 @@ from samerun.models.pretrained import load_config, load_model_and_new_names
 from samerun.models.sync_batch_norm import allow_single_values, has_batch_norm, synchronise_batch_norm
 from samerun.models.weight_files import model_content
 from samerun.plan import Modes
-from samerun.task import Batch, Split, Task, mixing_fingerprint
+from samerun.runtime import Launch
+from samerun.task import Batch, Data, Split, Task, mixing_fingerprint
 
 MAX_REQUEST_PIXELS = 50_000_000  # of an image in a request to a server
 
@@ -55,6 +56,28 @@ class ImageTask(Task):
     @abstractmethod
     def split(self, name: str, rows: Examples, targets: Targets | None, inspected: Inspection) -> ImageSplit:
         """The split of this name ("train", "validation", "test") with its batches."""
+
+    def read(
+        self, launch: Launch, modes: Modes, read: Callable[[Any, str, list[str]], Examples | None]
+    ) -> dict[str, Examples]:
+        """Reads and inspects the images of the splits that the run needs (`read_needed`)."""
+        self.launch, self.notes = launch, []
+        adapters.check_quantization(self.arguments, launch)
+        examples = read_needed(
+            self.arguments, modes, read, self.notes, unit="images", elsewhere=" or --dataset_name"
+        )
+        self.inspected = inspect_all(examples, self.notes)
+        return examples
+
+    def make_data(self, examples: dict[str, Examples], targets: dict[str, Targets], **of_task: Any) -> Data:
+        """The run's data. `of_task`: the task's entries of the fingerprint."""
+        self.splits = {
+            name: self.split(name, rows, targets.get(name), self.inspected[name])
+            for name, rows in examples.items()
+        }
+        if "train" in examples:
+            self.notes.insert(0, f"{len(examples['train'])} training images, read as {self.processing}")
+        return Data(self.splits, self.fingerprint(**of_task), self.notes)
 
     def augment(
         self, image: Any, mask: Any, row: int, epoch: int | None
@@ -155,33 +178,6 @@ class ImageTask(Task):
 
 
 # Reading
-
-
-def read_all(
-    arguments: Any, modes: Modes, read: Callable[[Any, str, list[str]], Examples | None], notes: list[str]
-) -> dict[str, Examples]:
-    """The images of the splits that the run needs. `read`: (arguments, split, notes) -> its images, None if
-    the arguments name no source. Raises `InputError` with all problems."""
-    examples, problems = {}, []
-    for split, needed in zip(("train", "validation", "test"), modes, strict=True):
-        with collecting(problems):
-            rows = read(arguments, split, notes) if needed else None
-            if rows is not None:
-                examples[split] = rows
-            elif needed and (split != "validation" or not modes.train):
-                problems.append(f"no {split} images: give --{split}_file or --dataset_name")
-    if problems:
-        raise InputError(*problems)
-    if modes.train and modes.evaluate and "validation" not in examples:
-        train = examples["train"]
-        parts = split_off(train, arguments.validation_split, arguments.seed)
-        examples |= {
-            name: train.take(rows) for name, rows in zip(("train", "validation"), parts, strict=True)
-        }
-        notes.append(f"{len(parts[1])} training images are kept for validation (--validation_split)")
-    if arguments.test_file is not None and not modes.predict:
-        notes.append(f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given")
-    return examples
 
 
 def inspect_all(examples: dict[str, Examples], notes: list[str]) -> dict[str, Inspection]:

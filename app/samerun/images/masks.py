@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from samerun.data.cache import fingerprint, get_or_create
-from samerun.data.splits import LIMIT_ARGUMENTS, expand_patterns
+from samerun.data.splits import LIMIT_ARGUMENTS, expand_patterns, sources_of
 from samerun.errors import SHOWN, InputError, collecting, listed, raise_problems
 from samerun.images.data import (
     Examples,
@@ -78,28 +78,24 @@ def read_pairs(arguments: Any, split: str, notes: list[str]) -> Examples | None:
     """The images of a split, with its masks as `labels`: from folders, or from a table or data set with a
     column of masks. Looks for the split in the folders of --train_file if its own argument is missing. None
     if there is no such split."""
-    own = getattr(arguments, f"{split}_file")
-    sources = own or arguments.train_file
-    argument = f"--{split if own else 'train'}_file"
-    paths = [] if sources is None else expand_patterns(argument, sources)
+    argument, paths, is_own = sources_of(arguments, split)
     if not any(Path(path).is_dir() for path, _ in paths):
         return read_examples(arguments, split, notes, masks=True)
-    if own is None:  # only folders can hold several splits
-        paths = [(path, number) for path, number in paths if Path(path).is_dir()]
-    examples = read_each(argument, paths, partial(_from_path, arguments, split, above_folders(paths), notes))
-    limit = getattr(arguments, LIMIT_ARGUMENTS[split])
-    return (
-        examples
-        if examples is None or limit is None or limit >= len(examples)
-        else examples.take(np.arange(limit))
-    )
+    read = partial(_from_path, arguments, split, above_folders(paths), is_own, notes)
+    examples, limit = read_each(argument, paths, read), getattr(arguments, LIMIT_ARGUMENTS[split])
+    if examples is None or limit is None or limit >= len(examples):
+        return examples
+    return examples.take(np.arange(limit))
 
 
-def _from_path(arguments: Any, split: str, base: str | None, notes: list[str], path: str) -> Examples | None:
-    """`base`: the folder that ids are relative to, None for the folder of the images."""
+def _from_path(
+    arguments: Any, split: str, base: str | None, is_own: bool, notes: list[str], path: str
+) -> Examples | None:
+    """`base`: the folder that ids are relative to, None for the folder of the images. `is_own`: the path is
+    the value of the split's own argument."""
     if not Path(path).is_dir():
         return from_table(arguments, split, Path(path), masks=True)
-    folders = _split_folders(Path(path), split, is_own=getattr(arguments, f"{split}_file") is not None)
+    folders = _split_folders(Path(path), split, is_own)
     if folders is None:
         return None
     for folder in filter(None, folders):

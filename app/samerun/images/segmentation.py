@@ -158,6 +158,27 @@ def count_classes(
     return {"counts": counts, "confusion": confusion}
 
 
+def scored_outputs(
+    loss: SegmentationLoss,
+    logits: torch.Tensor,
+    predicted: torch.Tensor,
+    truth: torch.Tensor,
+    num_classes: int,
+) -> dict[str, torch.Tensor]:
+    """`loss`, `counts` and, for few classes, `confusion` of one image or volume. `logits`: (channels,
+    *space); `predicted`, `truth`: (*space) class numbers."""
+    counted = count_classes(predicted[None], truth[None], num_classes, loss.ignore_index)
+    return {
+        "loss": loss(logits[None], truth[None])[0],
+        **{name: counts[0] for name, counts in counted.items()},
+    }
+
+
+def largest_logit(logits: torch.Tensor) -> torch.Tensor:
+    """() the largest absolute value. It is NaN if any logit is, which a mask would not show."""
+    return torch.stack(logits.aminmax()).abs().amax()
+
+
 def iou(counts: np.ndarray) -> np.ndarray:
     """(..., classes) intersection over union (Jaccard); NaN for a class in neither prediction nor truth.
     `counts`: (..., classes, 3)."""

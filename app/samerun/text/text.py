@@ -52,15 +52,6 @@ class TextSplit(Split):
     titles: Cells | None = None
     where: Callable[[int], str] | None = None  # row -> file and line, if the split has several files
 
-    def check_finite(self, values: np.ndarray, what: str) -> None:
-        """Raises `TrainingError` with the first row whose values, (rows, ...), are NaN or infinite."""
-        check_finite(values, what, self.path, "rows", self.name_of)
-
-    def name_of(self, row: int) -> str:
-        """A row in messages."""
-        place = f"row {row} (0-based)" if self.where is None else self.where(row)
-        return f"{place}, {self.texts[row]!r:.60}"
-
 
 class TextStream(Stream):
     """Streams training texts in buffers. `make_split`: the rows of a buffer -> a tokenized split."""
@@ -379,6 +370,16 @@ class TextTask(Task):
         configuration to export; `change`: applied to the weights before saving."""
         exported, weights = adapters.to_export(model, plain, weights, self.arguments)
         export_model(path, exported, change(weights), check, self.tokenizer, self.max_length)
+
+
+def check_outputs(values: np.ndarray, what: str, split: TextSplit) -> None:
+    """Raises `TrainingError` with the first row whose values, (rows, ...), are NaN or infinite."""
+    check_finite(values, what, split.path, "rows", partial(_row_in_words, split))
+
+
+def _row_in_words(split: TextSplit, row: int) -> str:
+    place = f"row {row} (0-based)" if split.where is None else split.where(row)
+    return f"{place}, {split.texts[row]!r:.60}"
 
 
 def first_buffer(buffers: Buffers, notes: list[str]) -> Table:

@@ -25,10 +25,11 @@ from samerun.data.splits import (
     LIMIT_ARGUMENTS,
     check_consistent_labels,
     common_parent,
-    expand_patterns,
+    read_needed,
     read_sources,
+    sources_of,
 )
-from samerun.data.tables import Table, read_table, split_off
+from samerun.data.tables import Table, read_table
 from samerun.errors import InputError, collecting, described, listed, raise_problems
 from samerun.plan import Modes
 from samerun.task import Mixture
@@ -81,11 +82,9 @@ class Volumes:
     def mixture(self, weights: Sequence[float] | None, patches: int, notes: list[str]) -> Mixture | None:
         """The `Mixture` of the sources by --mixing_weights, with `patches` rows per volume; None without
         weights."""
-        return (
-            None
-            if weights is None
-            else Mixture.of(np.repeat(self.source, patches), weights, self.sources, notes)
-        )
+        if weights is None:
+            return None
+        return Mixture.of(np.repeat(self.source, patches), weights, self.sources, notes)
 
     @property
     def labelled(self) -> bool:
@@ -95,43 +94,21 @@ class Volumes:
 def find_splits(arguments: Any, modes: Modes, notes: list[str]) -> dict[str, Volumes]:
     """The volumes of the splits that `modes` need, checked to exist. Raises `InputError` with all
     problems."""
-    splits, problems = {}, []
-    needed = [
-        name
-        for name, is_needed in zip(SPLITS, (modes.train, modes.evaluate, modes.predict), strict=True)
-        if is_needed
-    ]
-    for split in needed:
-        with collecting(problems):
-            volumes = _find(arguments, split)
-            if volumes is not None:
-                limit = getattr(arguments, LIMIT_ARGUMENTS[split])
-                splits[split] = (
-                    volumes if limit is None else volumes.take(np.arange(min(limit, len(volumes))))
-                )
-            elif split != "validation" or not modes.train:
-                problems.append(f"no {split} volumes: give --{split}_file, or a {SPLIT_FILE} that names some")
-    if problems:
-        raise InputError(*problems)
-    if "validation" in needed and "validation" not in splits:
-        kept, held_out = split_off(splits["train"], arguments.validation_split, arguments.seed)
-        splits |= {"train": splits["train"].take(kept), "validation": splits["train"].take(held_out)}
-        notes.append(f"{len(held_out)} training volumes are kept for validation (--validation_split)")
-    problems = [problem for name, volumes in splits.items() for problem in _missing(volumes, name)]
-    raise_problems(problems)
+    elsewhere = f", or a {SPLIT_FILE} that names some"
+    splits = read_needed(arguments, modes, _find, notes, unit="volumes", elsewhere=elsewhere)
+    raise_problems([problem for name, volumes in splits.items() for problem in _missing(volumes, name)])
     return splits
 
 
-def _find(arguments: Any, split: str) -> Volumes | None:
+def _find(arguments: Any, split: str, notes: list[str]) -> Volumes | None:
     """The volumes of a split, from its own argument or else from the folders of --train_file; None if there
     are none."""
-    own = getattr(arguments, f"{split}_file")
-    argument, sources = f"--{split if own else 'train'}_file", own or arguments.train_file
-    paths = [] if sources is None else expand_patterns(argument, sources)
-    if own is None:  # only folders can hold several splits
-        paths = [(path, number) for path, number in paths if os.path.isdir(path)]
+    argument, paths, is_own = sources_of(arguments, split)
     base = common_parent([path for path, _ in paths if os.path.isdir(path)])
-    return read_sources(paths, partial(_from_path, arguments, split, base), partial(_joined, argument))
+    read = partial(_from_path, arguments, split, base, is_own)
+    volumes = read_sources(paths, read, partial(_joined, argument))
+    limit = getattr(arguments, LIMIT_ARGUMENTS[split])
+    return volumes if volumes is None or limit is None else volumes.take(np.arange(min(limit, len(volumes))))
 
 
 def _joined(argument: str, numbered: Sequence[tuple[Volumes, int]]) -> Volumes:
@@ -143,14 +120,13 @@ def _joined(argument: str, numbered: Sequence[tuple[Volumes, int]]) -> Volumes:
     return Volumes(f"{parts[0].path} and {len(parts) - 1} more", files, source, sources)
 
 
-def _from_path(arguments: Any, split: str, base: str | None, path: str) -> Volumes | None:
-    """`base`: the folder that the ids of a folder's volumes are relative to, None for `path`."""
+def _from_path(arguments: Any, split: str, base: str | None, is_own: bool, path: str) -> Volumes | None:
+    """`base`: the folder that the ids of a folder's volumes are relative to, None for `path`. `is_own`: the
+    path is the value of the split's own argument."""
     if not os.path.isdir(path):
         required, optional = (arguments.image_column,), (arguments.label_column, arguments.id_column)
         return _from_table(read_table(path, arguments.encoding, required, optional), arguments)
-    volumes = _from_folder(
-        Path(path), split, arguments.encoding, is_own=getattr(arguments, f"{split}_file") is not None
-    )
+    volumes = _from_folder(Path(path), split, arguments.encoding, is_own)
     if volumes is None or base is None:
         return volumes
     relative = Path(os.path.relpath(path, base))

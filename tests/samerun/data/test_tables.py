@@ -101,6 +101,7 @@ def test_columns_of_a_dataset_have_types_of_their_own():
     assert contents(found) == rows.to_dict()
     assert found.columns["text"].fingerprint == fingerprint(["a", "b", "a"])
     assert found.take(np.array([2])).where(0) == "hub row 3"
+    assert (len(dataset_table(rows, "hub", (), ())), len(dataset_table(rows, "hub", (), ("no",)))) == (3, 3)
 
 
 def test_a_cell_that_is_nested_too_deeply_is_named_by_its_line(tmp_path):
