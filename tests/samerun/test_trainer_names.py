@@ -171,7 +171,8 @@ def test_every_name_of_before_is_tried_and_a_file_may_have_them(tmp_path):
     ("threshold", "objective", "fixed"),
     [
         (None, {"name": "f1"}, None), (("f1",), {"name": "f1"}, None), (("cost",), {"name": "cost"}, None),
-        (("cost:5",), {"name": "cost", "miss_cost": 5.0}, None), (("0.3", "a=1"), {"name": "f1"}, ("0.3", "a=1")),
+        (("cost:5",), {"name": "cost", "miss_cost": 5.0}, None),
+        (("0.3", "a=1"), {"name": "f1"}, ("0.3", "a=1")),
         (("recall_at_precision:0.9",), {"name": "recall_at_precision", "target": 0.9}, None),
     ],
 )  # fmt: skip
