@@ -23,8 +23,6 @@ from dataclasses import dataclass
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
 from samerun.cli import read_arguments
-from samerun.data.tables import Table
-from samerun.data.tokens import Ragged
 from samerun.parsing import option
 from samerun.text.arguments import DecisionArguments, LongDocumentArguments, LossArguments, TextArguments
 
@@ -74,6 +72,8 @@ import numpy as np
 import torch
 from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelForSequenceClassification
 
+from samerun.data.tables import Table
+from samerun.data.tokens import Ragged
 from samerun.errors import InputError
 from samerun.main import run
 from samerun.models import pretrained

@@ -27,7 +27,6 @@ from dataclasses import dataclass
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
 from samerun.cli import read_arguments
-from samerun.data.cache import fingerprint
 from samerun.run_folder import check_foreign
 from samerun.volumes.arguments import VolumeArguments
 
@@ -50,6 +49,7 @@ import numpy as np
 import torch
 
 from samerun import predictions as output
+from samerun.data.cache import fingerprint
 from samerun.files import replace_folder
 from samerun.images.segmentation import (
     SegmentationLoss,

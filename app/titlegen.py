@@ -23,8 +23,6 @@ from dataclasses import dataclass
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
 from samerun.cli import read_arguments
-from samerun.data.tables import Cells, Table, note_cut
-from samerun.data.tokens import Ragged, encode_cached
 from samerun.parsing import option
 from samerun.text.arguments import SearchArguments, SourceArguments, TextArguments
 
@@ -68,6 +66,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
+from samerun.data.tables import Cells, Table, note_cut
+from samerun.data.tokens import Ragged, encode_cached
 from samerun.kernels.common import widest_float
 from samerun.main import run
 from samerun.models import encoder_decoder

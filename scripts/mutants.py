@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Puts faults into a copy of the code, one at a time, and counts those that the fast tests find.
 
-    python scripts/mutants.py FOLDER [--commit REF] [--random N] [--seed N] [--only PATTERN] [--list]
+    python scripts/mutants.py FOLDER [--commit REF] [--random N] [--seed N] [--files N] [--only PATTERN]
+        [--list]
 
 FOLDER gets the tree of the commit (default: HEAD). The faults are those of guarding/faults.py and N drawn at
 random from the modules of order, step, checkpoints, readers, thresholds and launching: a comparison is
@@ -35,7 +36,6 @@ from guarding.faults import FAULTS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TIMEOUT = 300  # seconds; a fault that hangs the tests is found
-MOST_FILES = 5  # files of tests per fault
 MODULES = re.compile(
     r"samerun/.*(order|batches|step|loop|train|schedules|plan|checkpoint|saving|shards|average|selection|"
     r"evaluat\w*|tables|json_files|splits|columns|labels|thresholds|decisions|multilabel|launch|processes|"
@@ -122,8 +122,8 @@ def with_change(text: str, node: ast.expr, new: ast.expr) -> str:
 
 
 @functools.cache
-def tests_of(tree: Path, path: Path) -> list[str]:
-    """The files of fast tests that import a module: those of its name first, then the smallest. If they
+def tests_of(tree: Path, path: Path, count: int) -> list[str]:
+    """`count` files of fast tests that import a module: those of its name first, then the smallest. If they
     are few, also tests of the modules that import it."""
     own = importing(path.relative_to(tree / "app"))
     found = []
@@ -133,11 +133,11 @@ def tests_of(tree: Path, path: Path) -> list[str]:
             if own.search(text) or path.stem in test.stem:
                 found.append((path.stem not in test.stem, len(text), str(test)))
     names = [test for _, _, test in sorted(found)]
-    if len(names) < MOST_FILES:
+    if len(names) < count:
         for user in sorted((tree / "app").rglob("*.py")):
             if own.search(user.read_text(encoding="utf-8")):
                 names += [str(test) for test in (tree / "tests").rglob(f"test_{user.stem}.py")]
-    return list(dict.fromkeys(names))[:MOST_FILES]
+    return list(dict.fromkeys(names))[:count]
 
 
 def importing(path: Path) -> re.Pattern:
@@ -187,9 +187,10 @@ def passes(tree: Path, tests: list[str]) -> bool:
     return False
 
 
-def outcome(tree: Path, mutant: Mutant, baseline: dict[tuple[str, ...], bool], number: int) -> str:
+def outcome(
+    tree: Path, mutant: Mutant, tests: list[str], baseline: dict[tuple[str, ...], bool], number: int
+) -> str:
     """ "found", "survives", or why the fault says nothing."""
-    tests = tests_of(tree, mutant.path)
     if not tests:
         return "no test"
     if tuple(tests) not in baseline:
@@ -226,6 +227,7 @@ def main() -> int:
         "--random", type=int, default=0, metavar="N", help="faults drawn at random (default: 0)"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--files", type=int, default=5, help="files of tests per fault (default: 5)")
     parser.add_argument("--only", default="", metavar="PATTERN", help="faults whose name matches")
     parser.add_argument("--list", action="store_true", help="print the faults and their tests, and end")
     args = parser.parse_args()
@@ -247,11 +249,8 @@ def main() -> int:
                 state, place = "gone", ""
             else:
                 place = mutant.path.relative_to(tree / "app").as_posix()
-                state = (
-                    " ".join(tests_of(tree, mutant.path))
-                    if args.list
-                    else outcome(tree, mutant, baseline, number)
-                )
+                tests = tests_of(tree, mutant.path, args.files)
+                state = " ".join(tests) if args.list else outcome(tree, mutant, tests, baseline, number)
             counts[kind, state] += 1
             print(f"{state:18}{place}  {mutant if isinstance(mutant, str) else mutant.name}", flush=True)
     for kind in kinds:

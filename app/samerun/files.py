@@ -306,3 +306,13 @@ def remove_temporary_folders() -> None:
     """For a process that ends at once (`signals.exit_now`)."""
     while _temporary:
         shutil.rmtree(_temporary.pop(), ignore_errors=True)
+
+
+def read_text(path: str | Path) -> str:
+    """Reads a whole UTF-8 file. Raises `InputError`."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None

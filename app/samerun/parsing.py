@@ -26,8 +26,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from samerun.data.files import read_text
 from samerun.errors import InputError
+from samerun.files import read_text
 from samerun.trainer_names import BOOLEANS, OTHER_NAMES, Alias, Part, translate
 
 T = TypeVar("T")

@@ -168,11 +168,11 @@ COMMANDS = [
             "--global_batch_size 8 --lr_scheduler_type cosine --warmup_ratio 0.2 "
             "--label_smoothing_factor 0.1 --freeze embeddings --sampling class_balanced --report_to none"),
     Command("classify_formats", "classify",
-            f"{CLASSIFY} --train_file more/a.jsonl more/b.jsonl --mixing_weights 0.7 0.3 --optim adafactor "
+            f"{CLASSIFY} --train_file more/a.jsonl more/b.jsonl --mixing_weights 0.7 0.3 "
             "--validation_file more/valid.json --test_file more/test.tsv.gz --id_column name"),
     Command("classify_parquet", "classify",
             f"{CLASSIFY} --train_file more/train.parquet --max_train_samples 25 --dataloader_num_workers 2 "
-            "--optim sgd --optim_args momentum=0.9 --lr_scheduler_type warmup_stable_decay"),
+            "--lr_scheduler_type warmup_stable_decay"),
     Command("classify_flags", "classify",
             f"{CLASSIFY} --train_file more/flags.csv --validation_file more/flags.csv "
             "--test_file more/flags.csv --label_columns c,b,a --early_stopping_patience 1 "
@@ -287,4 +287,8 @@ ALLOWED = [
     ),
     (r"^help_serve: message \+ --allowed_hosts$", "new: other sites' pages are refused"),
     (r"^bad_trainer_names: message . \S* ?\S*: auto_find_batch_size", "memory is tried at the start alone"),
+    (
+        r": file . (\S+/)?\.(files\.json|written\.json|predictions)$",
+        "lists of a run's own files, one per folder",
+    ),
 ]

@@ -28,6 +28,7 @@ import pyarrow
 import pyarrow.parquet
 
 from samerun.errors import SHOWN, InputError, listed, not_found, quoted
+from samerun.files import read_text
 
 KINDS = {
     ".csv": "csv",
@@ -397,16 +398,6 @@ def text_lines(path: str, encoding: str, newline: str | None = "") -> Iterator[s
         ) from None
     except (EOFError, zlib.error, OSError) as error:
         raise InputError(f"{path}: {_unreadable(error)}") from None
-
-
-def read_text(path: str | Path) -> str:
-    """Reads a whole UTF-8 file. Raises `InputError`."""
-    try:
-        return Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
 
 
 def _reason(error: Exception) -> str:

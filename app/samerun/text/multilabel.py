@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, softplus
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
-from samerun.data.files import read_object, read_text
+from samerun.data.files import read_object
 from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
 from samerun.errors import (
@@ -33,6 +33,7 @@ from samerun.errors import (
     nearest,
     raise_problems,
 )
+from samerun.files import read_text
 from samerun.kernels.common import send
 from samerun.models import export
 from samerun.models.adapters import loadable

@@ -19,10 +19,10 @@ from transformers.models.roformer.tokenization_utils import JiebaPreTokenizer
 
 from samerun.console import counted
 from samerun.data.cache import fingerprint, get_or_create
-from samerun.data.files import read_text
 from samerun.data.tables import Cells
 from samerun.data.tokens import Ragged
 from samerun.errors import InputError, listed, nearest
+from samerun.files import read_text
 from samerun.models.pretrained import explain_failed_load
 
 MAX_UNKNOWN_SHARE = 0.1  # of the tokens of a file, special tokens included, before a note
