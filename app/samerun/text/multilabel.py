@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, softplus
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
+from samerun import export
 from samerun.data.files import read_object
 from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
@@ -35,7 +36,6 @@ from samerun.errors import (
 )
 from samerun.files import read_text
 from samerun.kernels.common import send
-from samerun.models import export
 from samerun.models.adapters import loadable
 from samerun.models.pretrained import labels_of, set_labels
 from samerun.reports.card import markdown_table
