@@ -414,15 +414,16 @@ def loss_of_arguments(
 def positive_weights(arguments: Any, positive: np.ndarray, rows: int, labels: list[str]) -> np.ndarray | None:
     """(labels,) weights of positive targets; None for --pos_weight none.
 
-    "balanced": negatives / positives, clipped to [1, --pos_weight_cap]; 1 for a label without rows. A file is
-    a json object {"LABEL": WEIGHT}. `positive`: (labels,) number of the training `rows` with each label.
+    "balanced": negatives / positives, clipped to [1, 20] or [1, LIMIT] (balanced:LIMIT); 1 for a label
+    without rows. A file is a json object {"LABEL": WEIGHT}. `positive`: (labels,) number of the training
+    `rows` with each label.
 
     Raises `InputError` for a file that cannot be read or lacks a positive number for a label.
     """
     choice = arguments.pos_weight
     if choice == "none":
         return None
-    if choice == "balanced":
+    if choice.partition(":")[0] == "balanced":
         ratio = np.divide(rows - positive, positive, out=np.ones(len(positive)), where=positive > 0)
         return np.clip(ratio, 1.0, arguments.pos_weight_cap)
     try:
