@@ -132,8 +132,8 @@ class MultiLabelClassification(TextTask):
             own, path = pretrained.own_labels(self.config), " ".join(a.train_file or [a.dataset_name])
             head_notes = [] if a.from_scratch else notes
             self.labels = multilabel.choose_labels(own, labels["train"].names, a.label_file, head_notes, path)
-        objective = Objective(a.threshold_objective, a.threshold_target or 0.0, a.miss_cost)
-        fixed = multilabel.fixed_thresholds(a.threshold, self.labels)
+        fixed = multilabel.fixed_thresholds(a.fixed_thresholds, self.labels)
+        objective = Objective(**a.threshold_objective)
         self.tuner = ThresholdTuner(fixed, objective, a.calibration, a.seed)
 
         tokenizer = self.load_tokenizer(

@@ -58,6 +58,7 @@ from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForIma
 
 from samerun.data.cache import fingerprint
 from samerun.errors import InputError
+from samerun.export import check_agreement, plain_model, rows_to_check
 from samerun.files import replace_folder
 from samerun.images import single_label
 from samerun.images.data import Examples, Images, Inspection, read_examples
@@ -73,7 +74,6 @@ from samerun.images.image_task import (
 from samerun.images.single_label import confusion_matrix
 from samerun.images.transforms import processing_of
 from samerun.main import run
-from samerun.models.export import check_agreement, plain_model, rows_to_check
 from samerun.models.pretrained import (
     check_model,
     labels_of,

@@ -49,6 +49,7 @@ import torch
 from transformers import MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, AutoModelForSemanticSegmentation
 
 from samerun import predictions as output
+from samerun.export import check_agreement, plain_model, rows_to_check
 from samerun.images import masks, semantic_segmentation
 from samerun.images.data import Examples, Images, Inspection
 from samerun.images.image_task import (
@@ -74,7 +75,6 @@ from samerun.images.segmentation import (
 )
 from samerun.main import run
 from samerun.models.adapters import adapted_name
-from samerun.models.export import check_agreement, plain_model, rows_to_check
 from samerun.models.pretrained import (
     check_model,
     labels_of,

@@ -30,13 +30,13 @@ from examining.rows import rows_of  # noqa: E402
 from moving.task_script import load_task_script, plain_launch  # noqa: E402
 from PIL import Image  # noqa: E402
 
+from samerun.console import plain_table  # noqa: E402
 from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 from samerun.files import write_json, write_text  # noqa: E402
 from samerun.parsing import parse, validate  # noqa: E402
 from samerun.plan import Modes  # noqa: E402
 from samerun.reports.figures import as_image  # noqa: E402
 from samerun.reports.page import render  # noqa: E402
-from samerun.reports.results import plain_table  # noqa: E402
 from samerun.task import Section  # noqa: E402
 
 NO_OUTPUT_DIR = "no_output"  # a value for --output_dir; nothing is written there

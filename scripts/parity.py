@@ -292,7 +292,7 @@ def verdict(cell: Cell, difference: Difference) -> tuple[str, bool]:
 
 def table(rows: list[Row]) -> list[str]:
     """The rows as lines of text."""
-    from samerun.reports.results import plain_table
+    from samerun.console import plain_table
 
     header = [
         "cell",

@@ -121,8 +121,8 @@ def test_the_loss_that_is_scored_is_the_one_that_is_trained(kind):
             {"loss": "asymmetric", "label_smoothing_factor": 0.1},
             "--label_smoothing_factor needs --loss bce, but",
         ),
-        ({"focal_gamma": 1.0}, "--focal_gamma needs --loss focal, but --loss is bce"),
-        ({"loss": "focal", "db_mu": 0.9}, "--db_mu needs --loss distribution_balanced, but --loss is focal"),
+        ({"loss_args": "gamma=1"}, "--loss_args: bce has no gamma; it has none"),
+        ({"loss": "focal", "loss_args": "mu=0.9"}, "--loss_args: focal has no mu; it has gamma, alpha"),
     ],
 )
 def test_settings_of_another_loss_are_contradictions(given, said):
@@ -143,14 +143,12 @@ def test_the_head_may_learn_faster():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"threshold_objective": "precision_at_recall"}, "precision_at_recall needs --threshold_target"),
-        ({"threshold_target": 0.5}, "--threshold_target is for precision_at_recall and recall_at_precision"),
-        ({"miss_cost": 3.0}, "--miss_cost is for --threshold_objective cost"),
-        (
-            {"threshold": ("0.5",), "threshold_objective": "cost"},
-            "--threshold and --threshold_objective are both given",
-        ),
-        ({"calibration": "temperature", "do_eval": False}, "--calibration needs --do_train and --do_eval"),
+        ({"threshold": ("precision_at_recall",)}, "--threshold precision_at_recall needs a number above 0"),
+        ({"threshold": ("precision_at_recall:2",)}, "--threshold: is '2', expected a number above 0 and at"),
+        ({"threshold": ("f1:0.5",)}, "--threshold: f1 has no 0.5"),
+        ({"threshold": ("cost:3", "0.5")}, "--threshold cost:3 0.5: an objective stands alone"),
+        ({"threshold": ("cost",), "do_eval": False}, "--threshold cost needs --do_train and --do_eval"),
+        ({"calibration": "temperature", "do_eval": False}, "--calibration temperature needs --do_train and"),
         (
             {"calibration": "temperature", "lora_r": 4, "export": "adapter"},
             "--calibration temperature and --export adapter are both given",

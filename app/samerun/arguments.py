@@ -11,11 +11,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from samerun import optim_arguments
-from samerun.parsing import SpaceSeparated, option
+from samerun.parsing import Setting, SpaceSeparated, option
 from samerun.plan import SCHEDULES, Modes, check_schedule
 
 # The trackers of Accelerate.
 TRACKERS = ("tensorboard", "wandb", "mlflow", "comet_ml", "aim", "clearml", "dvclive", "swanlab", "trackio")
+BASE_BATCH = Setting(32, at_least=1)  # the global batch size that a learning rate was chosen for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,18 +75,14 @@ class AdapterArguments:
     use_dora: bool = option(
         False,
         needs="lora_r",
-        excludes=("load_in_4bit", "load_in_8bit"),
+        excludes=("quantize",),
         help="also train the norms of the adapted columns (DoRA)",
     )
     use_rslora: bool = option(False, needs="lora_r", help="scale adapters by alpha / sqrt(r) (rsLoRA)")
-    load_in_4bit: bool = option(
-        False,
+    quantize: str | None = option(
+        choices=("4", "8"),
         needs="lora_r",
-        excludes=("load_in_8bit",),
-        help="store the frozen weights in 4 bits (QLoRA), with bitsandbytes",
-    )
-    load_in_8bit: bool = option(
-        False, needs="lora_r", help="store the frozen weights in 8 bits, with bitsandbytes"
+        help="store the frozen weights in 4 bits (QLoRA) or 8 bits, with bitsandbytes",
     )
     export: str = option(
         "merged",
@@ -248,18 +245,17 @@ class OptimizationArguments:
     )
     warmup_steps: int | float | None = option(
         at_least=0,
-        excludes=("warmup_ratio",),
         help="optimizer steps of linear warm-up, or a share of all steps",
     )
-    warmup_ratio: float | None = option(at_least=0, below=1, help="warm-up as a share of all steps")
     num_train_epochs: float = option(3.0, above=0, help="passes over the training rows")
     max_steps: int | None = option(at_least=1, help="optimizer steps, instead of epochs")
     lr_scaling: str = option(
         "none",
         choices=("none", "linear", "sqrt"),
-        help="scale --learning_rate by global_batch_size / base_global_batch_size, or its square root",
+        settings={"linear": {"": BASE_BATCH}, "sqrt": {"": BASE_BATCH}},
+        help="scale --learning_rate by the global batch size divided by 32, or by its square root; "
+        "linear:64: divided by 64, if the rate was chosen for that",
     )
-    base_global_batch_size: int = option(32, at_least=1, help="the batch size --learning_rate was chosen for")
     label_smoothing_factor: float = option(
         0.0,
         at_least=0,
@@ -284,7 +280,7 @@ class OptimizationArguments:
 
     def problems(self) -> list[str]:
         messages = optim_arguments.check_settings(self, {field.name: field.default for field in fields(self)})
-        if self.lr_scheduler_type == "constant" and (self.warmup_steps or self.warmup_ratio):
+        if self.lr_scheduler_type == "constant" and self.warmup_steps:
             messages.append("--lr_scheduler_type constant has no warm-up; use constant_with_warmup")
         if self.lr_scheduler_kwargs:
             messages += check_schedule(self.lr_scheduler_type, self.lr_scheduler_kwargs)
@@ -440,7 +436,6 @@ class LaunchArguments:
     deepspeed: str | None = option(
         path=True, per_machine=True, help="DeepSpeed config file, for the deepspeed launcher or torchrun"
     )
-    deepspeed_config: str | None = option(path=True, per_machine=True, help="the same as --deepspeed")
     kernels: str = option(
         "auto",
         choices=("auto", "reference"),
@@ -467,11 +462,3 @@ class LaunchArguments:
         600, per_machine=True, at_least=1, help="seconds to wait for all machines at the start"
     )
     local_rank: int | None = option(per_machine=True, help="set by the deepspeed launcher", hidden=True)
-
-    def problems(self) -> list[str]:
-        if self.deepspeed and self.deepspeed_config and self.deepspeed != self.deepspeed_config:
-            return [
-                f"--deepspeed {self.deepspeed} and --deepspeed_config {self.deepspeed_config} "
-                "differ; keep one"
-            ]
-        return []

@@ -13,7 +13,7 @@ import sys
 from typing import Any, TypeVar
 
 from samerun import signals
-from samerun.console import be_quiet, survive_a_lost_console
+from samerun.console import be_quiet, say, survive_a_lost_console
 from samerun.errors import EXIT_TRAINING_FAILED, InputError, in_short, is_out_of_memory
 from samerun.files import temporary_folder
 from samerun.parsing import SpaceSeparated, names_of, parse, validate
@@ -80,10 +80,13 @@ def read_arguments(cls: type[T], description: str) -> T:
     prepare_process()
     _exit_stack.enter_context(signals.listen())  # until the process exits, including the imports of libraries
     with failures_end_the_job(debug="--debug" in sys.argv):
-        arguments = parse(cls, description=description)
+        notes: list[str] = []
+        arguments = parse(cls, description=description, notes=notes)
         validate(arguments)
         if getattr(arguments, "quiet", False):
             be_quiet()
+        if os.environ.get("RANK", "0") == "0":
+            say(*(f"note           {note}" for note in notes))
         arguments = with_standard_input(arguments, names_of(arguments, reads=True))
     return arguments
 

@@ -54,6 +54,15 @@ def say(*lines: str) -> None:
         print(line, flush=True)
 
 
+def plain_table(header: list[str], rows: list[list[str]]) -> list[str]:
+    """Lines of a table with columns of equal widths."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [header, *rows]
+    ]
+
+
 class _LossyFile(io.FileIO):
     """A file that drops what it cannot write."""
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from samerun import checkpoint, runtime, signals, start
-from samerun.console import Phase
+from samerun.console import Phase, plain_table
 from samerun.evaluate import eval_rows, evaluate, open_saved_parts, predict, score
+from samerun.export import push_to_hub
 from samerun.plan import Modes, make_plan
-from samerun.predictions import metrics_name
-from samerun.reports import results
-from samerun.reports.final_report import write_reports
-from samerun.run_folder import BEST, METRICS, merge_metrics, read_metrics
+from samerun.predictions import metrics_name, write_split
+from samerun.reports.page import write_reports
+from samerun.run_folder import BEST, METRICS, by_split, merge_metrics, read_metrics
 from samerun.runtime import Run
 from samerun.start import make_fingerprint, open_run
 from samerun.task import Data, Task
@@ -67,8 +67,14 @@ def run_task(task: Task, arguments: Any) -> None:
     run.from_rank0(lambda: merge_metrics(Path(arguments.output_dir), metrics, metrics_name(arguments)))
     if modes.train:
         run.from_rank0(lambda: write_reports(run, arguments, task, data.splits))
-    results.track(run, metrics)
-    results.push_to_hub(run, arguments)
+    final = {
+        name: value
+        for name, value in metrics.items()
+        if isinstance(value, int | float) and name.startswith(("test_", "best_"))
+    }
+    if run.accelerator.trackers and final:
+        run.accelerator.log(final, step=metrics.get("train_steps"))
+    push_to_hub(run, arguments)
     report(run, arguments, task, metrics)
     signals.finish(run)
 
@@ -111,7 +117,8 @@ def predict_test(run: Run, arguments: Any, task: Task, model: Any, data: Data) -
     rows = eval_rows(run, arguments, task, split)
     saved = open_saved_parts(run, arguments, data.fingerprint, rows)
     predictions, rate = predict(run, model, task, rows, saved=saved)
-    results.write_predictions(run, arguments, task, split, predictions)
+    path = run.from_rank0(lambda: write_split(arguments, task, split, predictions))
+    run.print(f"predictions    {path}")
     if saved is not None:
         saved.remove()
     metrics = {"test_rows": len(split), "test_samples_per_second": rate}
@@ -125,10 +132,25 @@ def predict_test(run: Run, arguments: Any, task: Task, model: Any, data: Data) -
 
 def report(run: Run, arguments: Any, task: Task, metrics: dict[str, Any]) -> None:
     """Prints the main metrics."""
-    by_split = results.by_split(metrics)
-    table = results.table(by_split, task.shown_metrics)
-    remarks = [f"{split}: {line}" for split, scores in by_split.items() for line in task.remarks(scores)]
+    scores = by_split(metrics)
+    remarks = [f"{split}: {line}" for split, known in scores.items() for line in task.remarks(known)]
     # app/predict.py: its output folder is a temporary one.
     only_predicts = arguments.modes == Modes(train=False, evaluate=False, predict=True)
     place = (only_predicts and arguments.predictions_file) or arguments.output_dir
-    run.print(*table, *remarks, f"done           {place}")
+    run.print(*metrics_table(scores, task.shown_metrics), *remarks, f"done           {place}")
+
+
+def metrics_table(scores: dict[str, dict[str, Any]], names: tuple[str, ...]) -> list[str]:
+    """Lines of a table with a row per metric and a column per split, which fits a terminal of 60 columns.
+    Leaves out empty rows and columns."""
+    shown = {
+        split: known for split, known in scores.items() if any(known.get(name) is not None for name in names)
+    }
+    rows = [name for name in names if any(known.get(name) is not None for known in shown.values())]
+    columns = [["", *rows]]
+    for split, known in shown.items():
+        cells = [split, *("-" if known.get(name) is None else f"{known[name]:.4f}" for name in rows)]
+        columns.append([cell.rjust(max(map(len, cells))) for cell in cells])
+    header, *body = map(list, zip(*columns, strict=True))
+    lines = plain_table(header, body)
+    return [f"{'' if number else 'results':<15}{line}" for number, line in enumerate(lines)] if shown else []

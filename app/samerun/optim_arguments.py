@@ -5,46 +5,15 @@ arguments are reported before it is imported.
 from __future__ import annotations
 
 import importlib.util
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
-BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+from samerun.parsing import Setting, read_settings
+
 ADAM = ("adam_beta1", "adam_beta2", "adam_epsilon")
 DEFAULT = "adamw_torch_fused"
 UNDER_FSDP = (DEFAULT, "sgd", "rmsprop")  # torch's optimizers whose state has the weight's shape
 SMALL_8BIT = 4096  # smaller weights keep 32-bit state (bitsandbytes' min_8bit_size)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One of --optim_args. Values have the type of `default`, and are one of `choices` or in [at_least,
-    below)."""
-
-    default: Any
-    at_least: float = 0
-    below: float = math.inf
-    choices: tuple[str, ...] = ()
-
-    def read(self, text: str) -> Any:
-        """Parses a value. Raises `ValueError` or `KeyError` if it is invalid."""
-        if isinstance(self.default, bool):
-            return BOOLEANS[text.lower()]
-        value = type(self.default)(text)
-        if value not in self.choices if self.choices else not self.at_least <= value < self.below:
-            raise ValueError
-        return value
-
-    @property
-    def expected(self) -> str:
-        if isinstance(self.default, bool):
-            return "true or false"
-        if self.choices:
-            return " or ".join(self.choices)
-        kind = "a whole number" if isinstance(self.default, int) else "a number"
-        return f"{kind} at least {self.at_least:g}" + (
-            f" and below {self.below:g}" if self.below < math.inf else ""
-        )
 
 
 @dataclass(frozen=True)
@@ -64,7 +33,7 @@ MOMENTUM, EPSILON = Setting(0.0, below=1), Setting(1e-8)
 OPTIMIZERS = {
     DEFAULT: Optimizer(adam=ADAM),
     "adafactor": Optimizer(
-        {"beta2_decay": Setting(-0.8, at_least=-math.inf, below=0), "d": Setting(1.0, at_least=1)},
+        {"beta2_decay": Setting(-0.8, at_least=None, below=0), "d": Setting(1.0, at_least=1)},
         unshardable="it averages over the rows and columns of whole matrices",
     ),
     "sgd": Optimizer({"momentum": MOMENTUM, "dampening": Setting(0.0, below=1), "nesterov": Setting(False)}),
@@ -177,25 +146,9 @@ def describe(arguments: Any) -> str:
 
 def _parse(optim: str, text: str | None, errors: list[str]) -> dict[str, Any]:
     """Parses --optim_args, "name=value,name=value"; appends to `errors`."""
-    known, values = OPTIMIZERS[optim].settings, {}
-    for part in [part.strip() for part in (text or "").split(",") if part.strip()]:
-        name, _, value = (piece.strip() for piece in part.partition("="))
-        if name not in known:
-            elsewhere = {
-                "weight_decay": "--weight_decay",
-                "lr": "--learning_rate",
-                "betas": "--adam_beta1 and --adam_beta2",
-            }
-            has = f"it has {', '.join(known)}" if known else "it has none"
-            errors.append(
-                f"--optim_args: {optim} has no {name}; "
-                + (f"give {elsewhere[name]}" if name in elsewhere else has)
-            )
-        elif name in values:
-            errors.append(f"--optim_args: {name} is given twice; keep one")
-        else:
-            try:
-                values[name] = known[name].read(value)
-            except (ValueError, KeyError):
-                errors.append(f"--optim_args: {name} is {value!r}, expected {known[name].expected}")
-    return values
+    elsewhere = {
+        "weight_decay": "--weight_decay",
+        "lr": "--learning_rate",
+        "betas": "--adam_beta1 and --adam_beta2",
+    }
+    return read_settings("optim_args", optim, OPTIMIZERS[optim].settings, text, errors, elsewhere)

@@ -20,14 +20,15 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
 from samerun.errors import InputError
 from samerun.files import read_text
-from samerun.trainer_names import BOOLEANS, TRAINER_NAMES, translate
+from samerun.trainer_names import BOOLEANS, OTHER_NAMES, Alias, Part, translate
 
 T = TypeVar("T")
 Values = list[str] | None  # the unparsed values of an argument; None: null in YAML
@@ -49,6 +50,7 @@ def option(
     above: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
+    settings: Mapping[str, Mapping[str, Setting]] | None = None,
     needs: str | None = None,
     excludes: tuple[str, ...] = (),
     hidden: bool = False,
@@ -58,12 +60,20 @@ def option(
 ) -> Any:
     """Declares a dataclass field as an argument.
 
-    `needs`: another argument, or "name=value", without which this one has no effect. `excludes`: arguments
-    that may not be given beside this one. `validate` checks both. `reads`: the value is an input file or
-    folder. `path`: it is another path. `~` is expanded in both. `per_machine`: the machines of a job may have
-    different values; for input files, their contents must be equal instead.
+    `settings`: those that may follow a value of `choices`, as in windows:stride=64,max=8, for
+    `with_settings`. `needs`: another argument, or "name=value", without which this one has no effect.
+    `excludes`: arguments that may not be given beside this one. `validate` checks both. `reads`: the value is
+    an input file or folder. `path`: it is another path. `~` is expanded in both. `per_machine`: the machines
+    of a job may have different values; for input files, their contents must be equal instead.
     """
-    metadata = {"help": help, "choices": choices, "needs": needs, "excludes": excludes, "hidden": hidden}
+    metadata = {
+        "help": help,
+        "choices": choices,
+        "needs": needs,
+        "excludes": excludes,
+        "hidden": hidden,
+        "settings": settings,
+    }
     metadata |= {"reads": reads, "path": path or reads, "per_machine": per_machine}
     metadata |= {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     return dataclasses.field(default=default, metadata=metadata)
@@ -77,9 +87,11 @@ def changed_option(group: type, name: str, help: str) -> Any:
     )
 
 
-def parse(cls: type[T], argv: list[str] | None = None, description: str = "") -> T:
+def parse(
+    cls: type[T], argv: list[str] | None = None, description: str = "", notes: list[str] | None = None
+) -> T:
     """Builds `cls` from the command line and from the YAML file named by `--config`. --help prints the help
-    and exits.
+    and exits. `notes` gets a line for each argument that was given by a name of before.
 
     Raises `InputError` with every problem found: unknown names, missing or malformed values, values out of
     range.
@@ -90,10 +102,12 @@ def parse(cls: type[T], argv: list[str] | None = None, description: str = "") ->
         print(_help(cls, description, everything=given["help"] == ["all"]))
         sys.exit(0)
     found: dict[str, tuple[Values, str]] = {}
+    notes = [] if notes is None else notes
     if "config" in given:
         file = os.path.expanduser(" ".join(given.pop("config") or []))
-        found |= _translated(_read_config(file, cls, problems), cls, f"{file}: ", problems)
-    found |= _translated(given, cls, "--", problems)
+        found |= _translated(_read_config(file, cls, problems), cls, f"{file}: ", problems, notes)
+    found |= _translated(given, cls, "--", problems, notes)
+    _join_parts(found, problems, notes)
     arguments = {}
     for name, (values, source) in found.items():
         try:
@@ -235,11 +249,20 @@ def _takes_several(cls: type, name: str) -> bool:
 
 def describe_value(cls: type, field: dataclasses.Field) -> str:
     """Describes the valid values of a field for users: "a whole number at least 1"."""
-    limits = field.metadata
+    return _describe(type_of(cls, field.name), field.metadata)
+
+
+def _describe(kind: Any, limits: Mapping[str, Any]) -> str:
     if limits["choices"]:
         return "one of " + ", ".join(limits["choices"])
     ranges = [f"{key.replace('_', ' ')} {limits[key]}" for key in LIMITS if limits[key] is not None]
-    return " ".join([KINDS[type_of(cls, field.name)].noun, " and ".join(ranges)]).strip()
+    return KINDS[kind].noun if kind is bool else f"{KINDS[kind].noun} {' and '.join(ranges)}".strip()
+
+
+def _is_within(value: Any, limits: Mapping[str, Any]) -> bool:
+    return isinstance(value, str) or all(
+        limits[key] is None or holds(value, limits[key]) for key, holds in LIMITS.items()
+    )
 
 
 def convert(values: Values, field: dataclasses.Field, cls: type) -> Any:
@@ -265,16 +288,82 @@ def convert(values: Values, field: dataclasses.Field, cls: type) -> Any:
     value = SpaceSeparated(items) if several else items[0]
     choices = field.metadata["choices"]
     for item in value if isinstance(value, tuple) else (value,):
+        if field.metadata["settings"] is not None:
+            item, _, text = item.partition(":")
+            known, problems = field.metadata["settings"].get(item, {}), []
+            read_settings(field.name, item, known, text, problems)
+            if problems and item in choices:
+                raise ValueError("; ".join(problem.removeprefix(f"--{field.name}: ") for problem in problems))
         if choices is not None and item not in choices:
             near = difflib.get_close_matches(str(item), choices, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"{item!r} is not one of {', '.join(choices)}{hint}")
-        if any(
-            field.metadata[key] is not None and not holds(item, field.metadata[key])
-            for key, holds in LIMITS.items()
-        ):
+        if not _is_within(item, field.metadata):
             raise ValueError(f"{shown} is out of range, expected {describe_value(cls, field)}")
     return value
+
+
+# Settings of a value, as in --optim sgd --optim_args momentum=0.9 or --long_documents windows:stride=64
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A setting. Its type is that of `default`; `optional`: it may be none."""
+
+    default: Any
+    at_least: float | None = 0
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] | None = None
+    optional: bool = False
+
+    def read(self, text: str) -> Any:
+        """Raises `ValueError` or `KeyError` for an invalid value."""
+        if self.optional and text.lower() == "none":
+            return None
+        value = KINDS[type(self.default)].read(text)
+        if value not in self.choices if self.choices else not _is_within(value, vars(self)):
+            raise ValueError
+        return value
+
+
+def read_settings(
+    argument: str,
+    owner: str,
+    known: Mapping[str, Setting],
+    text: str | None,
+    problems: list[str],
+    elsewhere: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Reads "name=value,name=value", the settings of `owner` in an argument. Without a name, a value is that
+    of the setting "". `elsewhere`: what to give instead of other names. Appends to `problems`."""
+    values: dict[str, Any] = {}
+    for part in [part.strip() for part in (text or "").split(",") if part.strip()]:
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals and "" in known:
+            name, value = "", name
+        said = f"--{argument}: {name}".strip()
+        if name not in known:
+            hint = f"give {elsewhere[name]}" if name in elsewhere else f"it has {', '.join(known) or 'none'}"
+            problems.append(f"--{argument}: {owner} has no {name}; {hint}")
+        elif name in values:
+            problems.append(f"{said} is given twice; keep one")
+        else:
+            try:
+                values[name] = known[name].read(value)
+            except (ValueError, KeyError):
+                problems.append(
+                    f"{said} is {value!r}, expected {_describe(type(known[name].default), vars(known[name]))}"
+                )
+    return values
+
+
+def with_settings(arguments: Any, name: str) -> tuple[str | None, dict[str, Any]]:
+    """Splits the value of an argument with `settings`: windows:stride=64 is ("windows", {"stride": 64})."""
+    value, _, text = (getattr(arguments, name) or "").partition(":")
+    known = arguments.__dataclass_fields__[name].metadata["settings"]
+    return value or None, read_settings(name, value, known.get(value, {}), text, [])
 
 
 # The command line and the file
@@ -295,7 +384,7 @@ def _read_command_line(argv: list[str], cls: type, problems: list[str]) -> dict[
         values = [value] if equals else []
         name = written.replace("-", "_")
         positive = name.removeprefix("no_")
-        if name in cls.__dataclass_fields__ or name in TRAINER_NAMES or name in ("help", "config"):
+        if name in cls.__dataclass_fields__ or name in OTHER_NAMES or name in ("help", "config"):
             given[name] = values
         elif positive in cls.__dataclass_fields__ and type_of(cls, positive) is bool and not equals:
             given[positive] = values = ["false"]
@@ -311,31 +400,64 @@ def _nearest(name: str, cls: type, prefix: str = "") -> str:
 
 
 def _translated(
-    given: dict[str, Values], cls: type, prefix: str, problems: list[str]
+    given: dict[str, Values], cls: type, prefix: str, problems: list[str], notes: list[str]
 ) -> dict[str, tuple[Values, str]]:
-    """Translates names of transformers. Returns {name: (values, name in messages)}. Appends to
-    `problems`."""
+    """Translates other names. Returns {name: (values, name in messages)}, where names of parts are as given.
+    Appends to `problems` and `notes`."""
     found: dict[str, tuple[Values, str]] = {}
-    for given_name, given_values in given.items():
-        name, values, source = given_name, given_values, f"{prefix}{given_name}"
-        is_ours = name in cls.__dataclass_fields__
+    for name, given_values in given.items():
+        argument, values, source = name, given_values, f"{prefix}{name}"
+        is_ours, spec = name in cls.__dataclass_fields__, OTHER_NAMES.get(name)
         if values == [] and (not is_ours or type_of(cls, name) is bool):
             values = ["true"]
-        if name in TRAINER_NAMES and (values is None or len(values) == 1):
+        if isinstance(spec, Part):
+            argument = spec.argument
+        elif spec is not None and (not is_ours or (isinstance(spec, Alias) and spec.argument == name)):
             try:
-                name, values = translate(name, values and values[0], is_ours)
+                argument, values = translate(spec, values)
             except ValueError as error:
                 problems.append(f"{source}: {error}")
                 continue
-        if name is None:
+            if isinstance(spec, Alias) and spec.was_ours and argument is not None:
+                notes.append(f"{source} is now --{argument} {' '.join(values or ['none'])}")
+        if argument is None:
             continue
-        if name not in cls.__dataclass_fields__:
-            problems.append(f"{source} means --{name}, which this command does not have")
-        elif name in found and str(found[name][0]).lower() != str(values).lower():
-            problems.append(f"{found[name][1]} and {source} both set --{name}; keep one")
-        else:
+        if argument not in cls.__dataclass_fields__:
+            problems.append(f"{source} means --{argument}, which this command does not have")
+        elif isinstance(spec, Part):
             found[name] = values, source
+        elif argument in found and str(found[argument][0]).lower() != str(values).lower():
+            problems.append(f"{found[argument][1]} and {source} both set --{argument}; keep one")
+        else:
+            found[argument] = values, source
     return found
+
+
+def _join_parts(found: dict[str, tuple[Values, str]], problems: list[str], notes: list[str]) -> None:
+    """Puts arguments of before into those that they are parts of: --long_documents windows --stride 64 gives
+    --long_documents windows:stride=64. Appends to `problems` and `notes`."""
+    sources: dict[str, list[str]] = {}
+    for name, part in OTHER_NAMES.items():
+        values, source = found.pop(name, (None, "")) if isinstance(part, Part) else (None, "")
+        if not values or values[0].lower() in part.ignored:
+            continue
+        text = " ".join(found.get(part.argument, (None, ""))[0] or [])
+        form = part.form.format(" ".join(values))
+        piece = form.removeprefix(part.head)
+        if part.head and not text:
+            problems.append(f"{source} is now a part of another argument: --{part.argument} {form}")
+            continue
+        if piece[0] in text and piece[0] in ":@" and "=" not in piece:
+            problems.append(f"{found[part.argument][1]} {text} and {source} {values[0]}: keep one")
+            continue
+        if not text or (piece[0] in ":@" and piece[0] not in text):
+            text += piece if text else piece.lstrip(":")
+        else:
+            text += "," + piece.lstrip(":")
+        sources.setdefault(part.argument, []).append(source)
+        found[part.argument] = [text], found.get(part.argument, (None, source))[1]
+    for argument, names in sources.items():
+        notes.append(f"{', '.join(names)}: now --{argument} {found[argument][0][0]}")
 
 
 class _Loader(yaml.BaseLoader):
@@ -375,7 +497,7 @@ def _read_config(path: str, cls: type, problems: list[str]) -> dict[str, Values]
     given: dict[str, Values] = {}
     for name, value in _read_mapping(path).items():
         is_list = isinstance(value, list)
-        if name in TRAINER_NAMES and name not in cls.__dataclass_fields__:
+        if name in OTHER_NAMES and name not in cls.__dataclass_fields__:
             given[name] = [json.dumps(value) if isinstance(value, dict | list) else value] if value else None
         elif name not in cls.__dataclass_fields__:
             wrong = f"unknown key {name}{_nearest(name, cls)}"

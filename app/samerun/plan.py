@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from samerun import optim_arguments
 from samerun.errors import InputError
+from samerun.parsing import with_settings
 
 if TYPE_CHECKING:
     from samerun.runtime import Launch
@@ -199,11 +200,12 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
     )
     steps_per_epoch = math.ceil(num_rows / batch.global_batch_size)
     total_steps = a.max_steps or max(1, math.ceil(steps_per_epoch * a.num_train_epochs))
-    warmup = _steps(a.warmup_steps if a.warmup_steps is not None else a.warmup_ratio or 0, total_steps)
+    warmup = _steps(a.warmup_steps or 0, total_steps)
     if warmup > total_steps:
         raise InputError(f"--warmup_steps {warmup} is longer than the run ({total_steps} optimizer steps)")
-    scale = batch.global_batch_size / a.base_global_batch_size
-    factor = {"none": 1.0, "linear": scale, "sqrt": math.sqrt(scale)}[a.lr_scaling]
+    scaling, base = with_settings(a, "lr_scaling")
+    scale = batch.global_batch_size / base.get("", 32)
+    factor = {"none": 1.0, "linear": scale, "sqrt": math.sqrt(scale)}[scaling]
     only_at_end = total_steps if a.modes.evaluate else None
     eval_steps = {"epoch": steps_per_epoch, "steps": _steps(a.eval_steps, total_steps), "no": only_at_end}[
         a.eval_strategy

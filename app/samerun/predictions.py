@@ -23,6 +23,7 @@ from samerun.run_folder import (
     holds_trained_run,
     record_predictions,
 )
+from samerun.task import Predictions, Split, Task
 
 STDOUT = ("-", "/dev/stdout")
 WILDCARDS = re.compile(r"[-_.]*[*?\[\]]+")
@@ -117,6 +118,14 @@ def write(path: Path, folder: Path, lines: Iterable[dict[str, Any]], list_separa
     except OSError as error:
         raise TrainingError(f"--predictions_file {path}: cannot be written ({error.strerror})") from error
     return path
+
+
+def write_split(arguments: Any, task: Task, split: Split, predictions: Predictions) -> Path:
+    """Writes the predictions of a split, one line per row, in the input's order. Returns the path."""
+    ids = range(len(split)) if split.ids is None else split.ids
+    lines = task.lines(predictions, split)
+    numbered = ({"id": name, **line} for name, line in zip(ids, lines, strict=True))
+    return write(path_of(arguments), Path(arguments.output_dir), numbered, task.list_separator)
 
 
 def _write_lines(file: TextIO, path: Path, lines: Iterable[dict[str, Any]], list_separator: str) -> None:

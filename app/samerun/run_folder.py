@@ -239,6 +239,16 @@ def read_metrics(path: Path) -> dict[str, Any]:
     return metrics
 
 
+def by_split(metrics: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The metrics eval_* and test_*, by split and without their prefixes."""
+    return {
+        split: {
+            name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)
+        }
+        for split, prefix in (("validation", "eval_"), ("test", "test_"))
+    }
+
+
 # Status
 
 

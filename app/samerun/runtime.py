@@ -271,7 +271,7 @@ def _launcher(local_rank: int | None) -> str:
 
 def _read_deepspeed_config(arguments: Any, problems: list[str]) -> tuple[str | None, dict[str, Any] | None]:
     """(name of the DeepSpeed file, its content); None for each that is missing. Adds errors to `problems`."""
-    requested = arguments.deepspeed or arguments.deepspeed_config
+    requested = arguments.deepspeed
     by_launcher = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
     is_enabled = is_on(os.environ, "ACCELERATE_USE_DEEPSPEED")
     file = requested or (by_launcher if is_enabled else None)

@@ -18,10 +18,10 @@ from huggingface_hub import get_token
 from samerun import checkpoint, deepspeed, machines, optim_arguments, predictions, run_folder, signals
 from samerun.data.files import matching
 from samerun.errors import InputError, collecting
+from samerun.export import check_upload
 from samerun.files import as_json, file_record, lock, recover_folder, write_json
 from samerun.parsing import SpaceSeparated, as_dict, names_of
 from samerun.plan import Plan, describe
-from samerun.reports import results
 from samerun.run_folder import BEST, RUN_FILE, STATUS, code_version, library_versions, status
 from samerun.runtime import Launch, Machine, Run, connect, describe_launch
 
@@ -68,7 +68,7 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
     if problems:
         raise InputError(*problems)
     if machine is None and launch.rank == 0:
-        results.check_upload(arguments)
+        check_upload(arguments)
     if launch.world_size > launch.local_world_size:
         connect(launch, _facts_to_compare(arguments, launch), arguments.start_timeout)
     return launch

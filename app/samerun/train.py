@@ -38,7 +38,7 @@ from samerun.optimizer import build_optimizer, set_learning_rate, state_bytes
 from samerun.parsing import as_dict
 from samerun.plan import Plan
 from samerun.profiling import StepClock, memory_mb, peak_memory_mb, profiled
-from samerun.reports import final_report
+from samerun.reports.page import save_best_predictions
 from samerun.reports.tracker import Tracker, project_of, read_history
 from samerun.run_folder import BEST, BEST_MODELS, begin_best, merge_metrics, status
 from samerun.runtime import Run
@@ -384,7 +384,7 @@ class Training:
             else:
                 self.tracker.image(name, preview)
         if "html" in self.arguments.report_to:
-            final_report.save_best_predictions(self.folder, predictions)
+            save_best_predictions(self.folder, predictions)
 
     def _keep(self, value: float, loss: float | None, predictions: Predictions | None) -> None:
         """Exports the model to best_models/step_N if this evaluation is one of the --keep_best best ones."""

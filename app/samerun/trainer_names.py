@@ -1,10 +1,12 @@
-"""Arguments of transformers' Trainer and example scripts that have another name here, or none.
+"""Arguments of transformers' Trainer and example scripts that have another name here, or none, and names of
+before.
 
 The table says for each what it means here, or why it is refused and what to use instead.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -18,10 +20,19 @@ class Alias(NamedTuple):
     """Another name of `argument`."""
 
     argument: str
-    values: Mapping[
-        str, str | None
-    ] = {}  # our value for theirs; None: it is the default or what is always done
+    values: Mapping[str, str | None] = {}  # our value for theirs; None: the default or what is always done
     otherwise: str | None = None  # why other values are refused, and what to use; None: they are passed on
+    was_ours: bool = False  # a name of before: a note says the new one
+    accepted: str | None = None  # pattern of the values that `otherwise` is not for
+
+
+class Part(NamedTuple):
+    """A name of before, for what is a part of `argument` now."""
+
+    argument: str
+    form: str  # how the argument is written with it
+    head: str = ""  # of `form`: what the argument has before this part
+    ignored: tuple[str, ...] = ("none", "null")  # values that set nothing
 
 
 class Only(NamedTuple):
@@ -37,26 +48,24 @@ class Refused(NamedTuple):
     advice: str
 
 
-def translate(name: str, text: str | None, is_ours: bool) -> tuple[str | None, list[str] | None]:
-    """Returns (our argument, its values) for a name in `TRAINER_NAMES`, or (None, None) if there is nothing
-    to set. `is_ours`: the task has an argument with this name, which keeps its meaning. Raises `ValueError`
-    with the advice."""
-    spec = TRAINER_NAMES[name]
-    if is_ours and not (isinstance(spec, Alias) and spec.argument == name):
-        return name, text and [text]
+def translate(spec: Alias | Only | Refused, values: list[str] | None) -> tuple[str | None, list[str] | None]:
+    """Returns (our argument, its values), or (None, None) if there is nothing to set. `values` None: null.
+    Raises `ValueError` with the advice."""
+    text = None if values is None else " ".join(values)
     plain = "none" if text is None else "".join(text.lower().split())
-    values = spec.values if isinstance(spec, Alias) else {spec.value: None} if isinstance(spec, Only) else {}
-    if plain in ("none", "null") and (values or not isinstance(spec, Alias)):
+    known = spec.values if isinstance(spec, Alias) else {spec.value: None} if isinstance(spec, Only) else {}
+    if plain in ("none", "null") and (known or not isinstance(spec, Alias)):
         return None, None
-    if plain not in values and plain in BOOLEANS:
+    if plain not in known and plain in BOOLEANS:
         plain = str(BOOLEANS[plain]).lower()
-    if plain in values:
-        value = values[plain]
+    if plain in known:
+        value = known[plain]
         return (None, None) if value is None else (spec.argument, [value])
     advice = spec.otherwise if isinstance(spec, Alias) else spec.advice
-    if advice is not None:
+    accepted = spec.accepted if isinstance(spec, Alias) else None
+    if advice is not None and not (accepted and re.fullmatch(accepted, plain)):
         raise ValueError(advice)
-    return spec.argument, None if text is None else [text]
+    return spec.argument, values
 
 
 FIXED_PRECISION = Only("false", "evaluation computes in --mixed_precision, as training does")
@@ -81,13 +90,6 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
     "max_steps": Alias("max_steps", {"-1": None}),
     "optim": Alias("optim", {"adamw_torch": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit"}),
     "resume_from_checkpoint": Alias("resume_from_checkpoint", {"true": "auto", "false": None}),
-    # Ours until version 1.0
-    "padding_free": Alias("padding_free", {"auto": None}),
-    "attention": Alias(
-        "kernels",
-        {"auto": None, "blocks": None, "transformers": "reference"},
-        "BigBird attends by gathered blocks; --kernels reference uses transformers' implementation",
-    ),
     # TrainingArguments: batch and optimization
     "optim_target_modules": LOW_RANK_OPTIMIZER,
     "average_tokens_across_devices": Only("true", "the loss is always the mean over the whole global batch"),
@@ -285,3 +287,40 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
     "validation_dir": Alias("validation_file"),
     "validation_split_name": Alias("dataset_validation_split"),
 }
+
+QUANTIZE = "expected true or false; --quantize 4 or 8 is the same"
+# Ours until version 1.0
+NAMES_OF_BEFORE: dict[str, Alias | Part] = {
+    "padding_free": Alias("padding_free", {"auto": None}),
+    "attention": Alias(
+        "kernels",
+        {"auto": None, "blocks": None, "transformers": "reference"},
+        "BigBird attends by gathered blocks; --kernels reference uses transformers' implementation",
+    ),
+    "deepspeed_config": Alias("deepspeed"),  # without a note: the deepspeed launcher's own habit
+    "warmup_ratio": Alias(
+        "warmup_steps",
+        otherwise="expected a share of all steps, at least 0 and below 1; --warmup_steps takes shares, too",
+        accepted=r"0+(\.\d*)?|0*\.\d+|\d(\.\d+)?e-\d+",
+        was_ours=True,
+    ),
+    "load_in_4bit": Alias("quantize", {"true": "4", "false": None}, QUANTIZE, was_ours=True),
+    "load_in_8bit": Alias("quantize", {"true": "8", "false": None}, QUANTIZE, was_ours=True),
+    "focal_gamma": Part("loss_args", "gamma={}"),
+    "focal_alpha": Part("loss_args", "alpha={}", ignored=()),
+    "asl_gamma_neg": Part("loss_args", "gamma_neg={}"),
+    "asl_gamma_pos": Part("loss_args", "gamma_pos={}"),
+    "asl_margin": Part("loss_args", "margin={}"),
+    "db_mu": Part("loss_args", "mu={}"),
+    "db_lambda": Part("loss_args", "lambda={}"),
+    "db_kappa": Part("loss_args", "kappa={}"),
+    "threshold_objective": Alias("threshold", {"f1": None}, was_ours=True),
+    "threshold_target": Part("threshold", "precision_at_recall:{}", head="precision_at_recall"),
+    "miss_cost": Part("threshold", "cost:{}", head="cost"),
+    "stride": Part("long_documents", "windows:stride={}", head="windows"),
+    "max_windows": Part("long_documents", "windows:max={}", head="windows"),
+    "window_pooling": Part("long_documents", "windows:pooling={}", head="windows"),
+    "base_global_batch_size": Part("lr_scaling", "linear:{}", head="linear"),
+    "pos_weight_cap": Part("pos_weight", "balanced:{}", head="balanced"),
+}
+OTHER_NAMES: dict[str, Alias | Part | Only | Refused] = {**TRAINER_NAMES, **NAMES_OF_BEFORE}

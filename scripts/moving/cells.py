@@ -71,7 +71,7 @@ def launcher(cell: Cell, processes: int) -> list[str]:
 def launch_arguments(cell: Cell) -> dict[str, str]:
     """The script's arguments for the cell's DeepSpeed file and precision."""
     file = f"ds_configs/{cell.memory}.json" if cell.memory and cell.launcher != "accelerate" else "none"
-    return {"deepspeed": file, "deepspeed_config": "none", "mixed_precision": cell.precision}
+    return {"deepspeed": file, "mixed_precision": cell.precision}
 
 
 def batch_arguments(

@@ -18,10 +18,10 @@ from typing import Any
 
 from moving.task_script import load_task_script
 
+from samerun.console import plain_table
 from samerun.errors import EXIT_BAD_INPUT, EXIT_STOPPED, InputError, StopRequested, TrainingError
 from samerun.files import write_json
 from samerun.parsing import parse, validate
-from samerun.reports.results import plain_table
 from samerun.run_folder import CHECKPOINTS, METRICS, STATUS, read_metrics
 
 LOG_LINES = 5  # of a rejected run, shown in the error message

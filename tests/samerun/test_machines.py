@@ -38,12 +38,12 @@ def launch(rank, size=2, local=1, timeout=60):
 
 def together(compared, *, timeout=60, local=1):
     """What came of the meeting of these ranks, None for one that stays away: None, or the problems."""
-    outcome, stores = {}, []
+    outcome = {}
 
-    def come(rank):
+    def come(rank):  # rank 0's store goes away when it returns
         try:
-            stores.append(open_store(launch(rank, len(compared), local), timeout))
-            meet(stores[-1], launch(rank, len(compared), local), compared[rank], timeout)
+            store = open_store(launch(rank, len(compared), local), timeout)
+            meet(store, launch(rank, len(compared), local), compared[rank], timeout)
             outcome[rank] = None
         except InputError as error:
             outcome[rank] = error.problems
@@ -238,8 +238,8 @@ def test_a_process_that_waits_too_long_reports_who_hangs(peers, reports):
 
 def test_a_suspended_process_does_not_blame_others(peers, reports, monkeypatch):
     peers.begin(timeout=13.0)
-    seconds = itertools.count()
-    monkeypatch.setattr(machines.time, "monotonic", lambda: 20.0 * next(seconds))  # each beat comes late
+    seconds = itertools.count(time.monotonic(), 20.0)
+    monkeypatch.setattr(machines.time, "monotonic", lambda: next(seconds))  # each beat comes late
     threading.Event().wait(0.3)
     assert reports.empty()
 

@@ -245,7 +245,7 @@ def test_what_a_run_says():
     assert needed(e) > e.peak + OUTSIDE_TENSORS
 
 
-@pytest.mark.parametrize("given", [{"load_in_4bit": True}, {"load_in_8bit": True}], ids=["4 bits", "8 bits"])
+@pytest.mark.parametrize("given", [{"quantize": "4"}, {"quantize": "8"}], ids=["4 bits", "8 bits"])
 def test_weights_in_few_bits_are_counted_as_what_they_will_take(arguments, given):
     model = limit_training(
         bert(hidden_size=256), arguments(lora_r=2, model_name_or_path="base", **given), set()
@@ -254,7 +254,7 @@ def test_weights_in_few_bits_are_counted_as_what_they_will_take(arguments, given
     plain = sum(parameter.nbytes for parameter in model.parameters())
     rounded = [layer for layer in model.to("cpu").modules() if hasattr(layer, "bytes_per_element")]
     states = [
-        layer.weight.quant_state.as_dict() if "load_in_4bit" in given else {"": layer.weight.SCB}
+        layer.weight.quant_state.as_dict() if given["quantize"] == "4" else {"": layer.weight.SCB}
         for layer in rounded
     ]
     scales = sum(

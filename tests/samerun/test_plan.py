@@ -93,7 +93,7 @@ def test_idle_share():
 
 def test_plan_of_a_run(arguments):
     plan = plan_of(
-        arguments(global_batch_size=10, num_train_epochs=2.5, warmup_ratio=0.1, save_steps=0), 101, 2
+        arguments(global_batch_size=10, num_train_epochs=2.5, warmup_steps=0.1, save_steps=0), 101, 2
     )
     assert (plan.steps_per_epoch, plan.total_steps, plan.warmup_steps) == (11, 28, 3)
     assert (plan.eval_steps, plan.save_steps, plan.logging_steps) == (11, None, 10)
@@ -113,9 +113,11 @@ def test_steps_asked_for_win_over_epochs(arguments):
     assert plan_of(arguments(), 100, 1).save_steps == 4  # an epoch
 
 
-@pytest.mark.parametrize(("kind", "rate"), [("none", 1e-3), ("linear", 4e-3), ("sqrt", 2e-3)])
+@pytest.mark.parametrize(
+    ("kind", "rate"), [("none", 1e-3), ("linear:16", 4e-3), ("sqrt:16", 2e-3), ("linear", 2e-3)]
+)
 def test_learning_rate_scales_with_the_batch(arguments, kind, rate):
-    asked = arguments(learning_rate=1e-3, lr_scaling=kind, global_batch_size=64, base_global_batch_size=16)
+    asked = arguments(learning_rate=1e-3, lr_scaling=kind, global_batch_size=64)
     assert plan_of(asked, 1000, 1).learning_rate == pytest.approx(rate, rel=1e-12)
 
 
@@ -123,11 +125,10 @@ def test_what_scaling_made_of_the_learning_rate_is_printed(arguments):
     asked = {
         "learning_rate": 1e-3,
         "global_batch_size": 64,
-        "base_global_batch_size": 16,
         "max_steps": 4,
         "warmup_steps": 2,
     }
-    line = describe(plan_of(arguments(**asked, lr_scaling="sqrt"), 1000, 1))[2]
+    line = describe(plan_of(arguments(**asked, lr_scaling="sqrt:16"), 1000, 1))[2]
     assert line == (
         "learning rate  0.002 at its peak (--learning_rate times 2, --lr_scaling), 0.001 in the "
         "first step, 0.001 in the last; "

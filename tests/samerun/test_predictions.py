@@ -1,15 +1,18 @@
 import csv
 import io
+import math
 import os
 import re
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from linear_task import LinearTask, points, split_of
 
 from samerun import predictions
-from samerun.files import as_line
+from samerun.files import as_line, read_lines
 from samerun.plan import Modes
 
 LINES = [
@@ -113,3 +116,17 @@ def test_a_finished_runs_predictions_and_metrics_are_kept(tmp_path, train, train
         named = predictions.path_of(asked).stem.removeprefix("predictions")
         assert named in ("", f"_{stem}")
         assert bool(named) == ("new" in expected)
+
+
+def test_predictions_have_the_ids_of_their_rows_and_are_whole_or_absent(arguments, tmp_path):
+    task, split, errors = LinearTask(), split_of(*points(2)), {"error": np.array([0.5, 1.0])}
+    asked = arguments(output_dir=str(tmp_path))
+    path = predictions.write_split(asked, task, split, errors)
+    assert list(read_lines(path)) == [{"id": 0, "error": 0.5}, {"id": 1, "error": 1.0}]
+    object.__setattr__(split, "ids", ["一", 2])
+    predictions.write_split(asked, task, split, errors)
+    before = path.read_bytes()
+    assert "一" in before.decode()
+    with pytest.raises(ValueError, match="JSON compliant"):
+        predictions.write_split(asked, task, split, {"error": np.array([0.5, math.nan])})
+    assert path.read_bytes() == before

@@ -6,6 +6,7 @@ import pytest
 from samerun import run_folder
 from samerun.errors import InputError
 from samerun.files import add_to_list, replace_folder, write_json
+from samerun.main import metrics_table
 from samerun.run_folder import (
     CARD_MARK,
     LIBRARIES,
@@ -13,6 +14,7 @@ from samerun.run_folder import (
     OURS,
     PACKAGE,
     begin_best,
+    by_split,
     check_foreign,
     check_output_dir,
     clear,
@@ -223,6 +225,23 @@ def test_a_requeued_job_knows_its_own_run(tmp_path, monkeypatch, job, restarts, 
     if restarts is not None:
         monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
     assert run_folder.was_restarted(tmp_path) == restarted
+
+
+def test_a_table_has_the_metrics_that_are_known():
+    metrics = {
+        "train_loss": 1.0,
+        "eval_loss": 0.5,
+        "eval_f1_micro": None,
+        "test_loss": 0.25,
+        "test_f1_micro": 0.75,
+        "test_rows": 3,
+    }
+    assert metrics_table(by_split(metrics), ("loss", "f1_micro", "accuracy")) == [
+        "results                  validation    test",
+        "               loss          0.5000  0.2500",
+        "               f1_micro           -  0.7500",
+    ]
+    assert metrics_table(by_split({"train_loss": 1.0, "test_rows": 3}), ("loss",)) == []
 
 
 # status.json

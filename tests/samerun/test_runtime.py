@@ -98,10 +98,9 @@ def test_accelerates_own_switch_keeps_a_run_off_the_gpus(machine, arguments):
     assert (describe_launch(arguments()).use_cpu, describe_launch(arguments()).backend) == (True, "gloo")
 
 
-@pytest.mark.parametrize("field", ["deepspeed", "deepspeed_config"])
-def test_a_deepspeed_file_on_the_command_line(machine, arguments, ds_file, field):
+def test_a_deepspeed_file_on_the_command_line(machine, arguments, ds_file):
     machine(DEEPSPEED)
-    found = describe_launch(arguments(**{field: ds_file(), "local_rank": 1}))
+    found = describe_launch(arguments(deepspeed=ds_file(), local_rank=1))
     assert (found.zero_stage, found.deepspeed_file) == (2, ds_file())
     assert found.deepspeed_config == {"zero_optimization": {"stage": 2}}
 

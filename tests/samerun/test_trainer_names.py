@@ -9,7 +9,7 @@ from transformers import Seq2SeqTrainingArguments
 
 from samerun.errors import InputError
 from samerun.parsing import parse
-from samerun.trainer_names import TRAINER_NAMES, Alias
+from samerun.trainer_names import NAMES_OF_BEFORE, OTHER_NAMES, TRAINER_NAMES, Alias
 
 TASKS = [module.Arguments for module in (classify, titlegen, image_classify, segment3d)]
 FIELDS = [{field.name for field in dataclasses.fields(task)} for task in TASKS]
@@ -40,7 +40,7 @@ def test_every_name_of_the_installed_trainer_is_accepted_or_refused_with_advice(
     names = [field.name for field in dataclasses.fields(Seq2SeqTrainingArguments)]
     assert len(names) > 90
     known = set.union(*FIELDS)
-    assert [name for name in names + OF_SCRIPTS if name not in known and name not in TRAINER_NAMES] == []
+    assert [name for name in names + OF_SCRIPTS if name not in known and name not in OTHER_NAMES] == []
     for name, spec in TRAINER_NAMES.items():
         if isinstance(spec, Alias):
             assert spec.argument in known, name
@@ -123,3 +123,59 @@ def test_contradictions_and_names_of_other_tasks():
     assert message == "--max_seq_length means --max_length, which this command does not have"
     (message,) = refusals("--hub_token", "hf_secret")
     assert "hf_secret" not in message
+
+
+# Names of before -> how it is written now
+MERGED = {
+    "--warmup_ratio 0.1": "--warmup_steps 0.1",
+    "--lora_r 2 --load_in_4bit": "--lora_r 2 --quantize 4",
+    "--load_in_8bit true": "--quantize 8",
+    "--load_in_8bit false": "",
+    "--deepspeed_config a.json": "--deepspeed a.json",
+    "--focal_gamma 1 --loss focal --focal_alpha none": "--loss focal --loss_args gamma=1,alpha=none",
+    "--asl_gamma_neg 1 --asl_gamma_pos 2 --asl_margin 0.1": "--loss_args gamma_neg=1,gamma_pos=2,margin=0.1",
+    "--loss_args mu=1 --db_lambda 1 --db_kappa 0": "--loss_args mu=1,lambda=1,kappa=0",
+    "--pos_weight balanced --pos_weight_cap 5": "--pos_weight balanced:5",
+    "--threshold_objective f1 --threshold 0.3": "--threshold 0.3",
+    "--threshold_objective recall_at_precision --threshold_target 0.8": "--threshold recall_at_precision:0.8",
+    "--miss_cost 5 --threshold_objective cost": "--threshold cost:5",
+    "--long_documents windows --stride 64": "--long_documents windows:stride=64",
+    "--max_windows 4 --long_documents windows --window_pooling mean --stride 0": (
+        "--long_documents windows:stride=0,max=4,pooling=mean"
+    ),
+    "--lr_scaling sqrt --base_global_batch_size 8": "--lr_scaling sqrt:8",
+}
+
+
+@pytest.mark.parametrize("old", MERGED)
+def test_names_of_before_are_written_in_the_new_way(old, tmp_path):
+    notes, new = [], MERGED[old].split()
+    assert parse(classify.Arguments, old.split(), notes=notes) == parse(classify.Arguments, new)
+    assert not notes or f"now {new[-2]} {new[-1]}" in notes[-1]
+    assert bool(notes) == (new != [] and new[0] not in ("--deepspeed",) and new[-1] != "0.3")
+    parse(classify.Arguments, new, notes=(of_new := []))
+    assert of_new == []
+
+
+def test_every_name_of_before_is_tried_and_a_file_may_have_them(tmp_path):
+    assert {name for name in NAMES_OF_BEFORE if not any(f"--{name}" in old for old in MERGED)} <= {
+        "padding_free", "attention", "db_mu"
+    }  # fmt: skip
+    (tmp_path / "a.yaml").write_text("focal_gamma: 3\nfocal_alpha: 0.5\nwarmup_ratio: 0.2\n")
+    found = parse(classify.Arguments, [f"--config={tmp_path}/a.yaml", "--focal_gamma=1", "--loss=focal"])
+    assert (found.loss_args, found.warmup_steps) == ("gamma=1,alpha=0.5", 0.2)
+    assert found.loss_settings == {"focal_gamma": 1.0, "focal_alpha": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("threshold", "objective", "fixed"),
+    [
+        (None, {"name": "f1"}, None), (("f1",), {"name": "f1"}, None), (("cost",), {"name": "cost"}, None),
+        (("cost:5",), {"name": "cost", "miss_cost": 5.0}, None),
+        (("0.3", "a=1"), {"name": "f1"}, ("0.3", "a=1")),
+        (("recall_at_precision:0.9",), {"name": "recall_at_precision", "target": 0.9}, None),
+    ],
+)  # fmt: skip
+def test_a_threshold_is_tuned_or_fixed(threshold, objective, fixed):
+    found = classify.Arguments(threshold=threshold)
+    assert (found.threshold_objective, found.fixed_thresholds) == (objective, fixed)

@@ -54,8 +54,7 @@ def launch_file(folder, **content):
 def test_the_plan_of_a_run(run):
     code, out, problems = run(
         ("--launch", "accelerate_configs/zero2.yaml", "--gpu_memory", "24GB"), "--global_batch_size", "12",
-        "--num_train_epochs", "2", "--warmup_steps", "2", "--lr_scaling", "linear",
-        "--base_global_batch_size", "6",
+        "--num_train_epochs", "2", "--warmup_steps", "2", "--lr_scaling", "linear:6",
         "--mixed_precision", "bf16",
     )  # fmt: skip
     assert (code, problems) == (0, [])
@@ -136,13 +135,13 @@ def test_every_contradiction_in_one_list(run, tmp_path):
         deepspeed_config={"deepspeed_config_file": str(config)},
     )  # fmt: skip
     code, out, problems = run(
-        ("--launch", launch), "--warmup_steps", "3", "--warmup_ratio", "0.1", "--mixed_precision", "fp16",
+        ("--launch", launch), "--eval_steps", "5", "--mixed_precision", "fp16",
         "--label_column", "tags",
     )  # fmt: skip
     assert (code, out) == (2, "")
     expected = [
         "3 processes cannot be divided evenly over 2 machines",
-        "--warmup_steps and --warmup_ratio are both given",
+        "--eval_steps needs --eval_strategy steps, but --eval_strategy is epoch",
         "remove the section 'optimizer'",
         "gradient_clipping is 0.5 but --max_grad_norm is 1",
         "its precision is bf16 but --mixed_precision is fp16",

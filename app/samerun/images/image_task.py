@@ -15,10 +15,10 @@ import torch
 from samerun.data.cache import fingerprint
 from samerun.data.splits import read_needed
 from samerun.errors import SHOWN, InputError, collecting, more, raise_problems
+from samerun.export import export_model
 from samerun.images.data import Examples, Images, Inspection
 from samerun.images.transforms import ALPHA, DEEP, Augmentation, Processing, row_generator, too_deep
 from samerun.models import adapters
-from samerun.models.export import export_model
 from samerun.models.pretrained import load_config, load_model_and_new_names
 from samerun.models.sync_batch_norm import allow_single_values, has_batch_norm, synchronise_batch_norm
 from samerun.models.weight_files import model_content

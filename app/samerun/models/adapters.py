@@ -53,17 +53,17 @@ def limit_training(model: Any, arguments: Any, new_names: set[str]) -> Any:
 
 
 def check_quantization(arguments: Any, launch: Any) -> None:
-    """Raises `InputError` if --load_in_4bit or --load_in_8bit does not work here. `launch`: a
+    """Raises `InputError` if --quantize does not work here. `launch`: a
     `launch.Launch`."""
     bits = _bits(arguments)
     if bits is None:
         return
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise InputError(f"--load_in_{bits}bit needs bitsandbytes: pip install -r requirements-8bit.txt")
+        raise InputError(f"--quantize {bits} needs bitsandbytes: pip install -r requirements-8bit.txt")
     if launch.deepspeed_config is not None or launch.fsdp is not None:
         launcher = "FSDP" if launch.fsdp else "DeepSpeed"
         raise InputError(
-            f"--load_in_{bits}bit does not work with {launcher}, which would split or cast packed "
+            f"--quantize {bits} does not work with {launcher}, which would split or cast packed "
             "weights; launch with "
             "accelerate_configs/ddp.yaml, or leave it out"
         )
@@ -72,7 +72,7 @@ def check_quantization(arguments: Any, launch: Any) -> None:
 def rounded_as(arguments: Any, precision: str) -> str:
     """The precision that limits how well an fp32 export agrees with the trained model. 8-bit layers also
     round their inputs, about as bf16 does."""
-    return "bf16" if arguments.load_in_8bit else precision
+    return "bf16" if arguments.quantize == "8" else precision
 
 
 def fingerprint(arguments: Any) -> dict[str, Any]:
@@ -84,8 +84,7 @@ def fingerprint(arguments: Any) -> dict[str, Any]:
         "use_dora",
         "use_rslora",
         "freeze",
-        "load_in_4bit",
-        "load_in_8bit",
+        "quantize",
     )
     values = {name: str(getattr(arguments, name)) for name in names if getattr(arguments, name)}
     return {"trained": values} if values else {}
@@ -247,7 +246,7 @@ def _add_adapters(model: Any, arguments: Any, new_names: set[str]) -> Any:
 
 
 def _bits(arguments: Any) -> int | None:
-    return 4 if arguments.load_in_4bit else 8 if arguments.load_in_8bit else None
+    return int(arguments.quantize) if arguments.quantize else None
 
 
 def _settings_to_save(settings: Any, base: str, trained: set[str]) -> Any:

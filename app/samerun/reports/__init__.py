@@ -1,5 +1,4 @@
-"""Reports of a run: history, trackers, profile, figures, data report, predictions, model card, report.html,
-upload to the hub.
+"""Reports of a run: history, trackers, figures, model card, report.html. Rank 0 writes them.
 
-Rank 0 writes them. Nothing here changes the training.
+Nothing here changes the training.
 """

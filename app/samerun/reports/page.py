@@ -1,40 +1,96 @@
-"""report.html of a run: a single page that needs no network, for phones and paper too."""
+"""The reports at the end of a run: figures and tables of the best model, the model card, and report.html, a
+single page that needs no network, for phones and paper too."""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from samerun.files import write_text
-from samerun.reports.results import by_split
-from samerun.run_folder import PLOTS, REPORT
-from samerun.task import Section
+import numpy as np
+
+from samerun.console import Phase, say
+from samerun.errors import in_short
+from samerun.files import path_in_errors, write_text
+from samerun.reports import figures
+from samerun.reports.card import write_card
+from samerun.reports.tracker import read_history, show_image, show_table
+from samerun.run_folder import BEST_PREDICTIONS, PLOTS, REPORT, SPEED, by_split
+from samerun.runtime import Run
+from samerun.task import ModelCard, Predictions, ReportContent, Section, Split, Task
 
 FIRST = tuple(
     f"curve_{name}" for name in ("loss", "metrics", "learning_rate", "grad_norm", "speed", "memory")
 )
 MAX_PLOTS = 40
+MAX_BYTES = 2**28  # of saved predictions
+
+
+def save_best_predictions(folder: Path, best: Predictions) -> None:
+    """Saves the best model's predictions of the validation rows for the report, unless they are too large.
+    Rank 0 only."""
+    if sum(array.nbytes for array in best.values()) <= MAX_BYTES:
+        path = folder / BEST_PREDICTIONS
+        unfinished = path.with_suffix(".unfinished.npz")
+        with path_in_errors(path):
+            np.savez(unfinished, **best)
+            os.replace(unfinished, path)
+    else:
+        (folder / BEST_PREDICTIONS).unlink(missing_ok=True)
+
+
+def write_reports(run: Run, arguments: Any, task: Task, splits: Mapping[str, Split]) -> None:
+    """Writes the model card and, with --report_to html, report.html. Rank 0 only. Errors of the page are
+    notes: the run is done."""
+    folder, sections, with_page = Path(arguments.output_dir), [], "html" in arguments.report_to
+    card = task.card(folder)
+    try:
+        if with_page:
+            with Phase("reporting"):
+                sections = _draw_figures(run, folder, task, splits)
+    except Exception as error:
+        say(f"note           no figures for {folder / REPORT}: {in_short(error)}")
+    write_card(folder, card, arguments=arguments)
+    try:
+        if with_page:
+            write_page(folder, card, task.shown_metrics, sections, task.best_metric)
+            say(f"report         {folder / REPORT}")
+    except Exception as error:
+        say(f"note           no {folder / REPORT}: {in_short(error)}")
+
+
+def _draw_figures(run: Run, folder: Path, task: Task, splits: Mapping[str, Split]) -> list[Section]:
+    """Writes figures to plots/ and sends figures and tables to trackers. Returns the tables."""
+    path, shown = folder / BEST_PREDICTIONS, ReportContent({}, [])
+    if "validation" in splits and path.exists():
+        with np.load(path) as file:
+            shown = task.figures(dict(file), splits["validation"])
+    events = [*read_history(folder), *read_history(folder, SPEED)]
+    step = max((event["step"] for event in events), default=0)
+    for name, figure in {
+        **figures.curves(events, task.shown_metrics),
+        **shown.figures,
+    }.items():
+        show_image(run.accelerator, folder, name, figures.as_image(figure), step)
+    for table in shown.sections:
+        show_table(run.accelerator, table, step)
+    return shown.sections
 
 
 def write_page(
-    folder: Path,
-    title: str,
-    shown: Sequence[str],
-    others: Sequence[str],
-    sections: Sequence[Section],
-    best_by: str,
+    folder: Path, card: ModelCard, shown: Sequence[str], sections: Sequence[Section], best_by: str
 ) -> None:
     """Writes report.html of the run in `folder` from its run.json, metrics.json and plots/. `shown`: metrics
-    without eval_ or test_; `others`: metrics in a collapsed table; `best_by`: as in `summary`."""
+    without eval_ or test_; the others of `card` are in a collapsed table; `best_by`: as in `summary`."""
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     plots = sorted((folder / PLOTS).glob("*.png"), key=_in_order)[:MAX_PLOTS]
     page = render(
         "page.html.j2",
-        title=title,
+        title=card.title,
         summary=summary(run, values, shown, best_by),
         splits={
             split: scores
@@ -42,7 +98,7 @@ def write_page(
             if any(name in scores for name in shown)
         },
         shown=shown,
-        others=[name for name in others if name not in shown],
+        others=[name for name in card.metrics if name not in shown],
         plots={path.stem: path.read_bytes() for path in plots},
         sections=sections,
         facts=_facts(run, values),

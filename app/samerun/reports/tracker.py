@@ -7,18 +7,25 @@ history.jsonl holds no times, so that equal runs write equal bytes. Speed and me
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from accelerate.tracking import TensorBoardTracker
 from PIL import Image
 
 from samerun.console import Phase, say
-from samerun.files import add_to_list, check_present, path_in_errors, read_lines, write_json, write_text
+from samerun.files import (
+    add_to_list,
+    as_line,
+    check_present,
+    path_in_errors,
+    read_lines,
+    write_json,
+    write_text,
+)
 from samerun.run_folder import HISTORY, PLOTS, SPEED, TENSORBOARD, TRACKERS, read_metrics
 from samerun.task import Section
 
@@ -66,20 +73,18 @@ class Tracker:
         self.progress = Phase("training", "steps", total_steps, first_step, self.is_main)
         if not self.is_main:
             return
-        self.path, self.speed_path = output_dir / HISTORY, output_dir / SPEED
         # A run resumed from an earlier step repeats values; most trackers would keep both.
-        paths = (self.path, self.speed_path) if self.first_step else ()
-        self.last_logged: dict[str, int] = (
-            read_metrics(output_dir / TRACKERS).get(LAST_LOGGED, {}) if self.first_step else {}
-        )
-        for event in (event for path in paths for event in _events(path)):
-            self.last_logged |= {key: max(event["step"], self.last_logged.get(key, 0)) for key in event}
-        with path_in_errors(self.path):
-            _truncate_history(self.path, self.first_step)
-            self.history = self.path.open("a", encoding="utf-8")
-        with path_in_errors(self.speed_path):
-            _truncate_history(self.speed_path, self.first_step)
-            self.speed = self.speed_path.open("a", encoding="utf-8")
+        self.last_logged: dict[str, int] = {}
+        if self.first_step:
+            self.last_logged |= read_metrics(output_dir / TRACKERS).get(LAST_LOGGED, {})
+        self.files: dict[str, TextIO] = {}
+        for path in (output_dir / HISTORY, output_dir / SPEED):
+            events = _whole_events(path) if self.first_step else []
+            for event in events:
+                self.last_logged |= {key: max(event["step"], self.last_logged.get(key, 0)) for key in event}
+            with path_in_errors(path):
+                write_text(path, (as_line(event) for event in events if event["step"] <= self.first_step))
+                self.files[path.name] = path.open("a", encoding="utf-8")
 
     def start_trackers(self, project: str, run_name: str | None, arguments: dict[str, Any]) -> None:
         """Starts the Accelerator's trackers, or resumes their runs. TensorBoard writes to tensorboard/ in the
@@ -120,13 +125,11 @@ class Tracker:
         if not self.is_main:
             return
         check_present(self.folder)
-        with path_in_errors(self.path):
-            self.history.write(json.dumps(event, ensure_ascii=False, allow_nan=False) + "\n")
-            self.history.flush()
-        if speed:
-            with path_in_errors(self.speed_path):
-                self.speed.write(json.dumps({"step": event["step"], **speed}) + "\n")
-                self.speed.flush()
+        lines = {HISTORY: event} | ({SPEED: {"step": event["step"], **speed}} if speed else {})
+        for name, line in lines.items():
+            with path_in_errors(self.folder / name):
+                self.files[name].write(as_line(line))
+                self.files[name].flush()
         metrics = {
             key: value for key, value in event.items() if isinstance(value, int | float) and key != "step"
         }
@@ -163,14 +166,14 @@ class Tracker:
 
     def flush(self) -> None:
         if self.is_main:
-            with path_in_errors(self.path):
-                os.fsync(self.history.fileno())
+            with path_in_errors(self.folder / HISTORY):
+                os.fsync(self.files[HISTORY].fileno())
 
     def close(self) -> None:
         self.progress.stop()
         if self.is_main:
-            self.history.close()
-            self.speed.close()
+            for file in self.files.values():
+                file.close()
 
 
 def project_of(arguments: Any, task: str) -> str:
@@ -226,20 +229,10 @@ def read_history(output_dir: Path, name: str = HISTORY) -> list[dict[str, Any]]:
     return list(read_lines(path)) if path.exists() else []
 
 
-def _events(path: Path) -> list[dict[str, Any]]:
+def _whole_events(path: Path) -> list[dict[str, Any]]:
     """The events of a file, without a last line that a crash truncated; [] without the file."""
     events: list[dict[str, Any]] = []
     with contextlib.suppress(FileNotFoundError, ValueError):
         for event in read_lines(path):
             events.append(event)
     return events
-
-
-def _truncate_history(path: Path, step: int) -> None:
-    """Drops the events after `step`, and a truncated last line: the resumed run writes them again."""
-    if not path.exists():
-        return
-    events = _events(path) if step else []
-    write_text(
-        path, (json.dumps(event, ensure_ascii=False) + "\n" for event in events if event["step"] <= step)
-    )

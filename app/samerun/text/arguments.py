@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Any
 
 from samerun.arguments import (
     AdapterArguments,
@@ -13,14 +14,40 @@ from samerun.arguments import (
     OptimizationArguments,
     RunArguments,
 )
-from samerun.parsing import SpaceSeparated, option
+from samerun.parsing import Setting, SpaceSeparated, option, read_settings
 
-# Arguments that configure a loss -> the value of --loss that uses them.
-LOSS_SETTINGS = {
-    **dict.fromkeys(("focal_gamma", "focal_alpha"), "focal"),
-    **dict.fromkeys(("asl_gamma_neg", "asl_gamma_pos", "asl_margin"), "asymmetric"),
-    **dict.fromkeys(("db_mu", "db_lambda", "db_kappa"), "distribution_balanced"),
+# --loss -> its settings (--loss_args). Exported models store them with the prefix of `PREFIXES`.
+LOSSES = {
+    "bce": {},
+    "focal": {"gamma": Setting(2.0), "alpha": Setting(0.25, at_least=None, above=0, below=1, optional=True)},
+    "asymmetric": {
+        "gamma_neg": Setting(4.0),
+        "gamma_pos": Setting(0.0),
+        "margin": Setting(0.05, below=1),
+    },
+    "distribution_balanced": {
+        "mu": Setting(0.2, at_most=1),
+        "lambda": Setting(2.0, at_least=None, above=0),
+        "kappa": Setting(0.05),
+    },
 }
+# What --threshold can tune, and its number.
+SHARE = Setting(0.9, at_least=None, above=0, at_most=1)
+OBJECTIVES = {
+    "f1": {},
+    "precision_at_recall": {"": SHARE},
+    "recall_at_precision": {"": SHARE},
+    "cost": {"": Setting(1.0, at_least=None, above=0)},
+}
+WINDOWS = {
+    "windows": {
+        "stride": Setting(64),
+        "max": Setting(8, at_least=1),
+        "pooling": Setting("max", choices=("max", "mean")),
+    }
+}
+BALANCED_LIMIT = Setting(20.0, at_least=1)
+PREFIXES = {"focal": "focal_", "asymmetric": "asl_", "distribution_balanced": "db_"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,37 +116,22 @@ class LossArguments:
 
     loss: str = option(
         "bce",
-        choices=("bce", "focal", "asymmetric", "distribution_balanced"),
+        choices=tuple(LOSSES),
         help="binary cross-entropy; or, for rare labels, the losses of arXiv:1708.02002, "
         "arXiv:2009.14119 and arXiv:2007.09654",
     )
-    focal_gamma: float = option(
-        2.0, at_least=0, help="focal: focusing parameter; larger values down-weight easy targets more"
-    )
-    focal_alpha: float | None = option(
-        0.25, above=0, below=1, help="focal: weight of positive targets; none: no weighting"
-    )
-    asl_gamma_neg: float = option(4.0, at_least=0, help="asymmetric: focusing parameter of negative targets")
-    asl_gamma_pos: float = option(0.0, at_least=0, help="asymmetric: focusing parameter of positive targets")
-    asl_margin: float = option(
-        0.05, at_least=0, below=1, help="asymmetric: negative targets below this probability have no loss"
-    )
-    db_mu: float = option(
-        0.2, at_least=0, at_most=1, help="distribution_balanced: label frequency ratio at half weight"
-    )
-    db_lambda: float = option(
-        2.0, above=0, help="distribution_balanced: scale of the logits of negative targets"
-    )
-    db_kappa: float = option(
-        0.05, at_least=0, help="distribution_balanced: shift of logits by class frequency"
+    loss_args: str | None = option(
+        help="settings of --loss. focal: gamma=2 (focus on hard targets), alpha=0.25 (weight of positive "
+        "ones, or none); asymmetric: gamma_neg=4,gamma_pos=0 (as gamma), margin=0.05 (negatives below this "
+        "probability have no loss); distribution_balanced: mu=0.2 (label frequency ratio at half weight), "
+        "lambda=2 (scale of the logits of negatives), kappa=0.05 (shift by class frequency)"
     )
     pos_weight: str = option(
         "none",
         path=True,
         needs="loss=bce",
-        help="none, balanced (negatives / positives per label, capped) or a json FILE",
+        help="none, balanced (negatives / positives per label, at most 20), balanced:LIMIT or a json FILE",
     )
-    pos_weight_cap: float = option(20.0, at_least=1, help="upper limit of --pos_weight balanced")
     sampling: str = option(
         "random",
         choices=("random", "class_balanced"),
@@ -129,15 +141,23 @@ class LossArguments:
 
     @property
     def loss_settings(self) -> dict[str, float | None]:
-        return {name: getattr(self, name) for name, loss in LOSS_SETTINGS.items() if loss == self.loss}
+        """The settings of the loss, by the names of an exported model's configuration."""
+        known = LOSSES[self.loss]
+        given = read_settings("loss_args", self.loss, known, self.loss_args, [])
+        return {f"{PREFIXES[self.loss]}{n}": given.get(n, setting.default) for n, setting in known.items()}
+
+    @property
+    def pos_weight_cap(self) -> float:
+        """The largest weight of --pos_weight balanced. Raises `ValueError`."""
+        return BALANCED_LIMIT.read(self.pos_weight.partition(":")[2] or str(BALANCED_LIMIT.default))
 
     def problems(self) -> list[str]:
-        changed = {field.name for field in fields(self) if getattr(self, field.name) != field.default}
-        return [
-            f"--{name} needs --loss {loss}, but --loss is {self.loss}"
-            for name, loss in LOSS_SETTINGS.items()
-            if name in changed and loss != self.loss
-        ]
+        problems: list[str] = []
+        read_settings("loss_args", self.loss, LOSSES[self.loss], self.loss_args, problems)
+        if self.pos_weight.startswith("balanced:"):
+            limit = self.pos_weight.partition(":")[2]
+            read_settings("pos_weight", "balanced", {"": BALANCED_LIMIT}, limit, problems)
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,21 +166,11 @@ class DecisionArguments:
 
     threshold: SpaceSeparated[str] | None = option(
         path=True,
-        help="fixed thresholds instead of tuned ones: 0.3, LABEL=0.3 or a json file, or several of "
-        "these; later ones win",
+        help="how each label's threshold is tuned on the validation rows: f1, precision_at_recall:0.9 (best "
+        "precision with at least this recall), recall_at_precision:0.9 or cost:5 (fewest errors, where a "
+        "missed label counts 5). Or fixed thresholds: 0.3, LABEL=0.3 or a json file, or several of these; "
+        "later ones win (default: f1)",
     )
-    threshold_objective: str = option(
-        "f1",
-        choices=("f1", "precision_at_recall", "recall_at_precision", "cost"),
-        help="objective for tuning each label's threshold on the validation rows; cost: fewest wrong "
-        "decisions (--miss_cost)",
-    )
-    threshold_target: float | None = option(
-        above=0,
-        at_most=1,
-        help="minimum recall of precision_at_recall, or minimum precision of recall_at_precision",
-    )
-    miss_cost: float = option(1.0, above=0, help="cost: cost of a false negative; a false positive costs 1")
     calibration: str = option(
         "none",
         choices=("none", "temperature", "temperature_per_label"),
@@ -169,27 +179,43 @@ class DecisionArguments:
     )
 
     def problems(self) -> list[str]:
-        problems, objective = [], self.threshold_objective
-        with_target = objective.endswith(("_recall", "_precision"))
-        if with_target and self.threshold_target is None:
-            problems.append(
-                f"--threshold_objective {objective} needs --threshold_target, a number above 0 and at most 1"
-            )
-        if self.threshold_target is not None and not with_target:
-            problems.append(
-                "--threshold_target is for precision_at_recall and recall_at_precision of "
-                "--threshold_objective"
-            )
-        if self.miss_cost != 1.0 and objective != "cost":
-            problems.append("--miss_cost is for --threshold_objective cost")
-        if self.threshold is not None and objective != "f1":
-            problems.append("--threshold and --threshold_objective are both given; keep one")
-        for name, default in (("threshold_objective", "f1"), ("calibration", "none")):
-            if getattr(self, name) != default and not (self.modes.train and self.modes.evaluate):
+        problems: list[str] = []
+        name, _, text = self._objective.partition(":")
+        settings = read_settings("threshold", name, OBJECTIVES[name], text, problems)
+        if name.endswith(("_recall", "_precision")) and not settings and not problems:
+            problems.append(f"--threshold {name} needs a number above 0 and at most 1, such as {name}:0.9")
+        if len(self.threshold or ()) > 1 and any(
+            part.partition(":")[0] in OBJECTIVES for part in self.threshold
+        ):
+            problems.append(f"--threshold {' '.join(self.threshold)}: an objective stands alone; keep one")
+        tuned = {"threshold": (name, "f1"), "calibration": (self.calibration, "none")}
+        for argument, (value, default) in tuned.items():
+            if value != default and not (self.modes.train and self.modes.evaluate):
                 problems.append(
-                    f"--{name} needs --do_train and --do_eval: validation rows decide it after training"
+                    f"--{argument} {value} needs --do_train and --do_eval: validation rows decide it after "
+                    "training"
                 )
         return problems
+
+    @property
+    def _objective(self) -> str:
+        """The value of --threshold, such as cost:5, if it is no fixed threshold; else f1."""
+        first = (self.threshold or ("f1",))[0]
+        return first if first.partition(":")[0] in OBJECTIVES else "f1"
+
+    @property
+    def threshold_objective(self) -> dict[str, Any]:
+        """What is tuned, as arguments of `Objective`."""
+        name, _, text = self._objective.partition(":")
+        number = read_settings("threshold", name, OBJECTIVES[name], text, []).get("")
+        if number is None:
+            return {"name": name}
+        return {"name": name, "miss_cost" if name == "cost" else "target": number}
+
+    @property
+    def fixed_thresholds(self) -> SpaceSeparated[str] | None:
+        """The thresholds of --threshold; None if they are tuned."""
+        return None if self.threshold and self.threshold[0] == self._objective else self.threshold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,29 +224,16 @@ class LongDocumentArguments:
 
     long_documents: str | None = option(
         choices=("truncate", "head_tail", "windows"),
-        help="texts longer than --max_length: truncate keeps the beginning, head_tail the first quarter "
-        "and the end, "
-        "windows reads overlapping windows and pools their logits (default: as the model was "
+        settings=WINDOWS,
+        help="texts longer than --max_length: truncate keeps the beginning, head_tail the first quarter and "
+        "the end, windows reads overlapping windows and pools their logits. "
+        "windows:stride=64,max=8,pooling=mean sets the overlap in tokens (else an eighth of --max_length), "
+        "the most windows of a document (else 8) and the pooling (else max) (default: as the model was "
         "trained, else truncate)",
-    )
-    stride: int | None = option(
-        at_least=0,
-        needs="long_documents=windows",
-        help="windows: overlap of two windows, in tokens (default: an eighth of --max_length)",
-    )
-    max_windows: int | None = option(
-        at_least=1,
-        needs="long_documents=windows",
-        help="windows: maximum per document; the rest is cut off (default: 8)",
-    )
-    window_pooling: str | None = option(
-        choices=("max", "mean"),
-        needs="long_documents=windows",
-        help="windows: pooling of the windows' logits (default: max)",
     )
 
     def problems(self) -> list[str]:
-        if self.long_documents not in ("head_tail", "windows") or self.truncation_side != "left":
+        if self.long_documents in (None, "truncate") or self.truncation_side != "left":
             return []
         return [f"--truncation_side left and --long_documents {self.long_documents} are both given; keep one"]
 

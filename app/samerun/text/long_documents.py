@@ -21,6 +21,7 @@ import torch
 
 from samerun.errors import InputError
 from samerun.models.windows import pool_windows
+from samerun.parsing import with_settings
 from samerun.text.arguments import LongDocumentArguments
 from samerun.text.tokenizer import IDS_ALONE, TextEncoder
 
@@ -59,11 +60,12 @@ class LongDocuments:
         """
         if not isinstance(arguments, LongDocumentArguments):
             return LongDocuments("truncate", max_length)
+        way, given = with_settings(arguments, "long_documents")
         requested = {
-            "way": arguments.long_documents,
-            "stride": arguments.stride,
-            "max_windows": arguments.max_windows,
-            "pooling": arguments.window_pooling,
+            "way": way,
+            "stride": given.get("stride"),
+            "max_windows": given.get("max"),
+            "pooling": given.get("pooling"),
         }
         own = getattr(config, "long_documents", None) or {"way": "truncate"}
         setting = own if arguments.long_documents is None else requested
@@ -79,8 +81,8 @@ class LongDocuments:
             stride = setting["stride"] if setting["stride"] is not None else max_length // STRIDE_DIVISOR
             if stride >= text_tokens:
                 raise InputError(
-                    f"--stride {stride}: a window of --max_length {max_length} has {text_tokens} "
-                    "tokens of text, and at least "
+                    f"--long_documents windows:stride={stride}: a window of --max_length {max_length} has "
+                    f"{text_tokens} tokens of text, and at least "
                     f"one must be new; give at most {text_tokens - 1}"
                 )
             max_windows, pooling = setting["max_windows"] or MAX_WINDOWS, setting["pooling"] or "max"

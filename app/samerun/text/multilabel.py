@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, softplus
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
+from samerun import export
 from samerun.data.files import read_object
 from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
@@ -35,7 +36,6 @@ from samerun.errors import (
 )
 from samerun.files import read_text
 from samerun.kernels.common import send
-from samerun.models import export
 from samerun.models.adapters import loadable
 from samerun.models.pretrained import labels_of, set_labels
 from samerun.reports.card import markdown_table
@@ -414,15 +414,16 @@ def loss_of_arguments(
 def positive_weights(arguments: Any, positive: np.ndarray, rows: int, labels: list[str]) -> np.ndarray | None:
     """(labels,) weights of positive targets; None for --pos_weight none.
 
-    "balanced": negatives / positives, clipped to [1, --pos_weight_cap]; 1 for a label without rows. A file is
-    a json object {"LABEL": WEIGHT}. `positive`: (labels,) number of the training `rows` with each label.
+    "balanced": negatives / positives, clipped to [1, 20] or [1, LIMIT] (balanced:LIMIT); 1 for a label
+    without rows. A file is a json object {"LABEL": WEIGHT}. `positive`: (labels,) number of the training
+    `rows` with each label.
 
     Raises `InputError` for a file that cannot be read or lacks a positive number for a label.
     """
     choice = arguments.pos_weight
     if choice == "none":
         return None
-    if choice == "balanced":
+    if choice.partition(":")[0] == "balanced":
         ratio = np.divide(rows - positive, positive, out=np.ones(len(positive)), where=positive > 0)
         return np.clip(ratio, 1.0, arguments.pos_weight_cap)
     try:

@@ -30,10 +30,10 @@ from samerun.data.tables import (
 )
 from samerun.data.tokens import Ragged, encode_cached
 from samerun.errors import InputError
+from samerun.export import export_model
 from samerun.kernels.bigbird import choose_attention, padding_of
 from samerun.kernels.enable import check_padding_free, enable_kernels
 from samerun.models import adapters
-from samerun.models.export import export_model
 from samerun.models.pretrained import check_vocabulary, load_config, load_model_and_new_names
 from samerun.models.weight_files import model_content
 from samerun.plan import Modes

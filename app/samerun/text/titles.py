@@ -16,10 +16,10 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 from transformers.generation import logits_process
 from transformers.modeling_outputs import BaseModelOutput
 
+from samerun import export
 from samerun.data.files import read_object
 from samerun.data.tables import Cells, Table, is_blank, texts_of
 from samerun.errors import InputError, TrainingError, in_short, nearest, raise_problems
-from samerun.models import export
 from samerun.models.adapters import loadable
 from samerun.reports.card import markdown_table
 from samerun.reports.figures import BLUE, GREY, ORANGE, legend_below, new_figure

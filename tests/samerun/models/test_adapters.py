@@ -63,7 +63,7 @@ def adapted(arguments, tmp_path):
 
 KINDS = {
     "lora": {}, "dora": {"use_dora": True}, "rslora": {"use_rslora": True, "lora_alpha": 3.0},
-    "4 bits": {"load_in_4bit": True}, "8 bits": {"load_in_8bit": True},
+    "4 bits": {"quantize": "4"}, "8 bits": {"quantize": "8"},
 }  # fmt: skip
 
 
@@ -78,14 +78,14 @@ def test_merged_weights_compute_what_the_adapters_do(adapted, given):
     result = small_model()
     before = logits(result)
     result.load_state_dict(merged)  # strict: no name too many or too few
-    near = 5e-2 if "load_in_8bit" in given else 1e-5  # layers in 8 bits round their inputs as well
+    near = 5e-2 if given.get("quantize") == "8" else 1e-5  # layers in 8 bits round their inputs as well
     torch.testing.assert_close(logits(result), logits(model), rtol=near, atol=near)
     assert not torch.allclose(logits(result), before, atol=1e-2)
 
 
 @pytest.mark.parametrize("in_4bit", [False, True])
 def test_an_adapters_folder_is_loaded_by_peft_and_by_us(adapted, arguments, tmp_path, in_4bit):
-    model, asked = adapted(export="adapter", load_in_4bit=in_4bit)
+    model, asked = adapted(export="adapter", quantize="4" if in_4bit else None)
     saved, weights = to_export(model, small_model().to("meta"), model.state_dict(), asked)
     assert set(weights) == trained(model)
     folder = tmp_path / "best"
@@ -129,12 +129,10 @@ def test_modules_that_are_not_there_are_refused(arguments):
 
 
 def test_weights_in_few_bits_are_refused_where_they_would_be_divided(arguments):
-    asked = arguments(lora_r=2, load_in_4bit=True, model_name_or_path="base")
+    asked = arguments(lora_r=2, quantize="4", model_name_or_path="base")
     check_quantization(asked, SimpleNamespace(deepspeed_config=None, fsdp=None))
     for name, launch in {"DeepSpeed": ({}, None), "FSDP": (None, FsdpSettings())}.items():
-        with pytest.raises(
-            InputError, match=rf"--load_in_4bit does not work with {name}, .*configs/ddp\.yaml"
-        ):
+        with pytest.raises(InputError, match=rf"--quantize 4 does not work with {name}, .*configs/ddp\.yaml"):
             check_quantization(asked, SimpleNamespace(deepspeed_config=launch[0], fsdp=launch[1]))
 
 

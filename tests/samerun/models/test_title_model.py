@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from samerun.errors import InputError
+from samerun.export import export_model
 from samerun.models.encoder_decoder import (
     build_title_model,
     has_new_decoder,
@@ -26,7 +27,6 @@ from samerun.models.encoder_decoder import (
     set_output_bias,
     special_ids,
 )
-from samerun.models.export import export_model
 from samerun.text.titles import IGNORED, USAGE, plain_model, teacher_forcing
 from samerun.text.tokenizer import train_tokenizer
 

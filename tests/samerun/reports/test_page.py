@@ -10,7 +10,8 @@ from linear_task import LinearTask
 
 from samerun.files import foreign_files
 from samerun.parsing import option
-from samerun.reports import figures, final_report
+from samerun.reports import figures
+from samerun.reports import page as pages
 from samerun.task import ReportContent, Section
 
 HISTORY = [
@@ -52,7 +53,7 @@ def finished(tmp_path):
     (tmp_path / "history.jsonl").write_text(
         "".join(json.dumps(event) + "\n" for event in HISTORY), encoding="utf-8"
     )
-    final_report.save_best_predictions(tmp_path, {"error": np.arange(3.0)})
+    pages.save_best_predictions(tmp_path, {"error": np.arange(3.0)})
     return tmp_path
 
 
@@ -64,7 +65,7 @@ class Asked:
 
 def write(folder, task, report_to=("html",)):
     run = SimpleNamespace(accelerator=SimpleNamespace(trackers=[]))
-    final_report.write_reports(run, Asked(str(folder), report_to), task, {"validation": range(3)})
+    pages.write_reports(run, Asked(str(folder), report_to), task, {"validation": range(3)})
 
 
 def test_the_page_has_figures_tables_and_no_text_that_is_run(finished):
@@ -106,8 +107,8 @@ def test_without_html_there_is_a_card_alone(finished):
 
 
 def test_predictions_that_are_too_large_are_not_kept(finished, monkeypatch):
-    monkeypatch.setattr(final_report, "MOST_BYTES", 8)
-    final_report.save_best_predictions(finished, {"error": np.arange(3.0)})
+    monkeypatch.setattr(pages, "MAX_BYTES", 8)
+    pages.save_best_predictions(finished, {"error": np.arange(3.0)})
     assert not (finished / "validation_predictions.npz").exists()
 
 

@@ -49,7 +49,7 @@ def write_history(folder, steps, accelerator=None):
 
 def test_a_history_that_has_no_room_is_named(tmp_path):
     tracker = Tracker(Accelerator(), tmp_path, 10, 0, False)
-    tracker.history = Path("/dev/full").open("w")  # noqa: SIM115 - it cannot be closed, having no room
+    tracker.files[HISTORY] = Path("/dev/full").open("w")  # noqa: SIM115 - it cannot be closed, having no room
     with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / HISTORY}'"):
         tracker.log(event(1))
 

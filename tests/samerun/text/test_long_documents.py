@@ -40,7 +40,7 @@ WORDS = [
     "b",
     "c",
 ]
-WINDOWS = {"long_documents": "windows", "max_length": 12, "stride": 3, "max_windows": 3}
+WINDOWS = {"long_documents": "windows:stride=3,max=3", "max_length": 12}
 
 
 def text_of(words, seed=0):
@@ -225,7 +225,11 @@ def test_memory_is_known_in_advance(bert_folder, data):
     "given",
     [
         WINDOWS,
-        {**WINDOWS, "window_pooling": "mean", "gradient_checkpointing": "true"},
+        {
+            **WINDOWS,
+            "long_documents": "windows:stride=3,max=3,pooling=mean",
+            "gradient_checkpointing": "true",
+        },
         {"long_documents": "head_tail", "max_length": 12},
     ],
 )
@@ -293,12 +297,6 @@ def test_an_exported_model_says_and_repeats_how_it_was_trained(bert_folder, data
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"stride": 8}, "--stride needs --long_documents windows; add that, or leave --stride out"),
-        ({"max_windows": 2, "long_documents": "head_tail"}, "--max_windows needs --long_documents windows"),
-        (
-            {"window_pooling": "max", "long_documents": "truncate"},
-            "--window_pooling needs --long_documents windows",
-        ),
         (
             {"truncation_side": "left", "long_documents": "windows"},
             "--truncation_side left and --long_documents windows",
@@ -314,10 +312,10 @@ def test_contradictions(given, said):
 
 def test_windows_need_room_for_their_stride(tokenizer):
     with pytest.raises(
-        InputError, match=r"--stride 10: a window of --max_length 12 has 10 tokens .* give at most 9"
+        InputError, match=r"windows:stride=10: a window of --max_length 12 has 10 tokens .* give at most 9"
     ):
-        long_documents(tokenizer, long_documents="windows", max_length=12, stride=10)
-    assert long_documents(tokenizer, long_documents="windows", max_length=12, stride=9).stride == 9
+        long_documents(tokenizer, long_documents="windows:stride=10", max_length=12)
+    assert long_documents(tokenizer, long_documents="windows:stride=9", max_length=12).stride == 9
     assert long_documents(tokenizer, long_documents="windows", max_length=30).stride == 3
 
 

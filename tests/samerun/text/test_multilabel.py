@@ -20,7 +20,7 @@ from transformers import (
 
 from samerun.data.tokens import Ragged
 from samerun.errors import SHOWN, InputError, TrainingError
-from samerun.models.export import export_model
+from samerun.export import export_model
 from samerun.models.pretrained import labels_of, own_labels
 from samerun.text.multilabel import (
     MultiLabelLoss,

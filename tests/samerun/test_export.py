@@ -11,7 +11,7 @@ from transformers import (
     ViTImageProcessor,
 )
 
-from samerun.models.export import export_model, plain_model
+from samerun.export import export_model, plain_model
 from samerun.models.pretrained import drop_pooler
 
 SIZES = {"hidden_sizes": [8, 8, 8, 8], "embedding_size": 8, "depths": [1, 1, 1, 1]}

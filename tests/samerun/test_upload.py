@@ -1,32 +1,10 @@
-import json
-import math
-
 import huggingface_hub
-import numpy as np
 import pytest
 from fake_hub import hub  # noqa: F401
 from images_job import write_idx
-from linear_task import LinearTask, points, split_of
 
 from samerun.errors import InputError
-from samerun.reports import results
-
-
-def test_predictions_are_lines_of_json(start_run, arguments, tmp_path):
-    run, asked, task = start_run(), arguments(output_dir=str(tmp_path)), LinearTask()
-    split = split_of(*points(2))
-    results.write_predictions(run, asked, task, split, {"error": np.array([0.5, 1.0])})
-    written = (tmp_path / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line) for line in written] == [{"id": 0, "error": 0.5}, {"id": 1, "error": 1.0}]
-    object.__setattr__(split, "ids", ["一", 2])
-    elsewhere = tmp_path / "other.jsonl"
-    asked = arguments(output_dir=str(tmp_path), predictions_file=str(elsewhere))
-    results.write_predictions(run, asked, task, split, {"error": np.array([0.5, 1.0])})
-    assert "一" in elsewhere.read_text(encoding="utf-8")
-    before = elsewhere.read_bytes()
-    with pytest.raises(ValueError, match="JSON compliant"):
-        results.write_predictions(run, asked, task, split, {"error": np.array([0.5, math.nan])})
-    assert elsewhere.read_bytes() == before
+from samerun.export import check_upload, push_to_hub
 
 
 @pytest.fixture
@@ -56,19 +34,19 @@ def test_an_upload_is_one_commit_that_an_interruption_does_not_repeat(
     capsys,
 ):
     asked, run = arguments(output_dir=str(mine), push_to_hub=True, hub_private_repo=True), start_run()
-    results.check_upload(asked)
+    check_upload(asked)
     assert (hub.created["name"], hub.created["visibility"]) == ("mine", "private")
     assert hub.called[-1] == "GET /api/models/me/mine/auth-check/write"
     hub.refuses = "POST .*/commit/"  # interrupted after the weights
-    results.push_to_hub(run, asked)
+    push_to_hub(run, asked)
     assert "note           the upload to mine failed (" in capsys.readouterr().out
     assert (len(hub.stored), hub.committed) == (1, {})
     hub.refuses = "PUT /storage"  # they need not be sent again
-    results.push_to_hub(run, asked)
+    push_to_hub(run, asked)
     assert capsys.readouterr().out == "uploaded       me/mine\n"
     assert hub.commits == [UPLOADED]
     (mine / "README.md").write_text("# B")
-    results.push_to_hub(run, asked)
+    push_to_hub(run, asked)
     assert hub.commits[1:] == [["README.md"]]
 
 
@@ -121,13 +99,13 @@ def test_an_upload_that_would_fail_is_refused_before_the_training(
     if refused == "network":
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(InputError, match=f"--push_to_hub: {message}"):
-        results.check_upload(arguments(output_dir="runs/mine", push_to_hub=True, hub_model_id=name))
+        check_upload(arguments(output_dir="runs/mine", push_to_hub=True, hub_model_id=name))
 
 
 def test_a_dry_run_lists_files_and_asks_nobody(start_run, arguments, mine, hub, capsys):  # noqa: F811
     asked = arguments(output_dir=str(mine), push_to_hub=True, hub_dry_run=True)
-    results.check_upload(asked)
-    results.push_to_hub(start_run(), asked)
+    check_upload(asked)
+    push_to_hub(start_run(), asked)
     first, *lines = capsys.readouterr().out.splitlines()
     assert (
         first
@@ -137,20 +115,3 @@ def test_a_dry_run_lists_files_and_asks_nobody(start_run, arguments, mine, hub, 
         ["2", "config.json"], ["7", "model.safetensors"], ["1", "plots/a.png"], ["3", "README.md"],
     ]  # fmt: skip
     assert hub.called == []
-
-
-def test_a_table_has_the_metrics_that_are_known(capsys):
-    metrics = {
-        "train_loss": 1.0,
-        "eval_loss": 0.5,
-        "eval_f1_micro": None,
-        "test_loss": 0.25,
-        "test_f1_micro": 0.75,
-        "test_rows": 3,
-    }
-    assert results.table(results.by_split(metrics), ("loss", "f1_micro", "accuracy")) == [
-        "results                  validation    test",
-        "               loss          0.5000  0.2500",
-        "               f1_micro           -  0.7500",
-    ]
-    assert results.table(results.by_split({"train_loss": 1.0, "test_rows": 3}), ("loss",)) == []

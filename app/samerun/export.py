@@ -1,0 +1,171 @@
+"""Writes the exported model, a plain Hugging Face folder, and uploads it to the hub.
+
+The folder is checked by loading it and replaced as a whole."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from huggingface_hub import CommitOperationAdd, HfApi
+from transformers.utils import logging
+
+from samerun.errors import InputError, TrainingError, in_short
+from samerun.files import LIST, replace_folder
+from samerun.run_folder import BEST, CARD, PLOTS
+from samerun.runtime import Run
+
+CHECKED_ROWS = 4
+
+
+def export_model(
+    path: Path,
+    model: Any,
+    weights: dict[str, torch.Tensor],
+    check: Callable[[Path], None],
+    processor: Any = None,
+    max_length: int | None = None,
+) -> None:
+    """Writes configuration, weights (fp32) and processor to the folder `path`; rank 0 only.
+
+    `model` gives class and configuration, `weights` the full weights (`checkpoint.full_weights`). `check` is
+    called with a temporary folder and raises if its model is not the trained one; then nothing is replaced.
+    `processor`: a tokenizer, an image processor or None. A tokenizer is saved with `max_length` in tokens, so
+    that `truncation=True` cuts as in training.
+    """
+    logging.disable_progress_bar()
+    if max_length is not None:
+        processor = _tokenizer_to_save(processor, max_length)
+    replace_folder(path, partial(_fill, model, weights, processor, check))
+
+
+def rows_to_check(num_rows: int) -> np.ndarray:
+    """A few evenly spaced rows of a file, for `check_agreement`."""
+    return np.linspace(0, num_rows - 1, min(CHECKED_ROWS, num_rows)).astype(int)
+
+
+def check_agreement(what: str, exported: Any, run: Any, tolerance: float) -> None:
+    """Raises `TrainingError` if outputs of the exported model, which computes in fp32, and of the run differ
+    by more than the rounding of the run's precision. `what`: their name."""
+    difference = float(np.abs(np.asarray(exported) - np.asarray(run)).max())
+    if not difference <= tolerance:
+        raise TrainingError(
+            f"the exported model does not give the run's {what} (difference {difference:.1e}); "
+            "nothing was replaced. Please report this with run.json"
+        )
+
+
+def plain_model(model: Any) -> Any:
+    """An fp32 model on the meta device, to export weights with: the trained model may be partitioned or in
+    half precision."""
+    config = type(model.config).from_dict(model.config.to_dict())
+    config.dtype = torch.float32
+    with torch.device("meta"):
+        return type(model)(config)
+
+
+def _fill(
+    model: Any, weights: dict[str, torch.Tensor], processor: Any, check: Callable[[Path], None], folder: Path
+) -> None:
+    model.save_pretrained(folder, state_dict={**_unused_poolers(model, weights), **weights})
+    if processor is not None:
+        processor.save_pretrained(folder)
+    check(folder)
+
+
+def _tokenizer_to_save(tokenizer: Any, max_length: int) -> Any:
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.model_max_length = max_length
+    if tokenizer.is_fast:  # it would save the settings of its last call, which vary with the cache
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
+    return tokenizer
+
+
+def _unused_poolers(model: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Zeros for the weights of poolers that `pretrained.drop_pooler` removed. They are never used, but
+    without them transformers reports missing weights."""
+    return {
+        name: torch.zeros(parameter.shape)
+        for name, parameter in model.named_parameters()
+        if name not in weights and "pooler" in name.split(".")
+    }
+
+
+# The hub
+
+
+def check_upload(arguments: Any) -> None:
+    """With --push_to_hub, creates the repository and checks the right to write to it, before the training.
+    Raises `InputError`."""
+    if arguments.push_to_hub and not arguments.hub_dry_run:
+        try:
+            HfApi().auth_check(_repository(arguments), write=True)
+        except Exception as error:  # errors of the network, of the hub, and of invalid names
+            raise InputError(
+                f"--push_to_hub: cannot write to {_name(arguments)} on the hub ({in_short(error)}); "
+                "log in with a token that "
+                "may write (hf auth login), or leave --push_to_hub out and upload best/ later (hf upload)"
+            ) from None
+
+
+def push_to_hub(run: Run, arguments: Any) -> None:
+    """With --push_to_hub, uploads best/, the model card and plots/. An error is a note: the run is done."""
+    if arguments.push_to_hub:
+        run.print(*run.from_rank0(partial(_describe_upload if arguments.hub_dry_run else _upload, arguments)))
+
+
+def _upload(arguments: Any) -> list[str]:
+    """Uploads all files in one commit; returns lines for the console.
+
+    Files that the repository or an interrupted upload already has are not sent again.
+    """
+    try:
+        repository = _repository(arguments)
+        files = [CommitOperationAdd(name, path) for name, path in _files(arguments).items()]
+        HfApi().create_commit(repository, files, commit_message="Upload the best model of a run")
+    except Exception as error:
+        again = (
+            "the same command with --resume_from_checkpoint auto repeats it and sends only what is missing"
+        )
+        return [f"note           the upload to {_name(arguments)} failed ({in_short(error)}); {again}"]
+    return [f"uploaded       {repository}"]
+
+
+def _describe_upload(arguments: Any) -> list[str]:
+    sizes = {name: path.stat().st_size for name, path in _files(arguments).items()}
+    private = (
+        "a private repository"
+        if arguments.hub_private_repo
+        else "a public repository, unless it exists as a private one"
+    )
+    first = (
+        f"would upload   {len(sizes)} files, {sum(sizes.values()):,} bytes, to {_name(arguments)}, {private}"
+    )
+    return [first, *(f"{'':<15}{size:>15,} {name}" for name, size in sizes.items())]
+
+
+def _files(arguments: Any) -> dict[str, Path]:
+    """Name in the repository -> file to upload."""
+    folder = Path(arguments.output_dir)
+    best = {path.relative_to(folder / BEST).as_posix(): path for path in sorted((folder / BEST).rglob("*"))}
+    others = [*sorted((folder / PLOTS).glob("*")), folder / CARD]
+    files = best | {path.relative_to(folder).as_posix(): path for path in others}
+    return {name: path for name, path in files.items() if path.is_file() and path.name != LIST}
+
+
+def _repository(arguments: Any) -> str:
+    return (
+        HfApi()
+        .create_repo(_name(arguments), private=arguments.hub_private_repo or None, exist_ok=True)
+        .repo_id
+    )
+
+
+def _name(arguments: Any) -> str:
+    return arguments.hub_model_id or Path(arguments.output_dir).resolve().name
