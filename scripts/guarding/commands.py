@@ -291,4 +291,5 @@ ALLOWED = [
         r": file . (\S+/)?\.(files\.json|written\.json|predictions)$",
         "lists of a run's own files, one per folder",
     ),
+    (r"^existing_run: message . error: .* already holds a run \(", "the names stand in another order"),
 ]

@@ -226,6 +226,14 @@ def test_a_logged_loss_is_the_mean_since_the_last(begin):
     assert found == [(4, pytest.approx(sum(losses[:4]) / 4)), (6, pytest.approx(sum(losses[4:]) / 2))]
 
 
+def test_the_learning_rate_follows_the_updates_not_the_steps(begin):
+    session = begin(plan=make_plan(22))
+    session.state.step, session.state.updates = 3, 2  # one fp16 step had overflowed
+    session.fit()
+    found = [event["learning_rate"] for event in read_history(session.training.folder)]
+    assert found == [0.05 * session.plan.lr_multiplier(updates) for updates in (2, 3, 4)]
+
+
 def test_a_loss_that_is_not_finite_ends_the_run_before_anything_of_it_is_saved(begin):
     x, y = points(22)
     x[5] = math.nan
