@@ -29,7 +29,19 @@ OWN_TASK = "docs/write-your-own-task.md"
 FOLDERS = "app|scripts|accelerate_configs|ds_configs|tests|benchmarks|docs"
 # What starts a command of a page. Those of the second line are looked at no further.
 LAUNCHERS = {"python", "torchrun", "accelerate", "deepspeed", "bash", "sbatch"}
-OTHERS = {"pip", "export", "source", "printf", "tensorboard", "mkdocs", "ruff", "kubectl", "head", "curl"}
+OTHERS = {
+    "pip",
+    "export",
+    "source",
+    "printf",
+    "tensorboard",
+    "mkdocs",
+    "ruff",
+    "kubectl",
+    "head",
+    "curl",
+    "git",
+}
 # What ARGS stands for.
 COMPLETE = ["--model_name_or_path", "MODEL", "--train_file", "train.csv", "--output_dir", "runs/a"]
 
