@@ -21,8 +21,8 @@ from samerun.memory import Layout, dry_run
 from samerun.models.windows import pool_windows
 from samerun.parsing import SpaceSeparated, validate
 from samerun.plan import Modes
-from samerun.text.classifier import check_export, usage
 from samerun.text.long_documents import LongDocuments
+from samerun.text.multilabel import check_export, model_card
 
 WORDS = [
     "sort",
@@ -284,7 +284,7 @@ def test_an_exported_model_says_and_repeats_how_it_was_trained(bert_folder, data
         assert chances == pytest.approx(line["probabilities"], abs=2e-6)
 
     config = json.loads((folder / "best" / "config.json").read_text())["long_documents"]
-    assert config["way"] == given["long_documents"]
+    assert config["way"] == given["long_documents"].partition(":")[0]
     wrong = {texts[3]: np.array([0.0, 1.0])}
     with pytest.raises(TrainingError, match="does not give the run's probabilities"):
         check_export(folder / "best", wrong, "no")
@@ -319,5 +319,6 @@ def test_windows_need_room_for_their_stride(tokenizer):
     assert long_documents(tokenizer, long_documents="windows", max_length=30).stride == 3
 
 
-def test_a_model_that_truncates_shows_the_pipeline():
-    assert "pipeline" in usage(BertConfig())
+def test_a_model_that_truncates_shows_the_pipeline(tmp_path):
+    (tmp_path / "metrics.json").write_text("{}")
+    assert "pipeline" in model_card(tmp_path, BertConfig(), []).usage
