@@ -131,7 +131,7 @@ def tests_of(tree: Path, path: Path, count: int) -> list[str]:
         if not SLOW_FOLDERS & set(test.relative_to(tree / "tests").parts):
             text = test.read_text(encoding="utf-8")
             if own.search(text) or path.stem in test.stem:
-                found.append((path.stem not in test.stem, len(text), str(test)))
+                found.append((test.stem != f"test_{path.stem}", len(text), str(test)))
     names = [test for _, _, test in sorted(found)]
     if len(names) < count:
         for user in sorted((tree / "app").rglob("*.py")):

@@ -34,9 +34,9 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextlib.contextmanager
-def atomic_file(path: Path) -> Iterator[TextIO]:
+def atomic_file(path: Path, finished: Callable[[Path], None] | None = None) -> Iterator[TextIO]:
     """Opens a temporary text file that replaces `path` if the block succeeds. A crash leaves the old file or
-    the new one."""
+    the new one. `finished`: called with the complete temporary file before it gets its name."""
     check_present(path)
     unfinished = path.with_name(f".{path.name}.unfinished")
     unfinished.unlink(missing_ok=True)
@@ -46,6 +46,8 @@ def atomic_file(path: Path) -> Iterator[TextIO]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
+            if finished is not None:
+                finished(unfinished)
             os.replace(unfinished, path)
     except BaseException:
         unfinished.unlink(missing_ok=True)
@@ -259,6 +261,9 @@ def lock(folder: Path) -> TextIO:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
+        print(
+            f"note           {folder}: its file system has no locks; use it for one run at a time", flush=True
+        )
     if not LOCK_CONTENT.fullmatch(file.read(300)):
         raise InputError(f"--output_dir {folder}: its file .lock is not a run's; move it away")
     file.seek(0)

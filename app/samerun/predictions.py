@@ -8,6 +8,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -105,9 +106,9 @@ def write(path: Path, folder: Path, lines: Iterable[dict[str, Any]], list_separa
         while os.path.lexists(free) and problem(free, folder, False) is not None:
             number += 1
             free = path.with_name(f"{path.stem}_{number}{path.suffix}")
-        with atomic_file(free) as file:
+        # Recorded before the file has its name: after a crash it must be known as ours.
+        with atomic_file(free, partial(record_predictions, folder)) as file:
             _write_lines(file, path, lines, list_separator)
-        record_predictions(folder, free)
         return free
     try:
         # Not opened by its name: that would truncate a file behind it.

@@ -102,12 +102,13 @@ def test_a_folder_that_was_moved_away_is_noticed(tmp_path, then):
     held.close()
 
 
-def test_a_file_system_without_locks_does_not_end_a_run(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_does_not_end_a_run(tmp_path, monkeypatch, capsys):
     def fail(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", fail)
     lock(tmp_path).close()
+    assert capsys.readouterr().out.endswith("its file system has no locks; use it for one run at a time\n")
 
 
 def test_lines_end_at_line_feeds_only(tmp_path):

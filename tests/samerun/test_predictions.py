@@ -130,3 +130,18 @@ def test_predictions_have_the_ids_of_their_rows_and_are_whole_or_absent(argument
     with pytest.raises(ValueError, match="JSON compliant"):
         predictions.write_split(asked, task, split, {"error": np.array([0.5, math.nan])})
     assert path.read_bytes() == before
+
+
+def test_a_file_that_a_crash_left_without_a_further_step_is_known(tmp_path, monkeypatch):
+    def crash(*_):
+        replace(*_)
+        raise KeyboardInterrupt
+
+    replace = os.replace
+    path = tmp_path / "p.jsonl"
+    monkeypatch.setattr(os, "replace", lambda a, b: crash(a, b) if b == path else replace(a, b))
+    with pytest.raises(KeyboardInterrupt):
+        write(path, tmp_path)
+    monkeypatch.undo()
+    assert path.exists()
+    assert predictions.problem(path, tmp_path, False) is None
