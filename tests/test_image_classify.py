@@ -183,7 +183,7 @@ def test_adapters_are_merged_into_a_pretrained_model(in_4bit, tmp_path, script):
     }
     ended = script(
         "image_classify",
-        arguments(tmp_path, **given, quantize="4" if in_4bit else None, layerwise_lr_decay=0.9),
+        arguments(tmp_path, **given, quantize="4" if in_4bit == "true" else None, layerwise_lr_decay=0.9),
     )
     assert (ended.code, ended.err) == (0, "")
     assert "dry run of the model fails" not in ended.out

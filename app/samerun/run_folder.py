@@ -163,7 +163,8 @@ def check_output_dir(folder: Path, training: bool, overwrite: bool, resume: bool
     if not resume or not any((folder / CHECKPOINTS).glob("step_*")):
         check_foreign(folder, OURS)
     if not overwrite and not resume and holds_a_run(folder):
-        present = [name for name in OURS if (folder / name).exists()]
+        named = dict.fromkeys((RUN_FILE, HISTORY, SPEED, TRACKERS, METRICS, PREDICTIONS, *OURS))
+        present = [name for name in named if (folder / name).exists()]
         raise InputError(
             f"--output_dir {folder} already holds a run ({', '.join(present)}); resume it by "
             "--resume_from_checkpoint auto, replace it by --overwrite_output_dir, or name another folder"

@@ -70,7 +70,9 @@ def predict(script: str, options: Options, measure: Callable[..., Any]) -> Any:
 def _run_until(module: Any, name: str, task: Any, measure: Callable[..., Any]) -> Any:
     from samerun.main import run_task
 
-    setattr(module, name, partial(_measure_and_leave, measure, getattr(module, name)))
+    work = getattr(module, name)
+    # A function, which is a method where `module` is a class.
+    setattr(module, name, lambda *inputs, **_: _measure_and_leave(measure, work, *inputs))
     try:
         run_task(task, task.arguments)
     except MeasurementDone as done:
@@ -78,9 +80,7 @@ def _run_until(module: Any, name: str, task: Any, measure: Callable[..., Any]) -
     raise RuntimeError(f"{task.name} ended before the measured part")
 
 
-def _measure_and_leave(
-    measure: Callable[..., Any], work: Callable[..., Any], *inputs: Any, **_: Any
-) -> NoReturn:
+def _measure_and_leave(measure: Callable[..., Any], work: Callable[..., Any], *inputs: Any) -> NoReturn:
     raise MeasurementDone(measure(partial(work, *inputs), *inputs))
 
 

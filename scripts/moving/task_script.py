@@ -47,5 +47,6 @@ def plain_launch(processes: int, use_cpu: bool) -> Launch:
         precision="no",
         timeout_seconds=0,
         deepspeed_file=None,
+        deepspeed_config=None,
         max_grad_norm=0.0,
     )

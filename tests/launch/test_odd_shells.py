@@ -68,7 +68,7 @@ def test_a_file_that_may_not_grow_is_named(tmp_path, script, monkeypatch):
     (tmp_path / "new" / "predictions.jsonl").unlink()
     finished = run(in_shell([*python(), str(CLASSIFY), *words], 'ulimit -f 1; "$@"'), home)
     check_end(finished, tmp_path / "new" / "predictions.jsonl", "Then run the same command again")
-    assert [path.name for path in (tmp_path / "new").iterdir() if "predictions" in path.name] == []
+    assert [path.name for path in (tmp_path / "new").iterdir() if "predictions." in path.name] == []
 
 
 def check_end(finished, path, advice):

@@ -10,7 +10,7 @@ import torch
 from damage import cut, flip
 from linear_task import LinearTask, collator, linear_layer, points
 
-from samerun import checkpoint, run_folder
+from samerun import checkpoint
 from samerun.checkpoint import (
     CheckpointTarget,
     TrainState,
@@ -331,7 +331,7 @@ def test_a_checkpoint_is_of_the_moment_of_its_request(trained, tmp_path, monkeyp
     whole = {path.name: path.read_bytes() for path in save_step(2).iterdir()}
     go_on, real, state, writer = (
         threading.Event(),
-        run_folder.replace_folder,
+        checkpoint.replace_folder,
         TrainState(step=2, updates=2),
         Background(),
     )

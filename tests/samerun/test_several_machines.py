@@ -66,7 +66,7 @@ def test_a_file_of_the_arguments_is_compared_under_its_own_name_only(arguments):
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_only_rank_0_looks_at_the_folder(place, arguments, tmp_path, rank):
     place(rank)
-    (tmp_path / "metrics.json").touch()
+    (tmp_path / "metrics.json").write_text("{}")
     if rank == 0:
         with pytest.raises(InputError, match=r"metrics\.json would be replaced"):
             start.check(arguments(output_dir=str(tmp_path)))

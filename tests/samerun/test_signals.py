@@ -243,7 +243,7 @@ def ended(monkeypatch, environment, capsys):
 
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(time, "sleep", slept.append)
-    monkeypatch.setattr(status, "_path", None)  # another test may have opened a run in this process
+    monkeypatch.setattr(status, "path", None)  # another test may have opened a run in this process
 
     def work(error, debug=False):
         with pytest.raises(Exit) as caught, failures_end_the_job(debug):
