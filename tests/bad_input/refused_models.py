@@ -191,7 +191,7 @@ PLACES = [
     Case("output_dir too long", [r"cannot be written \(File name too long\)"],
          arguments={"output_dir": "a" * 300}),
     Case("output_dir of another run",
-         [r"--output_dir run already holds a run \(best, checkpoints, history\.jsonl, run\.json\)",
+         [r"--output_dir run already holds a run \(run\.json, history\.jsonl, best, checkpoints\)",
          r"--resume_from_checkpoint auto"], arguments={"overwrite_output_dir": None}),
     *(
         Case(f"output_dir with others' {name}",

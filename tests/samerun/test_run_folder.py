@@ -73,7 +73,7 @@ def test_a_new_folder_is_made_and_left_empty(tmp_path):
 
 def test_a_run_is_replaced_only_on_request_and_leaves_nothing(tmp_path):
     train(tmp_path)
-    with pytest.raises(InputError, match=r"already holds a run \(metrics.json, .*--overwrite_output_dir"):
+    with pytest.raises(InputError, match=r"already holds a run \(run.json, .*--overwrite_output_dir"):
         check_output_dir(tmp_path, training=True, overwrite=False, resume=False)
     check_output_dir(tmp_path, training=True, overwrite=True, resume=False)
     check_output_dir(tmp_path, training=False, overwrite=False, resume=False)
@@ -178,7 +178,7 @@ def test_a_start_that_failed_does_not_stand_in_the_way(tmp_path):
         run_folder.remove(tmp_path, [name])
     check_output_dir(tmp_path, training=True, overwrite=False, resume=False)
     (tmp_path / "history.jsonl").write_text('{"step": 1}')
-    with pytest.raises(InputError, match=r"already holds a run \(status.json, history.jsonl, "):
+    with pytest.raises(InputError, match=r"already holds a run \(run.json, history.jsonl, "):
         check_output_dir(tmp_path, training=True, overwrite=False, resume=False)
 
 
