@@ -80,15 +80,20 @@ def encode_cached(
 ) -> dict[str, Any]:
     """Tokenizes `texts`, or loads their tokens from the cache.
 
-    `encode` maps a list of texts to columns: "input_ids" (a list of ids per text) and "cut" (whether the text
-    was truncated). `settings`: everything that the result of `encode` depends on. Returns {"input_ids":
-    Ragged, "cut": (rows,) bool}. Raises `InputError` if a tokenizing process is killed.
+    `encode` maps a list of texts to columns: "input_ids" (a list of ids per text), "cut" (whether the text
+    was truncated), and lists of numbers named by its `more_columns`, if it has this attribute. `settings`:
+    everything that the result of `encode` depends on. Returns {"input_ids": Ragged, "cut": (rows,) bool} and
+    a `Ragged` for each other column. Raises `InputError` if a tokenizing process is killed.
     """
     key = fingerprint([FORMAT_VERSION, settings, texts.fingerprint])[:40]
     folder = get_or_create("tokens", key, lambda folder: _tokenize(texts, encode, folder, num_proc))
     tokens = open_rows(folder).data
-    cut = tokens.column("cut").to_numpy()
-    return {"input_ids": Ragged.from_arrow(tokens.column("input_ids")), "cut": cut}
+    rows = {name: Ragged.from_arrow(tokens.column(name)) for name in _columns(encode)}
+    return {**rows, "cut": tokens.column("cut").to_numpy()}
+
+
+def _columns(encode: Callable) -> tuple[str, ...]:
+    return ("input_ids", *getattr(encode, "more_columns", ()))
 
 
 def _tokenize(texts: Cells, encode: Callable, folder: Path, num_proc: int | None) -> None:
@@ -98,7 +103,7 @@ def _tokenize(texts: Cells, encode: Callable, folder: Path, num_proc: int | None
 
     global _encode, _decode, _bar
     datasets.disable_progress_bars()  # they would also appear in log files
-    processes = min(num_proc or 1, len(texts))
+    processes, numbers = min(num_proc or 1, len(texts)), List(Value("int32"))
     environment, parallelism = os.environ, os.environ.get(PARALLELISM)
     with Phase("tokenizing", "texts", len(texts) // processes) as _bar:
         _encode, _decode = encode, texts.decode
@@ -109,7 +114,9 @@ def _tokenize(texts: Cells, encode: Callable, folder: Path, num_proc: int | None
                 input_columns=texts.rows.column_names,
                 remove_columns=texts.rows.column_names,
                 batched=True,
-                features=datasets.Features({"input_ids": List(Value("int32")), "cut": Value("bool")}),
+                features=datasets.Features(
+                    {**dict.fromkeys(_columns(encode), numbers), "cut": Value("bool")}
+                ),
                 cache_file_name=str(folder / "tokens.arrow"),
                 new_fingerprint="tokens",
                 num_proc=processes if processes > 1 else None,

@@ -29,7 +29,7 @@ from samerun.data.tables import (
     texts_of,
 )
 from samerun.data.tokens import Ragged, encode_cached
-from samerun.errors import InputError
+from samerun.errors import InputError, collecting
 from samerun.export import export_model
 from samerun.kernels.bigbird import choose_attention, padding_of
 from samerun.kernels.enable import check_padding_free, enable_kernels
@@ -51,6 +51,7 @@ class TextSplit(Split):
     targets: Ragged | None  # label ids or title token ids of each row; None for an unlabelled split
     titles: Cells | None = None
     where: Callable[[int], str] | None = None  # row -> file and line, if the split has several files
+    word_ids: Ragged | None = None  # of each row's tokens, for tasks whose rows are words
 
 
 class TextStream(Stream):
@@ -99,6 +100,11 @@ class TextTask(Task):
     def target_tensor(self, targets: Ragged, rows: np.ndarray) -> torch.Tensor:
         """(b, ...) targets of these rows, for `Batch.labels`."""
 
+    def as_texts(self, table: Table, split: str) -> Table:
+        """The table with a text in each cell of the text column. Raises `InputError` for other cells."""
+        texts_of(table, self.arguments.text_column)
+        return table
+
     def more_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Model inputs besides ids and mask."""
         return {}
@@ -121,6 +127,12 @@ class TextTask(Task):
         tables = read_splits(arguments, required, "train" in required, optional=columns)
         if self.buffers is not None:
             tables = {"train": first_buffer(self.buffers, notes), **tables}
+        problems: list[str] = []
+        for name, table in tables.items():
+            with collecting(problems):
+                tables[name] = self.as_texts(table, name)
+        if problems:
+            raise InputError(*problems)
         if modes.train:
             tables["train"] = drop_blank(tables["train"], arguments.text_column, notes)
         targets = {name: self.read_targets(table, name, notes) for name, table in tables.items()}
@@ -130,8 +142,6 @@ class TextTask(Task):
             for name, rows in zip(("train", "validation"), parts, strict=True):
                 tables[name], targets[name] = table.take(rows), train_targets.take(rows)
             notes.append(f"{len(parts[1])} training rows are kept for validation (--validation_split)")
-        for table in tables.values():
-            texts_of(table, arguments.text_column)
         return tables, targets
 
     def all_ids(
@@ -220,6 +230,7 @@ class TextTask(Task):
         note_cut(table, "texts", encoded["cut"], self.long_documents.limit, notes)
         if name != "train":  # blank training rows were dropped
             note_blank(table, texts, notes)
+        more = {name: rows for name, rows in encoded.items() if name not in ("input_ids", "cut")}
         return self.make_split(
             table.path,
             texts,
@@ -229,6 +240,7 @@ class TextTask(Task):
             ids=ids_of(table, arguments.id_column),
             mixture=mixture_of(table, arguments.mixing_weights, notes) if name == "train" else None,
             where=table.where if table.sources else None,
+            **more,
         )
 
     def make_split(
@@ -261,7 +273,7 @@ class TextTask(Task):
     def _split_of_buffer(self, table: Table) -> TextSplit:
         """Tokenizes the rows of a later buffer. Raises `InputError`."""
         notes: list[str] = []  # not shown; the notes on the first buffer are
-        texts_of(table, self.arguments.text_column)
+        table = self.as_texts(table, "train")
         targets = self.ids_of_targets(table, self.read_targets(table, "train", notes), notes)
         return self._split("train", table, targets, tokenizer_fingerprint(self.tokenizer), notes)
 
@@ -319,7 +331,8 @@ class TextTask(Task):
                     f"text {number}: holds half of a character (a lone surrogate): remove or complete it"
                 ) from None
         texts = list(items)
-        return self.make_split("texts", texts, Ragged.of(self.encode(texts)["input_ids"]), None)
+        encoded = {name: Ragged.of(rows) for name, rows in self.encode(texts).items() if name != "cut"}
+        return self.make_split("texts", texts, encoded.pop("input_ids"), None, **encoded)
 
     # The model
 
