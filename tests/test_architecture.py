@@ -126,7 +126,7 @@ def test_the_engine_knows_no_task_and_no_kind_of_data():
         assert not GRAPH[package] & (TASKS | KINDS), package
     text_fields = ("max_length", "text_column", "tokenizer", "head_learning_rate", "base_model_prefix")
     for name, path in MODULES.items():
-        if name in ("samerun.main", "samerun.train", "samerun.evaluate", "samerun.plan"):
+        if name in ("samerun.main", "samerun.training", "samerun.evaluate", "samerun.plan"):
             source = path.read_text(encoding="utf-8")
             assert [word for word in text_fields if word in source] == [], name
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import (
     DistributedDataParallelKwargs,
     InitProcessGroupKwargs,
@@ -107,6 +108,24 @@ class Launch:
     @property
     def zero_stage(self) -> int:
         return deepspeed.stage_of(self.deepspeed_config) if self.deepspeed_config else 0
+
+
+def plain_launch(processes: int, use_cpu: bool) -> Launch:
+    """A simple launch to load data for, if there is none or the requested one is invalid."""
+    return Launch(
+        launcher="python",
+        rank=0,
+        local_rank=0,
+        world_size=processes,
+        local_world_size=processes,
+        use_cpu=use_cpu,
+        backend="gloo",
+        precision="no",
+        timeout_seconds=0,
+        deepspeed_file=None,
+        deepspeed_config=None,
+        max_grad_norm=0.0,
+    )
 
 
 # Describing a launch
@@ -566,6 +585,12 @@ def _clear_launcher_variables(keep_deepspeed: bool) -> None:
         names.append("ACCELERATE_USE_DEEPSPEED")
     for name in names:
         os.environ.pop(name, None)
+
+
+def forget_accelerator() -> None:
+    """Lets the next run in this process have its own Accelerator: Accelerate keeps one state per process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
 
 
 def _set_single_process_variables(launcher: str) -> None:
