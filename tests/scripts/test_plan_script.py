@@ -246,3 +246,43 @@ def test_from_a_shell_in_another_folder(command, tmp_path):
         "  - unknown argument --global_batch_sice; did you mean --global_batch_size?",
     ]
     assert not (tmp_path / "run").exists()
+
+
+READS_WEIGHTS = """
+from __future__ import annotations
+import sys
+sys.path.insert(0, {tests!r})
+from linear_task import LinearTask
+from samerun.arguments import BatchArguments, LaunchArguments, OptimizationArguments, RunArguments
+from dataclasses import dataclass
+from transformers import AutoModel
+import torch
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(LaunchArguments, RunArguments, OptimizationArguments, BatchArguments):
+    "Words"
+
+class Words(LinearTask):
+    default_metric = "loss"
+
+    def build(self):
+        body = AutoModel.from_pretrained({model!r}, dtype=torch.float32)
+        return torch.nn.ModuleDict({{"body": body, "head": torch.nn.Linear(3, 2)}})
+
+    def loss_sum(self, model, batch):
+        outputs = model["head"](batch.inputs["x"]) + model["body"].get_input_embeddings().weight.sum() * 0
+        return (outputs - batch.labels).square().sum()
+"""
+
+
+def test_a_build_that_reads_weights_needs_no_care_for_the_meta_device(
+    environment, bert_folder, tmp_path, capsys, monkeypatch
+):
+    script = tmp_path / "words_from_weights.py"
+    script.write_text(READS_WEIGHTS.format(tests=str(ROOT / "tests"), model=str(bert_folder)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code = planner.main([str(script), "--output_dir", str(tmp_path / "run"), "--global_batch_size", "4"])
+    out, err = capsys.readouterr()
+    assert (code, err) == (0, "")  # no bar of transformers either
+    assert "weights, " in out
+    assert "memory         not known" not in out

@@ -16,7 +16,7 @@ from trials.command import Command
 
 from samerun.errors import InputError
 from samerun.files import read_lines
-from samerun.text.multilabel import read_label_file
+from samerun.text.labels import read_label_file
 
 optuna = pytest.importorskip("optuna")  # requirements-sweep.txt
 sweep = pytest.importorskip("sweep")  # imports it
