@@ -73,8 +73,9 @@ def train(task: str | Path, **values: Any) -> TrainedRun:
     # After the script has been loaded, which sets the environment of torch.
     from samerun import signals, start, writer_thread
     from samerun.main import run_task
-    from samerun.runtime import forget_accelerator
+    from samerun.runtime import describe_group, forget_accelerator
 
+    describe_group()
     signals.forget()
     forget_accelerator()
     try:

@@ -467,7 +467,7 @@ def connect(launch: Launch, compared: dict[str, Any], timeout: float) -> None:
 
     Raises `InputError` naming the machines that did not come within `timeout` seconds, or every difference.
     """
-    if launch.world_size > launch.local_world_size:
+    if launch.world_size > launch.local_world_size and not dist.is_initialized():
         store = machines.open_store(launch, timeout)
         machines.meet(store, launch, compared, timeout)
         _open_group(launch, store)
@@ -582,10 +582,24 @@ def _clear_launcher_variables(keep_deepspeed: bool) -> None:
         "ACCELERATE_CONFIG_DS_FIELDS",
         *deepspeed.INLINE_SETTINGS.values(),
     ]
-    if not keep_deepspeed:  # Accelerate would start DeepSpeed with the launcher's file
-        names.append("ACCELERATE_USE_DEEPSPEED")
+    # Accelerate would start DeepSpeed with the launcher's file, or switch it off on CPUs.
+    names.append("ACCELERATE_USE_CPU" if keep_deepspeed else "ACCELERATE_USE_DEEPSPEED")
     for name in names:
         os.environ.pop(name, None)
+
+
+def describe_group() -> None:
+    """Sets the variables of a launcher for the process group that another library has opened, if any, such as
+    Ray or Accelerate's `debug_launcher`."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    rank, hosts = dist.get_rank(), [""] * dist.get_world_size()
+    dist.all_gather_object(hosts, socket.gethostname())
+    sizes = {"WORLD_SIZE": len(hosts), "LOCAL_WORLD_SIZE": hosts.count(hosts[rank])}
+    ranks = {"RANK": rank, "LOCAL_RANK": hosts[:rank].count(hosts[rank])}
+    os.environ |= {name: str(number) for name, number in {**sizes, **ranks}.items()}
+    for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")):
+        os.environ.setdefault(name, value)
 
 
 def forget_accelerator() -> None:
