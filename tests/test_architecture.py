@@ -26,6 +26,10 @@ IMPORTED_LATER = {
     "transformers.integrations": "as deepspeed",
     "datasets": "takes half a second, with pandas; only files need it",
     "samerun.serving.predictor": "imports torch; only predict.py's --text and serve.py need it",
+    **dict.fromkeys(
+        ("samerun.main", "samerun.runtime", "samerun.start", "samerun.task"),
+        "import torch; a script sets the environment before",
+    ),
     "samerun.serving.web": "imports aiohttp, which is optional (requirements-serve.txt)",
     "evaluate": "takes up to a second; only --metrics needs it",
     "bitsandbytes": "optional (requirements-8bit.txt)",

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samerun import task_scripts
+from samerun import signals, task_scripts, writer_thread
 from samerun.errors import InputError, in_short
 from samerun.files import as_line, read_lines, temporary_folder
 from samerun.parsing import parse, takes_several, validate
@@ -70,23 +70,20 @@ def train(task: str | Path, **values: Any) -> TrainedRun:
     validate(arguments)
     if arguments.output_dir is None:
         raise InputError("output_dir is missing")
-    # After the script has been loaded, which sets the environment of torch.
-    from samerun import signals, start, writer_thread
-    from samerun.main import run_task
-    from samerun.runtime import describe_group, forget_accelerator
+    from samerun import main, runtime, start
 
-    describe_group()
+    runtime.describe_group()
     signals.forget()
-    forget_accelerator()
+    runtime.forget_accelerator()
     try:
-        run_task(task_class(arguments), arguments)
+        main.run_task(task_class(arguments), arguments)
     except BaseException as error:
         status.end("failed", in_short(error))
         raise
     finally:
         writer_thread.finish_all()
         start.unlock()
-        forget_accelerator()
+        runtime.forget_accelerator()
     return TrainedRun(Path(arguments.output_dir))
 
 
