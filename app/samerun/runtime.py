@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import (
     DistributedDataParallelKwargs,
     InitProcessGroupKwargs,
@@ -112,6 +113,24 @@ class Launch:
     @property
     def zero_stage(self) -> int:
         return deepspeed.stage_of(self.deepspeed_config) if self.deepspeed_config else 0
+
+
+def plain_launch(processes: int, use_cpu: bool) -> Launch:
+    """A simple launch to load data for, if there is none or the requested one is invalid."""
+    return Launch(
+        launcher="python",
+        rank=0,
+        local_rank=0,
+        world_size=processes,
+        local_world_size=processes,
+        use_cpu=use_cpu,
+        backend="gloo",
+        precision="no",
+        timeout_seconds=0,
+        deepspeed_file=None,
+        deepspeed_config=None,
+        max_grad_norm=0.0,
+    )
 
 
 # Describing a launch
@@ -467,7 +486,7 @@ def connect(launch: Launch, compared: dict[str, Any], timeout: float) -> None:
 
     Raises `InputError` naming the machines that did not come within `timeout` seconds, or every difference.
     """
-    if launch.world_size > launch.local_world_size:
+    if launch.world_size > launch.local_world_size and not dist.is_initialized():
         store = machines.open_store(launch, timeout)
         machines.meet(store, launch, compared, timeout)
         _open_group(launch, store)
@@ -585,10 +604,30 @@ def _clear_launcher_variables(keep_deepspeed: bool) -> None:
         "ACCELERATE_CONFIG_DS_FIELDS",
         *deepspeed.INLINE_SETTINGS.values(),
     ]
-    if not keep_deepspeed:  # Accelerate would start DeepSpeed with the launcher's file
-        names.append("ACCELERATE_USE_DEEPSPEED")
+    # Accelerate would start DeepSpeed with the launcher's file, or switch it off on CPUs.
+    names.append("ACCELERATE_USE_CPU" if keep_deepspeed else "ACCELERATE_USE_DEEPSPEED")
     for name in names:
         os.environ.pop(name, None)
+
+
+def describe_group() -> None:
+    """Sets the variables of a launcher for the process group that another library has opened, if any, such as
+    Ray or Accelerate's `debug_launcher`."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    rank, hosts = dist.get_rank(), [""] * dist.get_world_size()
+    dist.all_gather_object(hosts, socket.gethostname())
+    sizes = {"WORLD_SIZE": len(hosts), "LOCAL_WORLD_SIZE": hosts.count(hosts[rank])}
+    ranks = {"RANK": rank, "LOCAL_RANK": hosts[:rank].count(hosts[rank])}
+    os.environ |= {name: str(number) for name, number in {**sizes, **ranks}.items()}
+    for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")):
+        os.environ.setdefault(name, value)
+
+
+def forget_accelerator() -> None:
+    """Lets the next run in this process have its own Accelerator: Accelerate keeps one state per process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
 
 
 def _set_single_process_variables(launcher: str) -> None:
