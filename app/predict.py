@@ -75,7 +75,7 @@ def read_request(argv: list[str] | None = None) -> Request:
     task = task_of(Path(options.model))
     if (options.file is None) == (options.text is None):
         raise InputError("give either a FILE (- for standard input) or --text")
-    if options.text is not None and task not in ("classify", "titlegen"):
+    if options.text is not None and task not in ("classify", "titlegen", "tag"):
         raise InputError(f"--text: {options.model} is a model of {task}, which takes files; name a FILE")
     return Request(task, options, task_arguments)
 
@@ -140,7 +140,9 @@ def print_predictions(request: Request) -> None:
 
 def _write_texts(texts: list[str]) -> Path:
     path = temporary_folder("predict_") / "texts.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    path.write_text(
+        "".join(json.dumps({"text": text, "tokens": text}) + "\n" for text in texts), encoding="utf-8"
+    )
     return path
 
 
