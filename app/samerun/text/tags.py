@@ -66,7 +66,7 @@ def text_of(cell: str) -> str:
         "" if WIDE_CHARACTER.match(left[-1]) or WIDE_CHARACTER.match(right[0]) else " "
         for left, right in pairwise(words)
     ]
-    return "".join(chain.from_iterable(zip(words, [*spaces, ""], strict=True)))
+    return "".join(chain.from_iterable(zip(words, [*spaces, ""], strict=False)))
 
 
 def spans_of(words: Sequence[str], text: str) -> list[tuple[int, int]]:
