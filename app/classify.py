@@ -24,19 +24,27 @@ sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unle
 
 from samerun.cli import read_arguments
 from samerun.parsing import option
-from samerun.text.arguments import DecisionArguments, LongDocumentArguments, LossArguments, TextArguments
+from samerun.text.arguments import (
+    DecisionArguments,
+    LongDocumentArguments,
+    LossArguments,
+    ProblemArguments,
+    TextArguments,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(DecisionArguments, LossArguments, LongDocumentArguments, TextArguments):
+class Arguments(DecisionArguments, LossArguments, ProblemArguments, LongDocumentArguments, TextArguments):
     """Labels"""
 
     label_column: str = option(
-        "labels", help="column of the labels: a list, or one text split at --label_separator"
+        "labels",
+        help="column of the labels: a list, or one text split at --label_separator; for single_label one "
+        "text or whole number, for regression a number",
     )
     label_separator: str = option("|", help="what separates labels in a text")
     label_columns: tuple[str, ...] | None = option(
-        help="columns of 0 and 1, one per label, instead of --label_column"
+        help="columns of 0 and 1, one per label, or for regression of numbers, instead of --label_column"
     )
     label_file: str | None = option(
         reads=True,
@@ -49,7 +57,9 @@ class Arguments(DecisionArguments, LossArguments, LongDocumentArguments, TextArg
         help="labels in validation or test data that training does not have",
     )
     head_bias: str = option(
-        "prior", choices=("prior", "zero"), help="bias of a new head: the labels' log-odds, or zero"
+        "prior",
+        choices=("prior", "zero"),
+        help="bias of a new head: the labels' log-odds (single_label: log shares), or zero",
     )
     head_learning_rate: float | None = option(
         above=0, help="peak learning rate of the new head (default: --learning_rate)"
@@ -73,7 +83,7 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelFor
 
 from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
-from samerun.errors import InputError
+from samerun.errors import InputError, raise_problems
 from samerun.export import plain_model
 from samerun.main import run
 from samerun.models import pretrained
@@ -83,8 +93,13 @@ from samerun.plan import Modes
 from samerun.runtime import Launch
 from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent
 from samerun.text import head
+from samerun.text.arguments import PROBLEM_TYPES, inapplicable
 from samerun.text.multi_label import MultiLabel
+from samerun.text.regression import Regression
+from samerun.text.single_label import SingleLabel
 from samerun.text.text import TextSplit, TextTask, check_outputs
+
+PROBLEMS = {problem.name: problem for problem in (MultiLabel, SingleLabel, Regression)}
 
 
 class TextClassification(TextTask):
@@ -94,7 +109,9 @@ class TextClassification(TextTask):
     evaluates_by_tokens = True
 
     def __init__(self, arguments: Any) -> None:
-        self.problem = MultiLabel(arguments)
+        kind = head.problem_type_of(arguments)
+        raise_problems(inapplicable(arguments, kind))
+        self.problem = PROBLEMS[kind](arguments)
         self.shown_metrics, self.metric_names = self.problem.shown_metrics, self.problem.metric_names
         super().__init__(arguments)
 
@@ -120,6 +137,8 @@ class TextClassification(TextTask):
 
         self.config = pretrained.load_config(a)
         pretrained.check_model(a, self.config, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classify texts")
+        if not modes.train:
+            head.check_problem_type(a, self.config)
         problem.choose(self.config, targets["train"] if modes.train else None, notes)
 
         tokenizer = self.load_tokenizer(
@@ -156,6 +175,7 @@ class TextClassification(TextTask):
     def build(self) -> torch.nn.Module:
         arguments, config, problem = self.arguments, self.config, self.problem
         own, new_rows = None if arguments.from_scratch else pretrained.own_labels(config), None
+        has_same_type = config.problem_type == PROBLEM_TYPES[problem.name]
         renamed = own is not None and own != problem.labels
         if not renamed:
             head.configure(config, problem.labels, problem.name)
@@ -168,6 +188,8 @@ class TextClassification(TextTask):
         if renamed:
             new_rows = head.replace_output_layer(model, own, problem.labels)
             head.configure(config, problem.labels, problem.name)
+        trained = head.trained_outputs(model, new_names, new_rows, len(problem.labels))
+        problem.adopt_head(model, trained & has_same_type)
         if arguments.head_bias == "prior":
             head.set_head_bias(model, new_names, problem.initial_bias(), new_rows)
         if config.model_type == "big_bird":
@@ -193,7 +215,7 @@ class TextClassification(TextTask):
     # Evaluation and prediction
 
     def predict(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
-        outputs = {"logits": model(**batch.inputs).logits.float()}
+        outputs = {"logits": self.problem.outputs(model(**batch.inputs).logits.float())}
         if batch.labels is None:
             return outputs
         return {**outputs, "labels": self.problem.targets_to_keep(batch.labels)}
@@ -216,7 +238,7 @@ class TextClassification(TextTask):
             expected = {split.texts[row]: problem.exported_outputs(best["logits"][row]) for row in rows}
         plain = plain_model(model)
         head.store(plain.config, problem.config_entries())
-        check = partial(head.check_export, expected=expected, precision=self.rounding)
+        check = partial(head.check_export, expected=expected, precision=self.rounding, unit=problem.unit)
         self.save_best(path, model, plain, weights, check, partial(problem.exported_weights, plain))
         return metrics
 
@@ -242,7 +264,9 @@ class TextClassification(TextTask):
             return_tensors="pt",
         )
         has_windows = self.long_documents.method == "windows"
-        words = words_of_likeliest(model, encoded, line["probabilities"], has_windows)
+        words = words_of_likeliest(
+            model, encoded, self.labels, line.get("probabilities") or line["values"], has_windows
+        )
         return {**self.problem.explained(), "words": words}
 
     def figures(self, best: Predictions, split: TextSplit) -> ReportContent:

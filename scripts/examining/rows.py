@@ -95,7 +95,11 @@ def of_texts(
 def _of_text_split(task: TextTask, split: Any) -> Rows:
     labels, titles = None, None if split.titles is None else list(split.titles)
     if split.titles is None and isinstance(split.targets, Ragged):
-        labels = [tuple(task.labels[number] for number in split.targets[row]) for row in range(len(split))]
+        targets = (split.targets[row].tolist() for row in range(len(split)))
+        if split.targets.values.dtype.kind == "f":  # numbers of a regression
+            titles = list(map(tuple, targets))
+        else:
+            labels = [tuple(task.labels[number] for number in row) for row in targets]
     return of_texts(split.texts, titles, labels, (split.lengths, task.max_length))
 
 
