@@ -116,6 +116,15 @@ class TextClassification(TextTask):
         super().__init__(arguments)
 
     @property
+    def pair_column(self) -> str | None:
+        return self.arguments.text_pair_column
+
+    @property
+    def reads_pairs(self) -> bool:
+        own = getattr(self.config, "text_pair", None)
+        return self.pair_column is not None if own is None or self.modes.train else own
+
+    @property
     def default_metric(self) -> str:
         return self.problem.default_metric
 
@@ -139,10 +148,12 @@ class TextClassification(TextTask):
         pretrained.check_model(a, self.config, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classify texts")
         if not modes.train:
             head.check_problem_type(a, self.config)
+            if tables:
+                head.check_pairs(a, self.config)
         problem.choose(self.config, targets["train"] if modes.train else None, notes)
 
         tokenizer = self.load_tokenizer(
-            [tables["train"].columns[a.text_column]] if modes.train else [], notes
+            [tables["train"].columns[name] for name in self.text_columns] if modes.train else [], notes
         )
         self.use_tokenizer(tokenizer, self.config, 512, notes)
         ids = self.all_ids(tables, targets, notes)
@@ -235,9 +246,15 @@ class TextClassification(TextTask):
         metrics = problem.fit(best, split)
         if best is not None:
             rows = head.rows_to_check(split.lengths)
-            expected = {split.texts[row]: problem.exported_outputs(best["logits"][row]) for row in rows}
+            pairs = split.pairs
+            expected = {
+                split.texts[row] if pairs is None else (split.texts[row], pairs[row]): (
+                    problem.exported_outputs(best["logits"][row])
+                )
+                for row in rows
+            }
         plain = plain_model(model)
-        head.store(plain.config, problem.config_entries())
+        head.store(plain.config, problem.config_entries() | {"text_pair": self.pair_column is not None})
         check = partial(head.check_export, expected=expected, precision=self.rounding, unit=problem.unit)
         self.save_best(path, model, plain, weights, check, partial(problem.exported_weights, plain))
         return metrics
@@ -253,9 +270,13 @@ class TextClassification(TextTask):
         check_outputs(predictions["logits"], "logits", split)
         return self.problem.lines(predictions, split)
 
-    def explain(self, model: torch.nn.Module, item: str, line: dict[str, Any]) -> dict[str, Any]:
-        """The thresholds, and the contributions of the first `max_length` tokens' words to the likeliest
-        labels."""
+    def explain(
+        self, model: torch.nn.Module, item: str | tuple[str, str], line: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The thresholds, and for single texts the contributions of the first `max_length` tokens' words to
+        the likeliest labels."""
+        if not isinstance(item, str):
+            return self.problem.explained()
         encoded = self.tokenizer(
             item,
             truncation=True,

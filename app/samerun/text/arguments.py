@@ -168,6 +168,11 @@ class ProblemArguments:
         "transformers' names are accepted (default: multi_label; without training, the model's own)",
     )
 
+    text_pair_column: str | None = option(
+        help="column of a second text of each row, such as an entailed sentence or a duplicate question; "
+        "both are cut to --max_length together, the longer one first"
+    )
+
     @property
     def problem_kind(self) -> str | None:
         """--problem_type by our name; in training multi_label by default; None: the model's own."""

@@ -19,7 +19,7 @@ from samerun.text.arguments import PROBLEM_TYPES, problem_kind
 # What an exported configuration stores beside transformers' own entries.
 STORED = (
     *("thresholds", "threshold_tuning", "temperatures", "pos_weight", "class_weight"),
-    *("label_smoothing_factor", "multilabel_loss", "regression"),
+    *("label_smoothing_factor", "multilabel_loss", "regression", "text_pair"),
 )
 CHECKED_ROWS = 4  # of the exported model
 # Largest difference in probability, by the run's precision. The pipeline computes in fp32.
@@ -107,6 +107,19 @@ def check_calibration(calibration: str, model: Any, num_labels: int) -> None:
         )
 
 
+def check_pairs(arguments: Any, config: Any) -> None:
+    """Raises `InputError` for files of single texts for a model of pairs, and the reverse."""
+    own, given = getattr(config, "text_pair", None), arguments.text_pair_column is not None
+    if own is None or own == given:
+        return
+    name = arguments.model_name_or_path
+    if own:
+        raise InputError(f"{name} reads pairs of texts; name the column of the second by --text_pair_column")
+    raise InputError(
+        f"--text_pair_column {arguments.text_pair_column}: {name} was trained on single texts; leave it out"
+    )
+
+
 def store(config: Any, entries: dict[str, Any]) -> None:
     """Sets our entries of an exported configuration; removes those of an earlier training."""
     for name in STORED:
@@ -167,7 +180,10 @@ def rows_to_check(lengths: np.ndarray) -> list[int]:
 
 
 def check_export(
-    folder: Path, expected: dict[str, np.ndarray], precision: str, unit: np.ndarray | float = 1.0
+    folder: Path,
+    expected: dict[str | tuple[str, str], np.ndarray],
+    precision: str,
+    unit: np.ndarray | float = 1.0,
 ) -> None:
     """Loads the folder into transformers' pipeline and compares its probabilities with the run's. `expected`:
     text -> (labels,) probabilities or, of a regression, values; `unit`: what a difference of 1 is.
@@ -182,9 +198,11 @@ def check_export(
     classify = pipeline("text-classification", model=model, tokenizer=tokenizer, top_k=None, device="cpu")
     labels, setting = labels_of(classify.model.config), getattr(classify.model.config, "long_documents", None)
     for text, probabilities in expected.items():
-        outputs = []
+        outputs, inputs = [], text
+        if isinstance(text, tuple):
+            inputs = dict(zip(("text", "text_pair"), text, strict=True))
         if setting is None or len(tokenizer(text, verbose=False)["input_ids"]) <= tokenizer.model_max_length:
-            outputs.append({item["label"]: item["score"] for item in classify([text], truncation=True)[0]})
+            outputs.append({item["label"]: item["score"] for item in classify([inputs], truncation=True)[0]})
         if setting is not None:
             outputs.append(long_documents.classifier_of(setting)(classify.model, tokenizer, text))
         exported = np.array([[output[label] for label in labels] for output in outputs])

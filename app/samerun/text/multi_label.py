@@ -167,7 +167,7 @@ class MultiLabel(Problem):
         return {"thresholds": dict(zip(self.labels, map(float, self.thresholds), strict=True))}
 
     def figures(self, best: Predictions, split: TextSplit) -> ReportContent:
-        return report_content(self.tuner, best["logits"], best["labels"], self.labels, split.texts)
+        return report_content(self.tuner, best["logits"], best["labels"], self.labels, split)
 
     def card(self, folder: Path, config: Any, limits: list[str]) -> ModelCard:
         return model_card(folder, config, limits)

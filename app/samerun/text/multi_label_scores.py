@@ -506,10 +506,10 @@ class ThresholdTuner:
 
 
 def report_content(
-    tuner: ThresholdTuner, logits: np.ndarray, targets: np.ndarray, names: Sequence[str], texts: Sequence[str]
+    tuner: ThresholdTuner, logits: np.ndarray, targets: np.ndarray, names: Sequence[str], split: Any
 ) -> ReportContent:
     """Figures of the most frequent labels and the rows with the largest binary cross-entropy. `logits` and
-    `targets`: (rows, labels); `texts`: by row."""
+    `targets`: (rows, labels); `split`: their `TextSplit`."""
     calibrated, predicted = tuner.held_out(logits, targets)
     probabilities, truth = sigmoid(calibrated), targets.astype(bool)
     losses = -np.log(np.clip(np.where(truth, probabilities, 1 - probabilities), 1e-12, 1)).mean(axis=1)
@@ -517,18 +517,20 @@ def report_content(
         [", ".join(names[label] for label in np.flatnonzero(row)) or "none" for row in matrix]
         for matrix in (truth, predicted)
     )
-    rows = worst_rows(losses, dict(zip(("labels", "predicted"), listed, strict=True)), texts)
+    rows = worst_rows(losses, dict(zip(("labels", "predicted"), listed, strict=True)), split)
     thresholds = tuner.fit(logits, targets).values
     return ReportContent(figures(probabilities, truth, thresholds, predicted, names), [rows])
 
 
-def worst_rows(losses: np.ndarray, columns: dict[str, Sequence[str]], texts: Sequence[str]) -> Section:
-    """The table of the rows with the largest `losses`, (rows,). `columns`: cells of each row, by header."""
+def worst_rows(losses: np.ndarray, columns: dict[str, Sequence[str]], split: Any) -> Section:
+    """The table of the rows with the largest `losses`, (rows,). `columns`: cells of each row, by header;
+    `split`: a `TextSplit`."""
+    columns = {**columns, "text": split.texts, **({} if split.pairs is None else {"text_pair": split.pairs})}
     worst = [
-        [f"{losses[row]:.4f}", *(cells[row] for cells in columns.values()), texts[row][:MAX_CHARACTERS]]
+        [f"{losses[row]:.4f}", *(cells[row][:MAX_CHARACTERS] for cells in columns.values())]
         for row in np.argsort(-losses, kind="stable")[:MAX_ROWS].tolist()
     ]
-    header = ["loss", *columns, "text"]
+    header = ["loss", *columns]
     return Section("Worst validation rows", "By loss, worst first.", header, worst)
 
 

@@ -206,7 +206,7 @@ class Regression(Problem):
             header: [", ".join(f"{value:.4g}" for value in row) for row in values]
             for header, values in (("values", true), ("predicted", found))
         }
-        return ReportContent(figures, [worst_rows(losses, cells, split.texts)])
+        return ReportContent(figures, [worst_rows(losses, cells, split)])
 
     def card(self, folder: Path, config: Any, limits: list[str]) -> ModelCard:
         usage, metrics = long_documents.usage(config) or USAGE, list(self.metric_names)

@@ -139,7 +139,7 @@ class SingleLabel(Problem):
         names = {"label": true, "predicted": logits.argmax(axis=1)}
         columns = {header: [self.labels[label] for label in column] for header, column in names.items()}
         figures, sections = classes.figures(self.confusion(best), self.labels)
-        return ReportContent(figures, [*sections, worst_rows(losses, columns, split.texts)])
+        return ReportContent(figures, [*sections, worst_rows(losses, columns, split)])
 
     def card(self, folder: Path, config: Any, limits: list[str]) -> ModelCard:
         sections = classes.card_sections(folder, self.labels, "rows")
