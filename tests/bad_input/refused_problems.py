@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from catalogue_case import Case, lines
 
 CLASSIFY = ("classify",)
@@ -9,7 +11,7 @@ TEXTS = ("red apple pie", "green grass grows", "red brick wall", "plain water")
 TRAINED = {"config_name": None, "from_scratch": None, "tokenizer_type": None}
 
 
-def rows(**columns: list) -> str:
+def rows(**columns: Sequence) -> str:
     """A jsonl file of four texts and these columns."""
     cells = zip(*columns.values(), strict=True)
     return lines(
@@ -48,8 +50,10 @@ NOT_FOR_ONE = "does not apply to --problem_type single_label; leave it out"
 NOT_FOR_NUMBERS = "does not apply to --problem_type regression; leave it out"
 
 SINGLE = [
-    single("one label: two in a list", r"t\.jsonl:2: labels has 2 labels, expected one", ["a", ["a", "b"], "b", "a"]),
-    single("one label: none in a list", r"t\.jsonl:1: labels has 0 labels, expected one", [[], "a", "b", "a"]),
+    single("one label: two in a list",
+            r"t\.jsonl:2: labels has 2 labels, expected one", ["a", ["a", "b"], "b", "a"]),
+    single("one label: none in a list",
+            r"t\.jsonl:1: labels has 0 labels, expected one", [[], "a", "b", "a"]),
     single("one label: empty", r"t\.jsonl:3: labels is empty, expected one label", ["a", "b", " ", "a"]),
     single("one label: null", r"t\.jsonl:4: labels is missing, expected one label", ["a", "b", "a", None]),
     single("one label: a fraction", r"t\.jsonl:1: labels is 0\.5", [0.5, "a", "b", "a"]),
@@ -61,17 +65,23 @@ SINGLE = [
     single("one label: threshold", f"--threshold {NOT_FOR_ONE}", threshold="0.3"),
     single("one label: unknown labels", f"--unknown_labels {NOT_FOR_ONE}", unknown_labels="ignore"),
     single("one label: another loss", f"--loss {NOT_FOR_ONE}", loss="focal"),
-    single("one label: temperature of each", "softmax has one temperature", calibration="temperature_per_label"),
-    single("one label: metric of several", "subset_accuracy: no such metric", metric_for_best_model="subset_accuracy"),
-    single("one label: misspelt type", "--problem_type: .*did you mean single_label", problem_type="singel_label"),
+    single("one label: temperature of each",
+            "softmax has one temperature", calibration="temperature_per_label"),
+    single("one label: metric of several",
+            "subset_accuracy: no such metric", metric_for_best_model="subset_accuracy"),
+    single("one label: misspelt type",
+            "--problem_type: .*did you mean single_label", problem_type="singel_label"),
     Case("one label: weights lack a class", ["w.json: no positive weight for 'b'"], CLASSIFY,
-         {"problem_type": "single_label", "train_file": "t.csv", "validation_file": None, "pos_weight": "w.json"},
+         {"problem_type": "single_label", "train_file": "t.csv", "validation_file": None,
+          "pos_weight": "w.json"},
          {"t.csv": "text,labels\nx,a\ny,b\n", "w.json": '{"a": 1}'}),
-    Case("one label: unknown in validation", [r"valid\.csv:2: label 'new' .*name it in --label_file$"], CLASSIFY,
+    Case("one label: unknown in validation",
+         [r"valid\.csv:2: label 'new' .*name it in --label_file$"], CLASSIFY,
          {"problem_type": "single_label", "train_file": "t.csv"},
          {"t.csv": "text,labels\nx,a\ny,b\n", "valid.csv": "text,labels\nx,new\n"}),
     Case("one label: of a model of several", ["--problem_type single_label: .* was trained for multi_label"],
-         CLASSIFY, TRAINED | {"do_eval": "true", "model_name_or_path": "models/classifier", "train_file": None,
+         CLASSIFY, TRAINED | {"do_eval": "true", "model_name_or_path": "models/classifier",
+                              "train_file": None,
                               "problem_type": "single_label_classification"},
          {"valid.csv": "text,labels\nx,red\n"}),
 ]  # fmt: skip
@@ -86,11 +96,13 @@ NUMBERS = [
     numbers("number: a list", r"t\.jsonl:2: score is \[2\]", [1, [2], 3, 4]),
     numbers("number: with a comma", r"t\.jsonl:2: score is '2,5'", [1, "2,5", 3, 4]),
     numbers("number: of one value", "score: its training rows have one value only", [7, 7, 7, 7]),
-    numbers("number: too large an offset", "score: its training rows have values too close .*subtract an offset",
+    numbers("number: too large an offset",
+            "score: its training rows have values too close .*subtract an offset",
             [1e9, 1e9 + 1, 1e9, 1e9]),
     numbers("number: column missing", "column 'price' not found", label_columns="score,price"),
     numbers("number: column twice", "column 'score' is used twice", label_columns="score,score"),
-    numbers("number: loss of labels", "--loss focal is not for --problem_type regression, which has mse, huber",
+    numbers("number: loss of labels",
+            "--loss focal is not for --problem_type regression, which has mse, huber",
             loss="focal"),
     numbers("number: delta of nothing", "--loss_args: delta is", loss="huber", loss_args="delta=0"),
     numbers("number: weights", f"--pos_weight {NOT_FOR_NUMBERS}", pos_weight="balanced"),
@@ -109,10 +121,12 @@ PAIRS = [
     pairs("pair: null", r"t\.jsonl:2: other is missing, expected a text", ["x", None, "y", "z"]),
     pairs("pair: a number", r"t\.jsonl:1: other is 7 \(int\), expected a text", [7, "x", "y", "z"]),
     pairs("pair: a list", r"t\.jsonl:4: other is \['z'\] \(list\)", ["w", "x", "y", ["z"]]),
-    pairs("pair: empty", r"t\.jsonl:3: other is empty; give it a text or leave the row out", ["w", "x", "", "z"]),
+    pairs("pair: empty",
+            r"t\.jsonl:3: other is empty; give it a text or leave the row out", ["w", "x", "", "z"]),
     pairs("pair: of zero width", r"t\.jsonl:3: other is empty", ["w", "x", "\u200b", "z"]),
     pairs("pair: windows", "--long_documents windows is for single texts", long_documents="windows"),
-    pairs("pair: head and tail", "--long_documents head_tail is for single texts", long_documents="head_tail"),
+    pairs("pair: head and tail",
+            "--long_documents head_tail is for single texts", long_documents="head_tail"),
     pairs("pair: validation lacks it", r"column 'other' not found", validation_file="valid.csv"),
     pairs("pair: test lacks it", r"column 'other' not found", do_train="true", do_predict="true",
           test_file="valid.csv"),
