@@ -80,7 +80,8 @@ FAULTS = [
     ("labels have the alphabet's order",
      r"list\(self\.declared or dict\.fromkeys\(chain\.from_iterable\(self\.rows\)\)\)",
      "sorted(self.declared or dict.fromkeys(chain.from_iterable(self.rows)))"),
-    ("a label smoothing of the wrong strength", r"smoothing / 2\b", "smoothing"),
+    ("a label smoothing of the wrong strength", r"targets \* \(1 - smoothing\) \+ smoothing / 2\b",
+     "targets * (1 - smoothing) + smoothing"),
     # Checkpoints and the folder of a run
     ("a checkpoint's checksum is not compared",
      r'\["sha256"\] != expected\["sha256"\]', '["sha256"] is None'),
