@@ -161,7 +161,7 @@ def one_process(place, train) -> Path:
 def test_every_launch_trains_the_same_model(place):
     """With SGD and momentum, on streamed rows, which are others in the second epoch. Its evaluations are
     those of averaged weights."""
-    cells = ["--cells", "ddp,zero2,zero3,fsdp", "--steps", "6", "--output_dir", "table"]
+    cells = ["--cells", "zero2,fsdp", "--steps", "6", "--output_dir", "table"]
     sgd = [
         "--optim",
         "sgd",
@@ -177,7 +177,7 @@ def test_every_launch_trains_the_same_model(place):
         [*python(), str(SCRIPTS / "parity.py"), *cells, SCRIPT, *job(place / "never", *streamed, *sgd)], place
     ).check()
     table = json.loads((place / "table" / "parity.json").read_text(encoding="utf-8"))
-    assert [cell["verdict"] for cell in table["cells"][1:]] == ["the same"] * 4
+    assert [cell["verdict"] for cell in table["cells"][1:]] == ["the same"] * 2
     assert max(cell["difference"]["weights"] for cell in table["cells"][1:]) <= 1e-5
 
 

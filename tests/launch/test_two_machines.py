@@ -109,14 +109,6 @@ def torchrun_c10d(pair, port):
         yield machine.inside([*launcher, *arguments("torchrun_c10d", step=2)])
 
 
-def torchrun_static(pair, port):
-    for number, machine in enumerate(pair):
-        launcher = torchrun("--node_rank", str(number), "--master_addr", "alpha", "--master_port", str(port))
-        yield machine.inside(
-            [*launcher, *arguments("torchrun_static", step=4, deepspeed="ds_configs/zero3.json")]
-        )
-
-
 def hostfile(pair, port):
     file = pair[0].home.parent / "hostfile"
     file.write_text("alpha slots=1\nbeta slots=1\n")
@@ -141,8 +133,8 @@ def multi_node_script(pair, port):
     yield outside(pair, [*script, *hosts, *arguments("multi_node_script", step=4)])
 
 
-JOBS = {job.__name__: job for job in (torchrun_c10d, torchrun_static, multi_node_script)}
-LAUNCHERS = {"torchrun_c10d": "torchrun", "torchrun_static": "torchrun", "multi_node_script": "python"}
+JOBS = {job.__name__: job for job in (torchrun_c10d, multi_node_script)}
+LAUNCHERS = {"torchrun_c10d": "torchrun", "multi_node_script": "python"}
 
 
 def arguments(name, step, **changed):
