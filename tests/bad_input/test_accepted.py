@@ -102,15 +102,7 @@ def test_predicting_in_a_finished_runs_folder_keeps_what_the_run_found(task, wor
     assert script(task, command_line(case, task)).code == 0
     kept = contents(Path("done"))
 
-    predict = [
-        "--do_predict",
-        "--model_name_or_path",
-        "done/best",
-        "--test_file",
-        "one.csv",
-        "--output_dir",
-        "done",
-    ]
+    predict = "--do_predict --model_name_or_path done/best --test_file one.csv --output_dir done".split()
     for options, name in [([], "done/predictions_one.jsonl"), (["--predictions_file", "p.csv"], "p.csv")] * 2:
         ended = script(task, [*predict, *options])
         assert (ended.code, ended.err) == (0, "")
@@ -128,15 +120,7 @@ def test_predicting_in_a_finished_runs_folder_keeps_what_the_run_found(task, wor
     )
 
     # The exported model gives the metrics of its training.
-    judge = [
-        "--do_eval",
-        "--model_name_or_path",
-        "done/best",
-        "--validation_file",
-        "valid.csv",
-        "--output_dir",
-        "judged",
-    ]
+    judge = "--do_eval --model_name_or_path done/best --validation_file valid.csv --output_dir judged".split()
     ended = script(task, judge)
     assert (ended.code, ended.err) == (0, "")
     check_evaluated_alike(Path("done"), Path("judged"))

@@ -29,24 +29,7 @@ LEFT_OUT = {
     "dataset_name", "tokenizer_type", "vocab_size", "profile", "torch_compile", "config", "debug",
     "report_to", "test_file", "image_size", "max_train_time", "trust_remote_code", "num_train_epochs",
 }  # fmt: skip
-WORDS = [
-    "0",
-    "1",
-    "2",
-    "-1",
-    "0.5",
-    "1e-3",
-    "1e9",
-    "nan",
-    "",
-    "a",
-    "a,b",
-    "none",
-    "true",
-    "{}",
-    "cosine",
-    "é\u2028",
-]
+WORDS = [*"0 1 2 -1 0.5 1e-3 1e9 nan".split(), "", *"a a,b none true".split(), "{}", "cosine", "é\u2028"]
 
 
 def write_data(folder: Path) -> None:

@@ -108,11 +108,7 @@ def test_inputs_take_the_precision_of_the_weights_and_labels_keep_theirs():
 def test_the_plan_of_a_task_without_tokens(tmp_path):
     options = ["--launch", "accelerate_configs/zero2.yaml", "--num_processes", "4", "--gpu_memory", "24"]
     arguments = [
-        "--model",
-        "cnn",
-        "--mixed_precision",
-        "bf16",
-        "--output_dir",
+        *"--model cnn --mixed_precision bf16 --output_dir".split(),
         str(tmp_path / "run"),
         "--report_to",
         "none",
@@ -162,16 +158,7 @@ def test_every_launch_trains_the_same_model(place):
     """With SGD and momentum, on streamed rows, which are others in the second epoch. Its evaluations are
     those of averaged weights."""
     cells = ["--cells", "zero2,fsdp", "--steps", "6", "--output_dir", "table"]
-    sgd = [
-        "--optim",
-        "sgd",
-        "--optim_args",
-        "momentum=0.9",
-        "--adam_epsilon",
-        "1e-8",
-        "--learning_rate",
-        "0.1",
-    ]
+    sgd = "--optim sgd --optim_args momentum=0.9 --adam_epsilon 1e-8 --learning_rate 0.1".split()
     streamed = ["--streamed", "true", "--ema_decay", "0.5"]
     run(
         [*python(), str(SCRIPTS / "parity.py"), *cells, SCRIPT, *job(place / "never", *streamed, *sgd)], place

@@ -88,18 +88,7 @@ def torchrun(*options):
 
 def node(number, port):
     """scripts/machine.py, which passes the processes' own exit code on."""
-    place = [
-        "--node",
-        str(number),
-        "--nodes",
-        "2",
-        "--processes",
-        "1",
-        "--address",
-        "alpha",
-        "--port",
-        str(port),
-    ]
+    place = ["--node", str(number), *"--nodes 2 --processes 1 --address alpha --port".split(), str(port)]
     return [sys.executable, str(REPOSITORY / "scripts" / "machine.py"), *place]
 
 

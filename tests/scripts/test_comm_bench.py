@@ -36,12 +36,7 @@ def test_two_processes_measure_and_judge_a_model(home):
     command = [
         *launchers.torchrun(2),
         str(SCRIPT),
-        "--max_size_mb",
-        "1",
-        "--repeats",
-        "3",
-        "--output",
-        "found.json",
+        *"--max_size_mb 1 --repeats 3 --output found.json".split(),
     ]
     finished = launchers.run([*command, "--config_name", "bert/config.json"], home).check()
     found = json.loads((home / "found.json").read_text())

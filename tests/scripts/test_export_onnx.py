@@ -82,10 +82,7 @@ def test_a_classifier_under_onnx_runtime_and_what_int8_costs(
         "--int8",
         "--test_file",
         str(tmp_path / "test.csv"),
-        "--text_column",
-        "body",
-        "--max_length",
-        "24",
+        *"--text_column body --max_length 24".split(),
     ]
     assert export_onnx.main([str(bert_folder), "--output_dir", str(output), *measured]) == 0
     said = capfd.readouterr().out.splitlines()

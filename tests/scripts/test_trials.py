@@ -61,14 +61,7 @@ def command(tmp_path, token_cache):
 
 
 def test_a_sweep_goes_on_and_names_the_best_command(command, tmp_path, capsys):
-    search = [
-        "--search",
-        "learning_rate=1e-3,0.25,1",
-        "--search",
-        "weight_decay=log:1e-3:1e-1",
-        "--processes",
-        "2",
-    ]
+    search = "--search learning_rate=1e-3,0.25,1 --search weight_decay=log:1e-3:1e-1 --processes 2".split()
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "command.json").write_text('["of a command whose input was rejected"]')
     assert sweep.main(["--trials", "3", *search, *command]) == 0
@@ -139,10 +132,7 @@ def test_folds_hold_every_row_once_and_their_predictions_are_in_its_order(comman
     command += [
         "--validation_file",
         str(tmp_path / "train.jsonl"),
-        "--max_eval_samples",
-        "3",
-        "--encoding",
-        "latin-1",
+        *"--max_eval_samples 3 --encoding latin-1".split(),
     ]
     assert cross_validate.main(["--folds", "3", "--processes", "2", *command]) == 0
     folder = tmp_path / "runs"
