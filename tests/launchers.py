@@ -155,6 +155,11 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def as_words(**given: object) -> list[str]:
+    """Arguments on a command line, without those that are None."""
+    return [part for name, value in given.items() if value is not None for part in (f"--{name}", str(value))]
+
+
 # The functions below return a launcher with its options, up to the script.
 
 
@@ -176,14 +181,7 @@ def accelerate(file: str, processes: int, *options: str) -> list[str]:
 
 def machines(file: str, count: int, processes: int) -> list[list[str]]:
     """`accelerate launch` for `count` machines, all of them this one. `processes`: on all machines."""
-    rendezvous = [
-        "--main_process_ip",
-        "127.0.0.1",
-        "--main_process_port",
-        str(free_port()),
-        "--num_machines",
-        str(count),
-    ]
+    rendezvous = as_words(main_process_ip="127.0.0.1", main_process_port=free_port(), num_machines=count)
     return [accelerate(file, processes, *rendezvous, "--machine_rank", str(rank)) for rank in range(count)]
 
 
@@ -298,10 +296,7 @@ def training(output_dir: Path, model: str = "bert", **changed: object) -> list[s
         "report_to": "none",
         "output_dir": output_dir,
     } | changed
-    named = [
-        part for name, value in arguments.items() if value is not None for part in (f"--{name}", str(value))
-    ]
-    return [str(CLASSIFY), "--from_scratch", "--do_train", "--do_predict", *named]
+    return [str(CLASSIFY), "--from_scratch", "--do_train", "--do_predict", *as_words(**arguments)]
 
 
 # Global batch sizes. The third batch of the 31 rows has one row for 15, so that only one process has a row; 7

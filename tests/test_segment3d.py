@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import segment3d
 import torch
-from launchers import SCRIPTS, python, run
+from launchers import SCRIPTS, as_words, python, run
 from safetensors.torch import save_file
 
 from samerun.errors import InputError, TrainingError
@@ -42,13 +42,10 @@ JOB = {
 
 
 def job(data: Path, output_dir: Path, *more: str) -> list[str]:
-    named = [part for name, value in JOB.items() for part in (f"--{name}", str(value))]
+    named = as_words(**JOB)
     return [
         SCRIPT,
-        "--train_file",
-        str(data),
-        "--do_train",
-        "--do_predict",
+        *as_words(train_file=data, do_train=True, do_predict=True),
         *named,
         "--output_dir",
         str(output_dir),
@@ -217,15 +214,7 @@ def test_a_model_predicts_unlabelled_volumes_of_another_folder(trained, place):
     new = place / "new"
     (new / "images").mkdir(parents=True)
     shutil.copy(place / "data" / "images" / "ball_20.nii.gz", new / "images" / "ball_20.nii.gz")
-    asked = [
-        "--do_predict",
-        "--model_name_or_path",
-        str(trained / "best"),
-        "--test_file",
-        str(new),
-        "--output_dir",
-        str(trained),
-    ]
+    asked = as_words(do_predict=True, model_name_or_path=trained / "best", test_file=new, output_dir=trained)
     run([*python(), SCRIPT, *asked, "--report_to", "none"], place).check()
     (line,) = (trained / "predictions_new.jsonl").read_text(encoding="utf-8").splitlines()
     mask = json.loads(line)["mask"]

@@ -39,7 +39,13 @@ def test_a_browser_shows_the_labels_and_words_of_a_text(server):
     assert set(line["probabilities"]) == {"LABEL_0", "LABEL_1"}
     if shutil.which("chromium"):
         query = urllib.parse.urlencode({"text": "return <b>the</b> values"})
-        options = "--headless --no-sandbox --disable-gpu --enable-logging=stderr --virtual-time-budget=20000".split()
+        options = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--enable-logging=stderr",
+            "--virtual-time-budget=20000",
+        ]
         command = ["chromium", *options, "--dump-dom", "--window-size=375,800", f"{address}/?{query}"]
         shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
         assert "CONSOLE" not in shown.stderr

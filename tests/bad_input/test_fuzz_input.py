@@ -194,7 +194,26 @@ def test_any_weights_are_positive_or_refused(content):
 NAMES = [field.name for module in (classify, titlegen) for field in dataclasses.fields(module.Arguments)]
 ARGUMENTS = st.sampled_from([*dict.fromkeys(NAMES), "config", "lerning_rate", "", "-"])
 VALUES = st.one_of(
-    st.sampled_from("1 0 -1 0.5 1e-3 1e999 nan none true no steps a,b train , a|b fp16".split()),
+    st.sampled_from(
+        [
+            "1",
+            "0",
+            "-1",
+            "0.5",
+            "1e-3",
+            "1e999",
+            "nan",
+            "none",
+            "true",
+            "no",
+            "steps",
+            "a,b",
+            "train",
+            ",",
+            "a|b",
+            "fp16",
+        ]
+    ),
     st.text(max_size=6),
 )
 YAML_VALUES = st.sampled_from(["!!int ''", "!!bool x", "&a [*a]", "2020-99-01", "[1, [2]]"])
@@ -270,7 +289,15 @@ def test_any_deepspeed_file_is_completed_or_refused(data):
 
 
 SIZES = st.sampled_from(
-    "model_type hidden_size num_hidden_layers num_attention_heads vocab_size id2label num_labels".split()
+    [
+        "model_type",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "vocab_size",
+        "id2label",
+        "num_labels",
+    ]
 )
 MODELS = st.dictionaries(
     SIZES, st.one_of(st.sampled_from([1, 0, -1, "8", None, True, {"0": "a"}, [1]]), json_values), max_size=4

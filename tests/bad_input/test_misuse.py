@@ -18,7 +18,7 @@ import launchers
 import masks_job
 import pytest
 from images_job import write_folder
-from launchers import write_csv
+from launchers import as_words, write_csv
 
 NUMBER = int(os.environ.get("MISUSE", 10))
 TASKS = ("classify", "titlegen", "image_classify", "segment")
@@ -29,7 +29,24 @@ LEFT_OUT = {
     "dataset_name", "tokenizer_type", "vocab_size", "profile", "torch_compile", "config", "debug",
     "report_to", "test_file", "image_size", "max_train_time", "trust_remote_code", "num_train_epochs",
 }  # fmt: skip
-WORDS = [*"0 1 2 -1 0.5 1e-3 1e9 nan".split(), "", *"a a,b none true".split(), "{}", "cosine", "é\u2028"]
+WORDS = [
+    "0",
+    "1",
+    "2",
+    "-1",
+    "0.5",
+    "1e-3",
+    "1e9",
+    "nan",
+    "",
+    "a",
+    "a,b",
+    "none",
+    "true",
+    "{}",
+    "cosine",
+    "é\u2028",
+]
 
 
 def write_data(folder: Path) -> None:
@@ -92,11 +109,9 @@ def test_a_command_of_random_arguments(number, script, tmp_path):
     fields = importlib.import_module(task).Arguments.__dataclass_fields__
     names = chance.sample(sorted(fields.keys() - LEFT_OUT), chance.randint(1, 6))
     more = {name: drawn(chance, fields[name]) for name in names}
-    words = [
-        part for name, value in (usual(task, tmp_path) | more).items() for part in (f"--{name}", str(value))
-    ]
+    words = as_words(**usual(task, tmp_path) | more)
     if chance.random() < 0.3:  # the folder holds a run
-        usually = [p for name, value in usual(task, tmp_path).items() for p in (f"--{name}", str(value))]
+        usually = as_words(**usual(task, tmp_path))
         assert script(task, usually).code == 0
     before = content(tmp_path)
     ended = script(task, words)

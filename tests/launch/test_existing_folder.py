@@ -11,7 +11,7 @@ from pathlib import Path
 import launchers
 import masks_job
 import pytest
-from launchers import write_csv
+from launchers import as_words, write_csv
 
 STATES = (
     "no run", "unfinished", "finished", "without checkpoints", "other task", "other data", "other labels",
@@ -76,7 +76,7 @@ class Jobs:
             values |= {"config_name": self.folder / "segformer", "image_size": "32,48"}
             values |= {"classes_file": self.folder / f"{labels} of masks.txt"}
         values |= {"train_file": file, "validation_file": file}
-        return [part for name, value in values.items() for part in (f"--{name}", str(value))]
+        return as_words(**values)
 
     def finished(self, run, task: str, kind: str = "data") -> Path:
         """A finished run of this task; `kind`: data, other data or other labels."""

@@ -9,7 +9,7 @@ import shutil
 
 import compare
 import pytest
-from launchers import CLASSIFY, JOBS, LABELS, TEST_ROWS, python, run, torchrun, training
+from launchers import CLASSIFY, JOBS, LABELS, TEST_ROWS, as_words, python, run, torchrun, training
 
 pytestmark = pytest.mark.slow
 
@@ -276,14 +276,7 @@ def test_predicting_with_the_best_model_needs_no_labels_and_leaves_the_run_alone
     """Nor is it harmed by a kill: started again, the predicting goes on where it was."""
     before, metrics = contents(folder), read_json(folder / "metrics.json")
     predicted = read_lines(folder / "predictions.jsonl")
-    files = [
-        "--model_name_or_path",
-        str(folder / "best"),
-        "--test_file",
-        "unlabelled.csv",
-        "--output_dir",
-        str(folder),
-    ]
+    files = as_words(model_name_or_path=folder / "best", test_file="unlabelled.csv", output_dir=folder)
     command = [*torchrun(2), str(CLASSIFY), "--do_predict", *files, "--per_device_eval_batch_size", "1"]
     unfinished = folder / "predictions_unlabelled.jsonl.unfinished"
     (tmp_path / "sitecustomize.py").write_text(KILLED_WHILE_PREDICTING)

@@ -15,7 +15,7 @@ import sys
 
 import launchers
 import pytest
-from launchers import CLASSIFY, REPOSITORY, UNEVEN, free_port, run_together, training
+from launchers import CLASSIFY, REPOSITORY, UNEVEN, as_words, free_port, run_together, training
 from namespaces import machines, missing_for_machines
 from safetensors.torch import load_file
 
@@ -88,7 +88,7 @@ def torchrun(*options):
 
 def node(number, port):
     """scripts/machine.py, which passes the processes' own exit code on."""
-    place = ["--node", str(number), *"--nodes 2 --processes 1 --address alpha --port".split(), str(port)]
+    place = as_words(node=number, nodes="2", processes="1", address="alpha", port=port)
     return [sys.executable, str(REPOSITORY / "scripts" / "machine.py"), *place]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import make_sample_data as sample_data
 import numpy as np
 import pytest
+from launchers import as_words
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_sample_data.py"
 FILES = ["labels.txt", "sample_data.json", "test.jsonl", "train.jsonl", "validation.jsonl"]
@@ -66,15 +67,7 @@ def site(tmp_path):
 
 
 def run(site: Path, output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        str(SCRIPT),
-        "--output_dir",
-        str(output),
-        "--packages",
-        "tinylib",
-        "no_such_lib",
-    ]
+    command = [sys.executable, str(SCRIPT), *as_words(output_dir=output, packages="tinylib"), "no_such_lib"]
     environment = os.environ | {"PYTHONPATH": str(site)}
     return subprocess.run(
         [*command, *arguments], env=environment, capture_output=True, text=True, check=False

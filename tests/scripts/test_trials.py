@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import cross_validate
 import numpy as np
 import pytest
-from launchers import SCRIPTS
+from launchers import SCRIPTS, as_words
 from trials.command import Command
 
 from samerun.errors import InputError
@@ -61,7 +61,11 @@ def command(tmp_path, token_cache):
 
 
 def test_a_sweep_goes_on_and_names_the_best_command(command, tmp_path, capsys):
-    search = "--search learning_rate=1e-3,0.25,1 --search weight_decay=log:1e-3:1e-1 --processes 2".split()
+    search = [
+        "--search",
+        "learning_rate=1e-3,0.25,1",
+        *as_words(search="weight_decay=log:1e-3:1e-1", processes="2"),
+    ]
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "command.json").write_text('["of a command whose input was rejected"]')
     assert sweep.main(["--trials", "3", *search, *command]) == 0
@@ -129,11 +133,7 @@ def test_a_sweep_refuses_other_choices(other, command, capsys):
 
 
 def test_folds_hold_every_row_once_and_their_predictions_are_in_its_order(command, tmp_path, capsys):
-    command += [
-        "--validation_file",
-        str(tmp_path / "train.jsonl"),
-        *"--max_eval_samples 3 --encoding latin-1".split(),
-    ]
+    command += as_words(validation_file=tmp_path / "train.jsonl", max_eval_samples="3", encoding="latin-1")
     assert cross_validate.main(["--folds", "3", "--processes", "2", *command]) == 0
     folder = tmp_path / "runs"
     found = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]

@@ -93,10 +93,12 @@ def test_a_processor_that_does_more_is_refused():
 
 
 def test_names_of_masks():
-    assert (
-        segmenter.mask_names(["a/1.jpg", "b.v2", "1.png", "1.jpg"])
-        == "a_1.png b.v2.png 1.png 1_3.png".split()
-    )
+    assert segmenter.mask_names(["a/1.jpg", "b.v2", "1.png", "1.jpg"]) == [
+        "a_1.png",
+        "b.v2.png",
+        "1.png",
+        "1_3.png",
+    ]
     assert segmenter.mask_names(["a_2", "a", "a", ""]) == ["a_2.png", "a.png", "a_2_2.png", "_.png"]
     long = segmenter.mask_names(["ä" * 300, "ä" * 300, "a\0b"])
     assert len(set(long)) == 3

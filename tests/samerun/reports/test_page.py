@@ -110,7 +110,14 @@ def test_predictions_that_are_too_large_are_not_kept(finished, monkeypatch):
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
 def test_a_browser_has_nothing_to_complain_about(finished):
     write(finished, Judged())
-    options = "--headless --no-sandbox --disable-gpu --enable-logging=stderr --dump-dom --window-size=375,800".split()
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        "--dump-dom",
+        "--window-size=375,800",
+    ]
     command = ["chromium", *options, f"file://{finished / 'report.html'}"]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "CONSOLE" not in shown.stderr
