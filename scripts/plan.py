@@ -275,6 +275,9 @@ def load(task: Any, arguments: Any, launch: Launch, problems: list[str]) -> tupl
             problems,
             lambda: deepspeed.complete_config(*file, batch, launch.max_grad_norm, launch.precision),
         )
+    from samerun.export import hide_library_bars  # imports transformers
+
+    hide_library_bars()
     data = None if task is None else collect(problems, lambda: task.load(launch, arguments.modes))
     if data is None:
         return None, None
@@ -342,15 +345,12 @@ def memory_report(
 ) -> int:
     """Prints the memory table and, with `gpu_memory`, the cheapest launch that fits. Returns the exit
     code."""
-    import torch
-
     from samerun.layers import checkpoint_activations
     from samerun.memory import dry_run, estimate, layout_of
     from samerun.optimizer import state_bytes
     from samerun.train import train_batches
 
-    with torch.device("meta"):
-        model = task.build()
+    model = model_of(task)
     if task.arguments.gradient_checkpointing or launch.recomputes_activations:
         checkpoint_activations(model)
     batch = train_batches(task.arguments, data, plan, 0).largest_micro_batch()
@@ -386,6 +386,18 @@ def memory_report(
     if gpu_memory is None:
         return 0
     return recommend(planned, shipped, gpu_memory)
+
+
+def model_of(task: Any) -> Any:
+    """The task's model, without values if its `build` reads no weights; transformers' `from_pretrained` does,
+    and refuses the meta device."""
+    import torch
+
+    try:
+        with torch.device("meta"):
+            return task.build()
+    except RuntimeError:
+        return task.build()
 
 
 def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any]]:

@@ -27,6 +27,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -162,9 +163,11 @@ def sweep(options: argparse.Namespace, command: Command, folder: Path) -> None:
     space = read_space(options.search)
     for changes in [{}, *values_to_check(space)]:
         arguments = command.arguments(changes)
-    metric = (arguments.metric_for_best_model or command.task_class.default_metric).removeprefix("eval_")
-    if command.task_class.metric_names:
-        check_metric(metric, command.task_class.metric_names, arguments)
+    plain = replace(arguments, metrics=None, metric_for_best_model=None)  # --metrics are slow to load
+    task = command.task_class(plain)
+    metric = (arguments.metric_for_best_model or task.default_metric).removeprefix("eval_")
+    if task.metric_names:
+        check_metric(metric, task.metric_names, arguments)
     claim(folder, command)
     study = open_study(folder, space, metric, higher_is_better(arguments, metric), options.seed)
     stopped = [trial for trial in study.trials if trial.state == optuna.trial.TrialState.RUNNING]

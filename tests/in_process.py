@@ -24,7 +24,7 @@ from samerun.signals import failures_end_the_job
 # Script of app/ or of the tests -> its task. Scripts are imported when they are run, because MONAI takes
 # seconds.
 TASKS = {
-    "classify": "MultiLabelClassification",
+    "classify": "TextClassification",
     "titlegen": "TitleGeneration",
     "image_classify": "ImageClassification",
     "segment": "Segmentation",

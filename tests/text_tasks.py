@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import classify
 import titlegen
 
-from samerun.text.multilabel import MultiLabelLoss
+from samerun.text.losses import MultiLabelLoss
 from samerun.text.titles import Generation, generation_config
 
 
@@ -23,10 +23,10 @@ TOKENIZER = SimpleNamespace(
 
 
 def classification(num_labels, pos_weight=None, thresholds=None, **given):
-    task = classify.MultiLabelClassification(classify.Arguments(output_dir="runs/a", **given))
-    task.labels = [f"label {number}" for number in range(num_labels)]
-    task.loss = MultiLabelLoss("bce", task.arguments.label_smoothing_factor, pos_weight)
-    task.thresholds, task.config = thresholds, None
+    task = classify.TextClassification(classify.Arguments(output_dir="runs/a", **given))
+    task.problem.labels = [f"label {number}" for number in range(num_labels)]
+    task.problem.loss = MultiLabelLoss("bce", task.arguments.label_smoothing_factor, pos_weight)
+    task.problem.thresholds, task.config = thresholds, None
     return task
 
 

@@ -27,7 +27,7 @@ from samerun.kernels.common import row_lengths
 from samerun.parsing import as_dict, names_of
 from samerun.plan import evaluation_batch
 from samerun.run_folder import BEST, code_version, library_versions
-from samerun.runtime import Run
+from samerun.runtime import Run, join_rows
 from samerun.signals import stop_requested
 from samerun.task import Batch, Predictions, Split, Task
 
@@ -105,7 +105,7 @@ def _gather(run: Run, numbers: list[torch.Tensor], arrays: list[dict[str, torch.
     `arrays`."""
     order = run.gather_rows(torch.cat(numbers))
     gathered = {
-        name: run.gather_rows(torch.cat([batch.pop(name) for batch in arrays])) for name in list(arrays[0])
+        name: run.gather_rows(join_rows([batch.pop(name) for batch in arrays])) for name in list(arrays[0])
     }
     if not run.is_main:
         return None
@@ -121,7 +121,8 @@ def _in_order(parts: list[Part], num_rows: int) -> Predictions:
         )
     places = np.argsort(order)
     return {
-        name: np.concatenate([arrays.pop(name) for _, arrays in parts])[places] for name in list(parts[0][1])
+        name: join_rows([torch.from_numpy(arrays.pop(name)) for _, arrays in parts]).numpy()[places]
+        for name in list(parts[0][1])
     }
 
 

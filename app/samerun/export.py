@@ -38,10 +38,14 @@ def export_model(
     `processor`: a tokenizer, an image processor or None. A tokenizer is saved with `max_length` in tokens, so
     that `truncation=True` cuts as in training.
     """
-    logging.disable_progress_bar()
     if max_length is not None:
         processor = _tokenizer_to_save(processor, max_length)
     replace_folder(path, partial(_fill, model, weights, processor, check))
+
+
+def hide_library_bars() -> None:
+    """Turns off the progress bars of transformers and of the hub, which every process would draw."""
+    logging.disable_progress_bar()
 
 
 def rows_to_check(num_rows: int) -> np.ndarray:

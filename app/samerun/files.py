@@ -151,12 +151,15 @@ def files_at(place: Path) -> list[Path]:
 
 def foreign_files(place: Path) -> list[Path]:
     """The files and links at or below a path that no list names."""
+    files, first_list = files_at(place), f".{LIST}.unfinished"
     own: set[Path] = set()
-    for path in files_at(place):
-        if path.name == LIST:
-            names = (*_listed(path.parent), LIST, f".{LIST}.unfinished")
-            own.update(path.parent / name for name in names)
-    return [path for path in files_at(place) if path not in own]
+    for path in files:
+        if path.name == first_list:  # of a crash before a folder had its list
+            own.add(path)
+        elif path.name == LIST:
+            listed = [path, *(path.parent / name for name in _listed(path.parent))]
+            own.update(listed, (name.with_name(f".unfinished_{name.name}") for name in listed))
+    return [path for path in files if path not in own]
 
 
 def remove_folder(place: Path, kept: Iterable[Path] | None = None) -> None:

@@ -11,7 +11,7 @@ import torch
 from samerun import checkpoint, runtime, signals, start
 from samerun.console import Phase, plain_table
 from samerun.evaluate import eval_rows, evaluate, open_saved_parts, predict, score
-from samerun.export import push_to_hub
+from samerun.export import hide_library_bars, push_to_hub
 from samerun.plan import Modes, make_plan
 from samerun.predictions import metrics_name, write_split
 from samerun.reports.page import write_reports
@@ -33,6 +33,7 @@ def run_task(task: Task, arguments: Any) -> None:
     """Executes a whole run. Raises `InputError` before it changes existing files, `TrainingError` and
     `StopRequested` later."""
     modes = arguments.modes
+    hide_library_bars()
     launch = start.check(arguments)
     data = task.load(launch, modes)
     plan = make_plan(arguments, data.splits["train"], launch) if modes.train else None

@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -50,6 +50,7 @@ UNSUPPORTED_PLUGINS = {
 MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 # Takes the place of a DeepSpeed file's name when the accelerate config itself has the settings.
 INLINE = "deepspeed_config of the accelerate config"
+PADDING = -100  # of predictions of different sizes, as in transformers' Trainer
 NETWORK_WORDS = ("gloo", "connect", "address", "interface", "socket", "timed out")
 
 
@@ -372,15 +373,15 @@ class Run:
         return records if self.launch.world_size == 1 else gather_object(records)
 
     def gather_rows(self, tensor: Any) -> Any:
-        """Concatenates the processes' tensors, each (own rows, ...) on the CPU, along their rows; the result
-        is on the CPU."""
+        """Concatenates the processes' tensors, each (own rows, ...) on the CPU, along their rows, as
+        `join_rows`; the result is on the CPU."""
         machines.progress()
         if self.launch.world_size == 1:
             return tensor
-        rows = torch.tensor([len(tensor)], device=self.device)
-        counts = self.accelerator.gather(rows).tolist()
-        padded = self.accelerator.pad_across_processes(tensor.to(self.device), dim=0)
-        gathered = self.accelerator.gather_for_metrics(padded).cpu().split(max(counts))
+        shapes = self.accelerator.gather(torch.tensor([tensor.shape], device=self.device)).cpu()
+        counts, shape = shapes[:, 0].tolist(), shapes.amax(dim=0).tolist()
+        padded = widened(tensor, shape).to(self.device)
+        gathered = self.accelerator.gather_for_metrics(padded).cpu().split(shape[0])
         return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
 
     def broadcast(self, value: Any) -> Any:
@@ -578,6 +579,22 @@ def _set_single_process_variables(launcher: str) -> None:
     defaults |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     # Under plain python existing values are from another job in the same shell.
     os.environ.update(defaults if launcher == "python" else {**defaults, **os.environ})
+
+
+def join_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Concatenates tensors of shape (rows, ...) along their rows. Narrower ones are filled up with PADDING to
+    the widest."""
+    shape = [max(sizes) for sizes in zip(*(tensor.shape for tensor in tensors), strict=True)]
+    return torch.cat([widened(tensor, [len(tensor), *shape[1:]]) for tensor in tensors])
+
+
+def widened(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """The tensor in a corner of one of this shape, which is PADDING elsewhere (0 for unsigned types)."""
+    if list(tensor.shape) == list(shape):
+        return tensor
+    wide = tensor.new_full(tuple(shape), PADDING if tensor.dtype.is_signed else 0)
+    wide[tuple(slice(size) for size in tensor.shape)] = tensor
+    return wide
 
 
 def quiet_libraries(rank: int) -> None:

@@ -227,8 +227,8 @@ class Task(ABC):
 
     @abstractmethod
     def build(self) -> torch.nn.Module:
-        """Builds the model to train, on the CPU in fp32. The engine has seeded torch. Under
-        `torch.device("meta")` it reads no weights."""
+        """Builds the model to train, on the CPU in fp32. The engine has seeded torch. `scripts/plan.py` calls
+        it under `torch.device("meta")`, and again without if it fails there because it reads weights."""
 
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
         """The factor on --learning_rate for the parameter of this name."""
@@ -244,8 +244,9 @@ class Task(ABC):
 
     @abstractmethod
     def predict(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
-        """Arrays of shape (b, ...), placeholders included; all batches must agree in everything but b. The
-        engine gathers them over batches and processes."""
+        """Arrays of shape (b, ...), placeholders included. The engine gathers them over batches and
+        processes. Batches may differ in their other sizes, such as the tokens of their longest row: `score`
+        and `lines` get arrays of the largest sizes, filled up with -100 (unsigned types with 0)."""
 
     @abstractmethod
     def score(self, predictions: Predictions, split: Split) -> dict[str, float | None]:

@@ -30,7 +30,8 @@ from samerun.errors import InputError
 from samerun.models.pretrained import load_config
 from samerun.parsing import parse, validate
 from samerun.plan import BatchShape
-from samerun.text.multilabel import label_ids, positive_weights, read_label_file, read_labels
+from samerun.text.labels import label_ids, read_label_file, read_labels
+from samerun.text.losses import positive_weights
 
 quick = settings(
     max_examples=60,

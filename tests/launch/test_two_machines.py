@@ -222,7 +222,7 @@ def problems(finished):
 def test_machines_that_differ_are_told_all_of_it(pair):
     alpha, beta = pair
     shutil.copytree(REPOSITORY / "app", beta.home / "app", ignore=shutil.ignore_patterns("__pycache__"))
-    with (beta.home / "app" / "samerun" / "text" / "multilabel.py").open("a", encoding="utf-8") as file:
+    with (beta.home / "app" / "samerun" / "text" / "multi_label.py").open("a", encoding="utf-8") as file:
         file.write("# another version\n")
     with (beta.home / "other.csv").open("a", encoding="utf-8") as file:
         file.write((beta.home / "train.csv").read_text(encoding="utf-8") + "one row more,a\n")
@@ -237,7 +237,7 @@ def test_machines_that_differ_are_told_all_of_it(pair):
     for finished in run_together(commands, alpha.home):
         assert finished.code == 2, finished.err
         assert "rank 1 (beta): --learning_rate is 0.002, but 0.001 on rank 0 (alpha)" in finished.err
-        assert "rank 1 (beta): app/samerun/text/multilabel.py is " in finished.err
+        assert "rank 1 (beta): app/samerun/text/multi_label.py is " in finished.err
         assert "--train_file" in finished.err
         assert "Traceback" not in finished.err
     assert not (alpha.home / "runs" / "differ" / "run.json").exists()

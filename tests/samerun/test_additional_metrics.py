@@ -3,7 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from classify import Arguments, MultiLabelClassification
+from classify import Arguments, TextClassification
 
 from samerun.additional_metrics import AdditionalMetric, compute_additional, load_metrics
 from samerun.errors import InputError
@@ -113,10 +113,10 @@ def test_the_direction_of_a_metric_of_the_user_must_be_given(folder, chosen, dir
         output_dir="a", metrics=(str(folder),), metric_for_best_model=chosen, greater_is_better=direction
     )
     if problem is None:
-        MultiLabelClassification(arguments)
+        TextClassification(arguments)
     else:
         with pytest.raises(InputError, match=problem):
-            MultiLabelClassification(arguments)
+            TextClassification(arguments)
 
 
 def test_metrics_that_cannot_be_loaded_are_told_together(folder):

@@ -18,6 +18,46 @@ def test_evaluation_gives_each_rows_arrays_in_file_order(start_run):
     assert metrics == {"loss": pytest.approx(errors.mean().item(), rel=1e-6)}
 
 
+class Wide(LinearTask):
+    """Arrays as wide as the longest row of a batch: of each row its number, as often as it is long."""
+
+    def predict(self, model, batch):
+        sizes = batch.rows.clamp(min=0) % 5 + 1
+        inside = torch.arange(int(sizes.max())) < sizes[:, None]
+        numbers = batch.rows[:, None].expand(inside.shape)
+        return {
+            "numbers": numbers.where(inside, -7),
+            "shares": numbers.where(inside, -7)[..., None].float(),
+            "flags": inside.to(torch.uint8),
+        }
+
+
+def check_wide(predictions, rows):
+    sizes = np.arange(rows) % 5 + 1
+    assert predictions["numbers"].shape == predictions["flags"].shape == (rows, 5)
+    assert predictions["shares"].shape == (rows, 5, 1)
+    for row, size in enumerate(sizes):
+        assert predictions["numbers"][row, :size].tolist() == [row] * size
+        assert set(predictions["numbers"][row, size:].tolist()) <= {-100, -7}
+        assert predictions["flags"][row].sum() == size
+    assert -100 in predictions["numbers"]  # the widest batch is wider than the others
+    assert (predictions["shares"][..., 0] == predictions["numbers"]).all()
+
+
+def test_batches_of_different_widths_are_filled_up(start_run, tmp_path, monkeypatch):
+    rows, run = eval_rows(*points(13), 2), start_run()
+    predictions, _ = predict(run, linear_layer(), Wide(), rows)
+    check_wide(predictions, 13)
+    assert predictions["numbers"].dtype == np.int64
+    # Parts are joined like batches.
+    monkeypatch.setattr(evaluation, "SECONDS_BETWEEN_PARTS", -1.0)
+    saved, _ = predict(
+        run, linear_layer(), Wide(), rows, saved=SavedParts(run, tmp_path / "parts", "key", rows)
+    )
+    for name, values in predictions.items():
+        np.testing.assert_array_equal(saved[name], values)
+
+
 class Hungry(LinearTask):
     def predict(self, model, batch):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory\nmore")

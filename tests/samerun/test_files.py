@@ -274,6 +274,18 @@ def test_a_crash_while_writing_a_text_leaves_the_old(tmp_path):
     assert path.read_text() == "new"
 
 
+def test_what_a_kill_leaves_of_a_listed_file_is_the_runs_own(tmp_path):
+    """Seen: killed before a folder had its list, a prediction could not be resumed."""
+    masks = tmp_path / "predictions"
+    masks.mkdir()
+    (masks / f".{LIST}.unfinished").touch()
+    assert foreign_files(masks) == []
+    add_to_list(masks, ["a.nii.gz"])
+    for name in (f".{LIST}.unfinished", ".unfinished_a.nii.gz", ".unfinished_b.nii.gz"):
+        (masks / name).touch()
+    assert foreign_files(masks) == [masks / ".unfinished_b.nii.gz"]
+
+
 def test_recovering_does_not_undo_a_finished_replacement(tmp_path):
     path = tmp_path / "best"
     replace_folder(path, fill("new"))

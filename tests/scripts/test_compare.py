@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from samerun.errors import InputError
-from samerun.text.multilabel_scores import decision_scores, ranking_scores
+from samerun.text.multi_label_scores import decision_scores, ranking_scores
 
 
 def of_classes(right):

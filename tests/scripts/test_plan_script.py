@@ -209,3 +209,61 @@ def test_a_command_that_does_not_train_and_a_script_that_is_no_task(run, capsys)
         "make_sample_data.py: not a task's script; expected a class Arguments and one subclass"
         in capsys.readouterr().err
     )
+<<<<<<< HEAD
+=======
+
+
+@pytest.mark.slow
+def test_from_a_shell_in_another_folder(command, tmp_path):
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--num_processes", "4", "--gpu_memory", "24", TASK, *command,
+         "--global_batch_sice", "3"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-2:] == [
+        "1 problem(s):",
+        "  - unknown argument --global_batch_sice; did you mean --global_batch_size?",
+    ]
+    assert not (tmp_path / "run").exists()
+
+
+READS_WEIGHTS = """
+from __future__ import annotations
+import sys
+sys.path.insert(0, {tests!r})
+from linear_task import LinearTask
+from samerun.arguments import BatchArguments, LaunchArguments, OptimizationArguments, RunArguments
+from dataclasses import dataclass
+from transformers import AutoModel
+import torch
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(LaunchArguments, RunArguments, OptimizationArguments, BatchArguments):
+    "Words"
+
+class Words(LinearTask):
+    default_metric = "loss"
+
+    def build(self):
+        body = AutoModel.from_pretrained({model!r}, dtype=torch.float32)
+        return torch.nn.ModuleDict({{"body": body, "head": torch.nn.Linear(3, 2)}})
+
+    def loss_sum(self, model, batch):
+        outputs = model["head"](batch.inputs["x"]) + model["body"].get_input_embeddings().weight.sum() * 0
+        return (outputs - batch.labels).square().sum()
+"""
+
+
+def test_a_build_that_reads_weights_needs_no_care_for_the_meta_device(
+    environment, bert_folder, tmp_path, capsys, monkeypatch
+):
+    script = tmp_path / "words_from_weights.py"
+    script.write_text(READS_WEIGHTS.format(tests=str(ROOT / "tests"), model=str(bert_folder)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code = planner.main([str(script), "--output_dir", str(tmp_path / "run"), "--global_batch_size", "4"])
+    out, err = capsys.readouterr()
+    assert (code, err) == (0, "")  # no bar of transformers either
+    assert "weights, " in out
+    assert "memory         not known" not in out
+>>>>>>> main

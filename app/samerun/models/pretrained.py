@@ -12,7 +12,6 @@ import torch
 import transformers
 import transformers.modeling_utils  # every model needs it; imported before garbage collection settles
 from transformers import AutoConfig
-from transformers.utils import logging
 
 from samerun.errors import InputError, is_out_of_memory
 from samerun.models.adapters import base_of, merge_adapter
@@ -23,7 +22,6 @@ LAYER_NUMBER = re.compile(r"\.\d+\.")
 
 def load_config(arguments: Any, **overrides: Any) -> Any:
     """The model's configuration. Raises `InputError` if it cannot be loaded."""
-    logging.disable_progress_bar()  # every process would draw one whenever weights are read
     name = arguments.config_name or arguments.model_name_or_path
     if name is None:
         raise InputError("no model: give --model_name_or_path, or --from_scratch with --config_name")

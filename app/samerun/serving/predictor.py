@@ -11,10 +11,11 @@ import torch
 
 from samerun.data.batches import EvalBatches
 from samerun.errors import InputError, TrainingError
+from samerun.export import hide_library_bars
 from samerun.kernels.common import row_lengths
 from samerun.parsing import parse, validate
 from samerun.plan import Modes, evaluation_batch
-from samerun.runtime import describe_launch, quiet_libraries
+from samerun.runtime import describe_launch, join_rows, quiet_libraries
 from samerun.task import Predictions, Split, Task
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -31,6 +32,7 @@ class Predictor:
                 f"{launch.world_size} processes were launched, but this needs one; start it with python"
             )
         quiet_libraries(launch.rank)
+        hide_library_bars()
         self.task = task
         task.load(launch, Modes(False, False, False))  # reads no rows, only configuration and tokenizer
         self.device, self.half = torch.device(launch.device_type), HALF.get(launch.precision)
@@ -62,7 +64,7 @@ class Predictor:
         order = torch.cat(rows).numpy().argsort()
         if not np.array_equal(torch.cat(rows).numpy()[order], np.arange(len(split))):
             raise TrainingError("prediction did not see each row once; please report this")
-        return {name: torch.cat([output[name] for output in outputs]).numpy()[order] for name in outputs[0]}
+        return {name: join_rows([output[name] for output in outputs]).numpy()[order] for name in outputs[0]}
 
 
 def load_predictor(name: str, model: str, output_dir: str, argv: Sequence[str]) -> Predictor:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from classify import Arguments, MultiLabelClassification
+from classify import Arguments, TextClassification
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig
 
 from samerun.data.batches import EvalBatches, widths_of
@@ -21,8 +21,9 @@ from samerun.memory import Layout, dry_run
 from samerun.models.windows import pool_windows
 from samerun.parsing import SpaceSeparated, validate
 from samerun.plan import Modes
+from samerun.text.head import check_export
 from samerun.text.long_documents import LongDocuments
-from samerun.text.multilabel import check_export, model_card
+from samerun.text.multi_label import model_card
 
 WORDS = [
     "sort",
@@ -170,7 +171,7 @@ def data(tmp_path):
 def loaded(bert_folder, data, **given):
     files = {"train_file": SpaceSeparated([str(data)]), "validation_file": SpaceSeparated([str(data)])}
     arguments = Arguments(output_dir="a", model_name_or_path=str(bert_folder), **files, **given)
-    task = MultiLabelClassification(arguments)
+    task = TextClassification(arguments)
     return task, task.load(SimpleNamespace(device_type="cpu", precision="no"), Modes(True, True, False))
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from classify import Arguments, MultiLabelClassification
+from classify import Arguments, TextClassification
 
 from samerun.data.batches import TrainBatches
 from samerun.data.stream import Stream
@@ -58,7 +58,7 @@ def buffers_on_disk(cache):
 
 def steps_of(argv):
     """The batches of a command in one process, by optimizer step."""
-    task = MultiLabelClassification(parse(Arguments, argv))
+    task = TextClassification(parse(Arguments, argv))
     launch = SimpleNamespace(
         world_size=1,
         device_type="cpu",

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from classify import Arguments, MultiLabelClassification
+from classify import Arguments, TextClassification
 from tables import table
 
 from samerun.data.batches import collate_share
@@ -67,7 +67,7 @@ def test_the_fingerprint_knows_the_rows_and_how_they_are_mixed_but_not_the_files
 
     def load(*names, **given):
         files = SpaceSeparated(str(tmp_path / name) for name in names)
-        task = MultiLabelClassification(
+        task = TextClassification(
             Arguments(output_dir="a", model_name_or_path=str(bert_folder), train_file=files, **given)
         )
         return task.load(SimpleNamespace(device_type="cpu"), Modes(True, False, False))

@@ -21,33 +21,32 @@ from transformers import (
 from samerun.data.tokens import Ragged
 from samerun.errors import SHOWN, InputError, TrainingError
 from samerun.export import export_model
+from samerun.export import plain_model as exported
 from samerun.models.pretrained import labels_of, own_labels
-from samerun.text.multilabel import (
-    MultiLabelLoss,
-    calibrated,
-    check_best_metric,
+from samerun.text.head import (
     check_calibration,
     check_export,
-    choose_labels,
-    class_balanced,
     configure,
-    fixed_thresholds,
-    label_ids,
-    loss_of_config,
-    model_card,
-    note_labels,
     output_layer,
-    plain_model,
-    positive_weights,
-    prior_bias,
-    read_label_file,
-    read_labels,
     replace_output_layer,
     rows_to_check,
     set_head_bias,
+    store,
+)
+from samerun.text.labels import choose_labels, label_ids, read_label_file, read_labels
+from samerun.text.losses import MultiLabelLoss, loss_of_config, positive_weights
+from samerun.text.multi_label import (
+    calibrated,
+    check_best_metric,
+    class_balanced,
+    config_entries,
+    fixed_thresholds,
+    model_card,
+    note_labels,
+    prior_bias,
     thresholds_of,
 )
-from samerun.text.multilabel_scores import Thresholds, sigmoid
+from samerun.text.multi_label_scores import Thresholds, sigmoid
 
 TABLES = {"train": SimpleNamespace(path="a.csv"), "validation": SimpleNamespace(path="b.csv")}
 
@@ -330,7 +329,7 @@ WORDS = ["sort the values", "return it", "a matrix of eigenvalues " * 8]
 @pytest.fixture
 def model(bert_folder):
     config = BertConfig.from_pretrained(bert_folder)
-    configure(config, LABELS)
+    configure(config, LABELS, "multi_label")
     torch.manual_seed(1)
     return AutoModelForSequenceClassification.from_config(config).eval()
 
@@ -338,6 +337,12 @@ def model(bert_folder):
 @pytest.fixture
 def tokenizer(bert_folder):
     return AutoTokenizer.from_pretrained(bert_folder)
+
+
+def plain_model(model, found, loss):
+    plain = exported(model)
+    store(plain.config, config_entries(found, loss))
+    return plain
 
 
 def fitted(*thresholds):
@@ -356,7 +361,7 @@ def test_labels_travel_in_the_configuration():
     config = BertConfig()
     assert own_labels(config) is None
     assert labels_of(config) == ["LABEL_0", "LABEL_1"]
-    configure(config, LABELS)
+    configure(config, LABELS, "multi_label")
     assert own_labels(config) == LABELS
     assert (labels_of(config), config.num_labels) == (LABELS, 3)
     assert config.label2id == {"10": 0, "标签": 1, "2": 2}
@@ -395,7 +400,7 @@ def test_a_trained_head_keeps_its_bias(model):
 @pytest.mark.parametrize("config_class", [BertConfig, RobertaConfig])
 def test_rows_of_a_head_follow_their_labels_names(config_class):
     config = config_class(**SIZES)
-    configure(config, ["a", "b", "c"])
+    configure(config, ["a", "b", "c"], "multi_label")
     model = AutoModelForSequenceClassification.from_config(config)
     name, old = output_layer(model, 3)
     weight = old.weight.detach().clone()

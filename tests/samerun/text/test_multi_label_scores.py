@@ -13,7 +13,7 @@ from sklearn import metrics as reference
 from sklearn.metrics import f1_score
 
 from samerun.reports.figures import as_image
-from samerun.text.multilabel_scores import (
+from samerun.text.multi_label_scores import (
     FALLBACK_BOUNDS,
     MAX_ROWS,
     METRICS,
@@ -301,7 +301,7 @@ def test_labels_are_tuned_apart_even_over_several_blocks(monkeypatch):
     probabilities, targets = rng.random((50, 9)), rng.random((50, 9)) < 0.3
     targets[:, 4] = False
     at_once = best_thresholds(probabilities, targets)
-    monkeypatch.setattr("samerun.text.multilabel_scores.CELLS_PER_BLOCK", 100)
+    monkeypatch.setattr("samerun.text.multi_label_scores.CELLS_PER_BLOCK", 100)
     np.testing.assert_array_equal(best_thresholds(probabilities, targets), at_once)
     np.testing.assert_array_equal(
         at_once, [tuned(p, t) for p, t in zip(probabilities.T, targets.T, strict=True)]

@@ -1,0 +1,235 @@
+"""Labels of texts: cells of files, --label_file, and label numbers."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, compress
+from typing import Any
+
+import numpy as np
+
+from samerun.data.tables import Table
+from samerun.data.tokens import Ragged
+from samerun.errors import SHOWN, InputError, described, more, nearest, raise_problems
+from samerun.files import read_text
+
+# ['a', 'b'], as pandas writes a list to csv
+LIST_AS_TEXT = re.compile(r"\[\s*(([\"']).*\2\s*)?\]", re.DOTALL)
+BITS = dict.fromkeys(("1", "true", "True", "TRUE", "1.0"), True) | dict.fromkeys(
+    ("0", "false", "False", "FALSE", "0.0"), False
+)
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """The distinct labels of each row. `declared`: all labels of --label_columns or of a ClassLabel column,
+    used or not."""
+
+    rows: list[tuple[str, ...]]
+    declared: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """All labels, in the declared order or in the order of first appearance."""
+        return list(self.declared or dict.fromkeys(chain.from_iterable(self.rows)))
+
+    def take(self, rows: np.ndarray) -> Labelled:
+        return Labelled([self.rows[row] for row in rows.tolist()], self.declared)
+
+
+def read_labels(table: Table, arguments: Any, notes: list[str]) -> Labelled | None:
+    """The labels of each row of a file; None for a file without labels.
+
+    A cell of --label_column is a list of texts or integers, or one text split at --label_separator (empty: no
+    label). Integers are converted to text. A ClassLabel is never split. With --label_columns a row has the
+    labels whose columns hold 1.
+
+    Raises `InputError` with the line for cells of another type and for files that mix types.
+    """
+    columns = arguments.label_columns or (arguments.label_column,)
+    if any(column not in table.columns for column in columns):
+        return None
+    if arguments.label_columns:
+        return _from_bits(table, arguments.label_columns)
+    column, separator, problems = arguments.label_column, arguments.label_separator, []
+    declared = tuple(table.classes.get(column, ()))
+    if declared:
+        separator = None
+    first_rows: dict[str, int] = {}  # by the form of the cell
+    interned: dict[tuple[str, ...], tuple[str, ...]] = {}  # saves memory: many rows have the same labels
+    rows, repeated = [], 0
+    for row, cell in enumerate(table.columns[column]):
+        try:
+            names, form = _parse_cell(cell, separator)
+        except ValueError as error:
+            problems.append(f"{table.where(row)}: {column} {error}")
+            continue
+        if form:
+            first_rows.setdefault(form, row)
+        distinct = tuple(dict.fromkeys(names))
+        repeated += len(distinct) < len(names)
+        rows.append(interned.setdefault(distinct, distinct))
+    if len(first_rows) > 1:
+        (first, first_row), (second, second_row) = list(first_rows.items())[:2]
+        problems.append(
+            f"{table.where(second_row)}: {column} is {second}, but {first} at {table.where(first_row)}; use "
+            "one form in the whole file"
+        )
+    raise_problems(problems)
+    if repeated:
+        notes.append(f"{table.path}: {repeated} row(s) name a label twice; it counts once")
+    if set(first_rows) == {"a text"} and max(map(len, rows)) == 1 and not declared:
+        only_labels = [names[0] for names in rows if names]
+        for mark in set(",;") - {separator}:
+            if 4 * sum(mark in label for label in only_labels) > len(only_labels):
+                notes.append(
+                    f"{table.path}: no row has two labels, but many labels hold {mark!r}; is "
+                    f"--label_separator {mark!r} meant?"
+                )
+    return Labelled(rows, declared)
+
+
+def _parse_cell(cell: Any, separator: str | None) -> tuple[list[str], str]:
+    """(labels, form of the cell); the form is "" without labels. `separator`: None if a text is one label.
+    Raises ValueError for a cell of another form."""
+    if isinstance(cell, str) and separator is None:
+        return [cell], "a text"
+    if isinstance(cell, str):
+        if not cell.strip():
+            return [], ""
+        if cell.lstrip()[0] == "[" and LIST_AS_TEXT.fullmatch(cell.strip()):
+            raise ValueError(
+                f"{cell!r:.60} is a list written as a text; write a{separator}b, or use a jsonl file"
+            )
+        parts = [part.strip() for part in cell.split(separator)]
+        if not all(parts):
+            raise ValueError(f"{cell!r:.60} has an empty label between separators {separator!r}")
+        return parts, "a text"
+    if isinstance(cell, list):
+        types = set(map(type, cell))
+        if types <= {str}:
+            names = list(map(str.strip, cell))
+            if not all(names):
+                raise ValueError("holds an empty label")
+            return names, "a list of texts" if cell else ""
+        if types == {int}:
+            return [str(item) for item in cell], "a list of numbers"
+        raise ValueError(f"{cell!r:.80} mixes types; expected a list of texts or a list of whole numbers")
+    if type(cell) is int:
+        return [str(cell)], "a number"
+    hint = ""
+    if cell is None:
+        hint = "; for csv files in a data set, name the files by --train_file: datasets drops empty texts"
+    raise ValueError(
+        f"is {described(cell)}, expected a list or a text (empty for a row without labels{hint})"
+    )
+
+
+def _from_bits(table: Table, columns: tuple[str, ...]) -> Labelled:
+    rows, problems = [], []
+    for row, cells in enumerate(zip(*(table.columns[name] for name in columns), strict=True)):
+        bits = [BITS.get(str(cell).strip()) for cell in cells]
+        if None in bits:
+            wrong = bits.index(None)
+            problems.append(f"{table.where(row)}: {columns[wrong]} is {cells[wrong]!r:.60}, expected 0 or 1")
+        rows.append(tuple(compress(columns, bits)))
+    raise_problems(problems)
+    return Labelled(rows, columns)
+
+
+def read_label_file(path: str) -> list[str]:
+    """The labels of --label_file, one per line, in its order. Raises `InputError`."""
+    names = [line.strip() for line in read_text(path).split("\n") if line.strip()]
+    if any("\0" in name or LIST_AS_TEXT.fullmatch(name) for name in names):
+        raise InputError(
+            f"--label_file {path}: holds a list or a NUL character; write one label per line, in UTF-8"
+        )
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
+        raise InputError(f"--label_file {path}: {', '.join(map(repr, repeated[:SHOWN]))} stands twice")
+    if not names:
+        raise InputError(f"--label_file {path}: holds no label")
+    return names
+
+
+def choose_labels(
+    own: list[str] | None,
+    train_labels: list[str],
+    label_file: str | None,
+    notes: list[str],
+    path: str = "training data",
+) -> list[str]:
+    """The labels to train, in order: those of `label_file`, else `train_labels`, in the order of the model's
+    `own` labels if both are the same set. Notes changes of the model's head. Raises `InputError` for a bad
+    file, and if no row of `path` has a label."""
+    labels = read_label_file(label_file) if label_file else train_labels
+    if not labels:
+        raise InputError(f"{path}: no row has a label; name the labels with --label_file if that is intended")
+    if own is None:
+        return labels
+    if not label_file and set(own) == set(labels):
+        return own
+    kept = set(own) & set(labels)
+    if own != labels and kept:
+        notes.append(
+            f"the model's head keeps the rows of {len(kept)} label(s), by name; {len(set(labels) - kept)} "
+            f"label(s) are new, {len(set(own) - kept)} are dropped"
+        )
+    elif own != labels:
+        notes.append(f"the model's head for {len(own)} label(s) is replaced by a new one for {len(labels)}")
+    return labels
+
+
+def label_ids(
+    table: Table,
+    labelled: Labelled,
+    labels: list[str],
+    ignore_unknown: bool,
+    notes: list[str],
+    source: str = "training data",
+) -> Ragged:
+    """Each row's label ids, ascending. `source`: of the list `labels`, for messages.
+
+    Raises `InputError` with the lines of labels that are not in the list. With `ignore_unknown` it drops them
+    and notes their number.
+    """
+    label2id = {name: i for i, name in enumerate(labels)}
+    ids = {
+        names: sorted(label2id[name] for name in names if name in label2id) for names in set(labelled.rows)
+    }
+    unknown: dict[str, list[int]] = {}  # label -> rows
+    for row, names in enumerate(labelled.rows):
+        if len(ids[names]) < len(names):
+            for name in names:
+                if name not in label2id:
+                    unknown.setdefault(name, []).append(row)
+    if unknown and ignore_unknown:
+        count = sum(map(len, unknown.values()))
+        notes.append(
+            f"{table.path}: {count} label(s) of {len(unknown)} kind(s) that the {source} does not "
+            "have are ignored"
+        )
+    elif unknown:
+        advice = "correct it, name it in --label_file, or leave such labels out with --unknown_labels ignore"
+        problems = []
+        for name, rows in list(unknown.items())[:SHOWN]:
+            near = nearest(name, labels)
+            hint = f"; did you mean {near!r}?" if near else ""
+            where = f"{table.where(rows[0])}: label {name!r:.80}"
+            problems.append(f"{where} is not in the {source} ({len(rows)} row(s)){hint}; {advice}")
+        raise InputError(*problems, *more(len(unknown)))
+    return Ragged.of([ids[names] for names in labelled.rows])
+
+
+def label_source(arguments: Any) -> str:
+    """The source of a run's label list, for messages."""
+    if not arguments.modes.train:
+        return f"labels of {arguments.model_name_or_path}"
+    if arguments.label_file is not None:
+        return f"--label_file {arguments.label_file}"
+    return "first buffer of the training data" if arguments.streaming else "training data"

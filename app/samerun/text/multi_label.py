@@ -1,0 +1,393 @@
+"""Multi-label classification: a text has any number of labels. Binary cross-entropy, a threshold per label.
+
+Scores, thresholds and figures are in `multi_label_scores`, losses in `losses`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import compress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from samerun.data.files import read_object
+from samerun.data.tables import Table
+from samerun.data.tokens import Ragged
+from samerun.errors import SHOWN, InputError
+from samerun.models.pretrained import labels_of, own_labels
+from samerun.reports.card import markdown_table
+from samerun.task import ModelCard, Predictions, ReportContent
+from samerun.text import long_documents
+from samerun.text.head import output_layer
+from samerun.text.labels import Labelled, choose_labels, label_ids, label_source, read_labels
+from samerun.text.losses import MultiLabelLoss, loss_of_arguments, loss_of_config
+from samerun.text.multi_label_scores import (
+    METRICS,
+    Objective,
+    Thresholds,
+    ThresholdTuner,
+    multilabel_scores,
+    report_content,
+    sigmoid,
+)
+from samerun.text.problem import Problem
+from samerun.text.text import TextSplit
+
+MAX_TABLE_ROWS = 100  # in the card's per-label table; metrics.json has all labels
+CARD_NOTE = (
+    "\n`tuned_*` use the model's thresholds, one per label. On validation rows, which tuned them, each row "
+    "is decided by thresholds tuned on the other folds; ECE is the expected calibration error over all "
+    "labels.\n"
+)
+USAGE = """from transformers import pipeline
+classify = pipeline("text-classification", model="best", top_k=None)
+# A probability for every label; thresholds: classify.model.config.thresholds
+classify("a text", truncation=True)"""
+
+
+class MultiLabel(Problem):
+    """A row has one target, 0 or 1, per label. Targets of files are `Labelled`."""
+
+    name = "multi_label"
+    default_metric = "average_precision_macro"  # needs no threshold; F1 of rare labels may stay 0 for epochs
+    shown_metrics = (
+        "loss",
+        "f1_micro",
+        "f1_macro",
+        "tuned_f1_micro",
+        "tuned_f1_macro",
+        "average_precision_macro",
+    )
+    metric_names = METRICS
+
+    def __init__(self, arguments: Any) -> None:
+        super().__init__(arguments)
+        self.loss = MultiLabelLoss(label_smoothing=arguments.label_smoothing_factor)
+        self.tuner = ThresholdTuner()
+        self.thresholds: np.ndarray | None = None  # of the exported model; None: other folds decide
+        self.fitted: Thresholds | None = None  # on the best model's validation rows
+
+    # Targets
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.arguments.label_columns or (self.arguments.label_column,)
+
+    def read(self, table: Table, notes: list[str]) -> Labelled | None:
+        return read_labels(table, self.arguments, notes)
+
+    def choose(self, config: Any, train: Labelled | None, notes: list[str]) -> None:
+        a, self.labels = self.arguments, labels_of(config)
+        if train is not None:
+            path = " ".join(a.train_file or [a.dataset_name])
+            head_notes = [] if a.from_scratch else notes
+            self.labels = choose_labels(own_labels(config), train.names, a.label_file, head_notes, path)
+        fixed = fixed_thresholds(a.fixed_thresholds, self.labels)
+        self.tuner = ThresholdTuner(fixed, Objective(**a.threshold_objective), a.calibration, a.seed)
+
+    def ids(self, table: Table, targets: Labelled, notes: list[str]) -> Ragged:
+        ignore, source = self.arguments.unknown_labels == "ignore", label_source(self.arguments)
+        return label_ids(table, targets, self.labels, ignore, notes, source)
+
+    def tensor(self, ids: Ragged, rows: np.ndarray) -> Tensor:
+        return one_hot(ids, rows, len(self.labels))
+
+    def prepare(self, tables: dict[str, Table], ids: dict[str, Ragged], notes: list[str]) -> None:
+        self.num_rows = len(ids["train"])
+        self.positive = np.bincount(ids["train"].values, minlength=len(self.labels))
+        self.loss = loss_of_arguments(self.arguments, self.positive, self.num_rows, self.labels, notes)
+        self.loss_settings = self.loss.as_settings()
+        if self.loss.pos_weight is not None:
+            weights = zip(self.labels, self.loss.pos_weight.tolist(), strict=True)
+            self.details["pos_weight"] = dict(weights)
+        if "validation" in ids and not len(ids["validation"].values):
+            self.default_metric = "loss"  # precision is undefined without a label
+        note_labels(tables, ids, self.labels, notes)
+
+    def check_best_metric(self, name: str, ids: Ragged) -> None:
+        check_best_metric(name, ids, len(self.labels))
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"label_list": list(self.labels), "sampling": self.arguments.sampling}
+
+    def row_weights(self, ids: Ragged) -> np.ndarray:
+        return class_balanced(ids, len(self.labels))
+
+    # Training
+
+    def initial_bias(self) -> np.ndarray:
+        smoothing = self.arguments.label_smoothing_factor
+        return prior_bias(self.positive, self.num_rows, self.loss.pos_weight, smoothing)
+
+    def num_targets(self, rows: Tensor) -> Tensor:
+        return rows.sum() * len(self.labels)
+
+    def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return self.loss(logits, targets.float())
+
+    def targets_to_keep(self, targets: Tensor) -> Tensor:
+        return targets.to(torch.uint8)
+
+    # Scores and predictions
+
+    def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
+        logits, labels = predictions["logits"], predictions["labels"]
+        decisions = self.decisions(predictions, split)
+        return multilabel_scores(logits, labels, self.loss.mean(logits, labels), decisions)
+
+    def decisions(self, predictions: Predictions, split: TextSplit) -> np.ndarray:
+        """(rows, labels) bool decisions at the exported model's thresholds, or at those of other folds."""
+        rows = None if self.thresholds is None else split.content()
+        return self.tuner.decide(predictions["logits"], predictions["labels"], self.thresholds, rows)
+
+    def for_evaluate(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
+        return self.decisions(predictions, split).astype(int), predictions["labels"].astype(int)
+
+    def lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
+        for row, logits in enumerate(predictions["logits"]):
+            probabilities = sigmoid(logits)
+            line = {
+                "labels": list(compress(self.labels, probabilities >= self.thresholds)),
+                "probabilities": {
+                    label: round(float(p), 6) for label, p in zip(self.labels, probabilities, strict=True)
+                },
+            }
+            if split.labelled:
+                line["reference"] = list(compress(self.labels, predictions["labels"][row]))
+            yield line
+
+    def explained(self) -> dict[str, Any]:
+        return {"thresholds": dict(zip(self.labels, map(float, self.thresholds), strict=True))}
+
+    def figures(self, best: Predictions, split: TextSplit) -> ReportContent:
+        return report_content(self.tuner, best["logits"], best["labels"], self.labels, split.texts)
+
+    def card(self, folder: Path, config: Any, limits: list[str]) -> ModelCard:
+        return model_card(folder, config, limits)
+
+    # The exported model
+
+    def fit(self, best: Predictions | None, split: TextSplit | None) -> dict[str, Any]:
+        if best is None:
+            self.fitted = self.tuner.fit(*np.zeros((2, 0, len(self.labels))))
+            return {"eval_per_label": []}
+        logits, labels = best["logits"], best["labels"]
+        self.fitted, metrics = self.tuner.report(logits, labels, self.labels, split.content())
+        return metrics
+
+    def exported_outputs(self, logits: np.ndarray) -> np.ndarray:
+        return self.fitted.probabilities(logits)
+
+    def config_entries(self) -> dict[str, Any]:
+        return config_entries(self.fitted, self.loss)
+
+    def exported_weights(self, plain: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        return calibrated(plain, self.fitted, weights)
+
+    def use_exported(self, config: Any) -> None:
+        fixed = self.tuner.fixed
+        self.thresholds = thresholds_of(config) if fixed is None else fixed
+        self.tuner = self.tuner.of_trained(config)
+        self.loss = loss_of_config(config) or self.loss
+
+
+# Targets
+
+
+def note_labels(
+    tables: dict[str, Table], targets: dict[str, Ragged], labels: list[str], notes: list[str]
+) -> None:
+    """Notes training and validation rows without labels, labels without training rows, and labels without a
+    ROC AUC. `targets`: label ids of each row, by split."""
+    counts = {name: np.bincount(ids.values, minlength=len(labels)) for name, ids in targets.items()}
+    notes.append(
+        f"{len(labels)} labels, {counts['train'].sum() / len(targets['train']):.2f} per training row"
+    )
+    for name in ("train", "validation"):
+        if name not in targets:
+            continue
+        if unlabelled := int((targets[name].lengths == 0).sum()):
+            notes.append(f"{tables[name].path}: {unlabelled} row(s) have no label")
+        unused = [label for label, count in zip(labels, counts[name], strict=True) if count == 0]
+        if name == "train" and unused:
+            notes.append(f"no training row has {_first_names(unused)}")
+    if "validation" in targets:
+        size = len(targets["validation"])
+        undefined = [x for x, count in zip(labels, counts["validation"], strict=True) if count in (0, size)]
+        if undefined:
+            notes.append(
+                f"ROC AUC is undefined for {len(undefined)} label(s) that no or every validation row has, "
+                f"and left out of its average: {_first_names(undefined)}"
+            )
+
+
+def _first_names(names: list[str]) -> str:
+    return f"{', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''}"
+
+
+def one_hot(labels: Ragged, rows: np.ndarray, num_labels: int) -> Tensor:
+    """(b, labels) float32: 1 for the labels of a row, else 0."""
+    dense = torch.zeros(len(rows), num_labels)
+    counts = labels.lengths[rows]
+    if counts.sum():
+        dense[np.repeat(np.arange(len(rows)), counts), np.concatenate([labels[row] for row in rows])] = 1
+    return dense
+
+
+def class_balanced(targets: Ragged, num_labels: int) -> np.ndarray:
+    """(rows,) probability of each row if a label is drawn first, then one of its rows (Shen et al.,
+    arXiv:1512.05830, section 3.2). "No label" counts as a label of its own, so that rows without labels are
+    drawn, too."""
+    count = np.bincount(targets.values, minlength=num_labels)
+    weights = np.zeros(len(targets))
+    np.add.at(weights, np.repeat(np.arange(len(targets)), targets.lengths), 1 / count[targets.values])
+    unlabelled = targets.lengths == 0
+    weights[unlabelled] = 1 / max(1, unlabelled.sum())
+    return weights / weights.sum()
+
+
+def check_best_metric(name: str, labels: Ragged, num_labels: int) -> None:
+    """Raises `InputError` if `name`, --metric_for_best_model, is undefined on these validation rows.
+    `labels`: label ids of each row."""
+    count = np.bincount(labels.values, minlength=num_labels)
+    # The same metrics are undefined on these two rows as on all.
+    targets = np.stack([count > 0, count == len(labels)])
+    metrics = multilabel_scores(np.zeros(targets.shape), targets, 0.0, targets)
+    if metrics[name] is None:
+        raise InputError(
+            f"--metric_for_best_model {name} is undefined on these validation rows (every label has one "
+            "class only); choose another, such as f1_micro or loss"
+        )
+
+
+# Training
+
+
+def prior_bias(
+    positive: np.ndarray, rows: int, pos_weight: np.ndarray | None, smoothing: float
+) -> np.ndarray:
+    """(labels,) initial bias of a new head: each label's log-odds in training, the constant logits with the
+    lowest loss.
+
+    `positive`: (labels,) number of the `rows` with each label. For smoothed targets that sum to t over n rows
+    and positive weights w the log-odds are log(w t / (n - t)). Half a row is added on both sides, so that
+    they are finite. This saves the first steps, which would learn that labels are rare (Lin et al.,
+    arXiv:1708.02002, section 3.3).
+    """
+    targets = positive * (1 - smoothing) + rows * smoothing / 2
+    weight = 1.0 if pos_weight is None else pos_weight
+    return np.log(weight * (targets + 0.5) / (rows - targets + 0.5))
+
+
+# Thresholds of the arguments
+
+
+def fixed_thresholds(parts: Sequence[str] | None, labels: Sequence[str]) -> np.ndarray | None:
+    """(labels,) the thresholds of --threshold; None without the argument. Each part is a number for all
+    labels, LABEL=NUMBER, or a json file {"LABEL": NUMBER}; later parts win. Raises `InputError` for unknown
+    and for missing labels."""
+    if parts is None:
+        return None
+    thresholds, problems = {}, []
+    for part in parts:
+        name, _, number = part.rpartition("=")
+        if _as_number(part) is not None:
+            values = dict.fromkeys(labels, part)
+        elif name and _as_number(number) is not None:
+            values = {name: number}
+        elif Path(part).suffix == ".json" or Path(part).is_file():
+            try:
+                values = read_object(part)
+            except InputError as error:
+                raise InputError(*(f"--threshold {problem}" for problem in error.problems)) from None
+        else:
+            problems.append(
+                f"--threshold {part}: expected a number, LABEL=NUMBER, or a json file of labels and numbers"
+            )
+            continue
+        for label, value in values.items():
+            threshold = _as_number(value)
+            if label not in labels:
+                problems.append(
+                    f"--threshold {part}: the model has no label {label!r}; it has {', '.join(labels[:20])}"
+                )
+            elif threshold is None or not 0 <= threshold <= 1:
+                problems.append(f"--threshold {part}: {value!r} for {label!r}, expected a number from 0 to 1")
+            else:
+                thresholds[label] = threshold
+    missing = [label for label in labels if label not in thresholds]
+    if missing and not problems:
+        problems.append(
+            f"--threshold lacks {len(missing)} label(s): {', '.join(missing[:20])}; put a number for all "
+            "other labels first"
+        )
+    if problems:
+        raise InputError(*problems)
+    return np.array([thresholds[label] for label in labels])
+
+
+def _as_number(value: Any) -> float | None:
+    try:
+        return None if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+# The exported model
+
+
+def config_entries(fitted: Thresholds, loss: MultiLabelLoss) -> dict[str, Any]:
+    """What the exported configuration stores; None removes an entry. The loss, so that later evaluations
+    compute the same one. The temperatures for information only: the exported weights include them
+    (`calibrated`)."""
+    stored = loss.as_settings()
+    return {
+        "thresholds": fitted.values.tolist(),
+        "threshold_tuning": fitted.tuning,
+        "temperatures": fitted.temperatures.tolist() if fitted.calibrates else None,
+        "pos_weight": stored.pop("pos_weight"),
+        "label_smoothing_factor": stored.pop("label_smoothing") or None,
+        "multilabel_loss": None if loss.kind == "bce" else stored,
+    }
+
+
+def thresholds_of(config: Any) -> np.ndarray:
+    """(labels,) the thresholds in a configuration; 0.5 if it has none."""
+    stored = getattr(config, "thresholds", None)
+    return np.full(config.num_labels, 0.5) if stored is None else np.asarray(stored, dtype=np.float64)
+
+
+def calibrated(plain: Any, fitted: Thresholds, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights with the output layer divided by the temperatures, so that plain transformers gives
+    calibrated probabilities."""
+    if not fitted.calibrates:
+        return weights
+    layer, _ = output_layer(plain, len(fitted.temperatures))
+    divisor = torch.as_tensor(fitted.temperatures, dtype=torch.float64)
+    scaled = {}
+    for name in (f"{layer}.weight", f"{layer}.bias"):
+        if name in weights:
+            wide = weights[name].double()
+            scaled[name] = (wide / divisor.view(-1, *[1] * (wide.ndim - 1))).to(weights[name].dtype)
+    return {**weights, **scaled}
+
+
+def model_card(folder: Path, config: Any, limits: list[str]) -> ModelCard:
+    """The task's part of the model card, with the per-label scores in the folder's metrics.json."""
+    rows = json.loads((folder / "metrics.json").read_text(encoding="utf-8")).get("eval_per_label")
+    sections = [CARD_NOTE]
+    if rows:
+        columns = list(rows[0])
+        frequent = sorted(rows, key=lambda row: -(row["support"] or 0))[:MAX_TABLE_ROWS]
+        sections += ["## Labels (validation)", ""]
+        sections += markdown_table(columns, [[row[column] for column in columns] for row in frequent])
+    usage = long_documents.usage(config) or USAGE
+    metrics = [*METRICS, "ece", "calibrated_ece"]
+    return ModelCard(
+        "Multi-label text classification", "text-classification", usage, metrics, sections, limits
+    )

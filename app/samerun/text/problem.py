@@ -1,0 +1,141 @@
+"""What a text classifier predicts: the base class of the kinds of --problem_type."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from samerun.data.tables import Table
+from samerun.data.tokens import Ragged
+from samerun.task import ModelCard, Predictions, ReportContent
+from samerun.text.text import TextSplit
+
+
+class Problem(ABC):
+    """The targets of a classifier's rows, their loss and scores, and what an export needs of them.
+
+    Predictions hold `logits`, (rows, outputs) float32, and for labelled rows `labels`.
+    """
+
+    name: str  # of --problem_type
+    default_metric: str
+    shown_metrics: tuple[str, ...]
+    metric_names: tuple[str, ...]
+    loss_settings: dict[str, Any] | None = None
+
+    def __init__(self, arguments: Any) -> None:
+        self.arguments = arguments
+        self.labels: list[str] = []  # the names of the outputs
+        self.details: dict[str, Any] = {}  # entries of run.json
+
+    # Targets
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the targets."""
+
+    @abstractmethod
+    def read(self, table: Table, notes: list[str]) -> Any | None:
+        """The targets of a file, with a method `take(rows)`; None for a file without them. Raises
+        `InputError`."""
+
+    @abstractmethod
+    def choose(self, config: Any, train: Any | None, notes: list[str]) -> None:
+        """Sets `labels`: the model's, or for training those of the targets `train`. Raises `InputError`."""
+
+    @abstractmethod
+    def ids(self, table: Table, targets: Any, notes: list[str]) -> Ragged:
+        """The targets of each row as numbers. Raises `InputError`."""
+
+    @abstractmethod
+    def tensor(self, ids: Ragged, rows: np.ndarray) -> Tensor:
+        """(b, ...) targets of these rows."""
+
+    @abstractmethod
+    def prepare(self, tables: dict[str, Table], ids: dict[str, Ragged], notes: list[str]) -> None:
+        """Before training: sets the loss and notes what is remarkable. `ids`: by split."""
+
+    @abstractmethod
+    def check_best_metric(self, name: str, ids: Ragged) -> None:
+        """Raises `InputError` if the metric is undefined on the validation rows with these `ids`."""
+
+    @abstractmethod
+    def fingerprint(self) -> dict[str, Any]:
+        """Entries of the run's fingerprint."""
+
+    @abstractmethod
+    def row_weights(self, ids: Ragged) -> np.ndarray:
+        """(rows,) probabilities of --sampling class_balanced."""
+
+    # Training
+
+    @abstractmethod
+    def initial_bias(self) -> np.ndarray:
+        """(outputs,) bias of a new head by --head_bias prior."""
+
+    @abstractmethod
+    def num_targets(self, rows: Tensor) -> Tensor:
+        """() int64: the number of targets. `rows`: (b,) bool, False for placeholders."""
+
+    @abstractmethod
+    def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """(b, ...) the losses of the targets."""
+
+    @abstractmethod
+    def targets_to_keep(self, targets: Tensor) -> Tensor:
+        """The targets as `labels` of predictions, in a small type."""
+
+    # Scores and predictions
+
+    @abstractmethod
+    def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
+        """The metrics of a labelled file."""
+
+    @abstractmethod
+    def for_evaluate(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
+        """(predictions, references) for the metrics of `evaluate`."""
+
+    @abstractmethod
+    def lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
+        """Lines of predictions.jsonl."""
+
+    def explained(self) -> dict[str, Any]:
+        """What the web page shows beside an explanation."""
+        return {}
+
+    @abstractmethod
+    def figures(self, best: Predictions, split: TextSplit) -> ReportContent:
+        """Figures and tables of report.html."""
+
+    @abstractmethod
+    def card(self, folder: Path, config: Any, limits: list[str]) -> ModelCard:
+        """The model card's part. `folder`: the run's; `limits`: sentences."""
+
+    # The exported model, in this order
+
+    @abstractmethod
+    def fit(self, best: Predictions | None, split: TextSplit | None) -> dict[str, Any]:
+        """Fits what the export needs on the best model's predictions of the validation rows. Returns entries
+        of metrics.json."""
+
+    @abstractmethod
+    def exported_outputs(self, logits: np.ndarray) -> np.ndarray:
+        """(outputs,) what transformers' pipeline gives for a row with these logits, (outputs,)."""
+
+    @abstractmethod
+    def config_entries(self) -> dict[str, Any]:
+        """Entries of the exported configuration; None removes one."""
+
+    @abstractmethod
+    def exported_weights(self, plain: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The weights to save. `plain`: the model on the meta device."""
+
+    @abstractmethod
+    def use_exported(self, config: Any) -> None:
+        """Takes thresholds, loss and the like from an exported model's configuration."""
