@@ -209,23 +209,6 @@ def test_a_command_that_does_not_train_and_a_script_that_is_no_task(run, capsys)
         "make_sample_data.py: not a task's script; expected a class Arguments and one subclass"
         in capsys.readouterr().err
     )
-<<<<<<< HEAD
-=======
-
-
-@pytest.mark.slow
-def test_from_a_shell_in_another_folder(command, tmp_path):
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "--num_processes", "4", "--gpu_memory", "24", TASK, *command,
-         "--global_batch_sice", "3"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.splitlines()[-2:] == [
-        "1 problem(s):",
-        "  - unknown argument --global_batch_sice; did you mean --global_batch_size?",
-    ]
-    assert not (tmp_path / "run").exists()
 
 
 READS_WEIGHTS = """
@@ -266,4 +249,3 @@ def test_a_build_that_reads_weights_needs_no_care_for_the_meta_device(
     assert (code, err) == (0, "")  # no bar of transformers either
     assert "weights, " in out
     assert "memory         not known" not in out
->>>>>>> main
