@@ -155,6 +155,7 @@ def become(command: str, arguments: list[str], folder: str, variables: dict[str,
         arguments[0] = module
     if module is not None:
         sys.argv = [command, *arguments] if Path(command).name in MODULES else arguments
+        sys.modules.pop(module, None)  # or runpy would warn
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     elif arguments[0] == "-c":
         sys.argv = ["-c", *arguments[2:]]

@@ -28,6 +28,11 @@ def solve(matrix):
     matrix : ndarray of shape (n, n)
         Coefficients of the equations, one row for each of them, in any floating point type.
 
+    Returns
+    -------
+    out : ndarray
+        The solution that leaves the smallest residual of all that were tried.
+
     References
     ----------
     .. [1] Golub, G. Secret Book. 1996.
@@ -87,9 +92,10 @@ def test_numpydoc_becomes_prose_and_labels_and_nothing_gives_them_away(site):
         "The system is factorised once and then solved for every column on the right-hand side. See lu, "
         "which [library] calls for the real work, and the remarks on stability that Golub made long ago .",
         "Coefficients of the equations, one row for each of them, in any floating point type.",
+        "The solution that leaves the smallest residual of all that were tried.",
     ]
     assert row["labels"] == [
-        *(f"has:{section}" for section in ("parameters", "examples", "references")),
+        *(f"has:{section}" for section in ("parameters", "returns", "examples", "references")),
         *("kind:function", "library:tinylib", "topic:linear algebra"),
     ]
 
