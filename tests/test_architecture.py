@@ -1,6 +1,7 @@
 """Who may import whom, which file knows which library, and how large the whole may become."""
 
 import ast
+import functools
 import graphlib
 from pathlib import Path
 
@@ -78,6 +79,7 @@ def imports_of(node):
     return {f"{node.module}.{alias.name}" for alias in node.names}
 
 
+@functools.cache
 def imports(path):
     """Dotted names of everything a file imports, wherever in it."""
     nodes = walk(ast.parse(path.read_text(encoding="utf-8")))
