@@ -25,6 +25,10 @@ IMPORTED_LATER = {
     "transformers.integrations": "as deepspeed",
     "datasets": "takes half a second, with pandas; only files need it",
     "samerun.serving.predictor": "imports torch; only predict.py's --text and serve.py need it",
+    **dict.fromkeys(
+        ("samerun.main", "samerun.runtime", "samerun.start", "samerun.task"),
+        "import torch; a script sets the environment before",
+    ),
     "samerun.serving.web": "imports aiohttp, which is optional (requirements-serve.txt)",
     "evaluate": "takes up to a second; only --metrics needs it",
     "bitsandbytes": "optional (requirements-8bit.txt)",
@@ -123,7 +127,7 @@ def test_the_engine_knows_no_task_and_no_kind_of_data():
         assert not GRAPH[package] & (TASKS | KINDS), package
     text_fields = ("max_length", "text_column", "tokenizer", "head_learning_rate", "base_model_prefix")
     for name, path in MODULES.items():
-        if name in ("samerun.main", "samerun.train", "samerun.evaluate", "samerun.plan"):
+        if name in ("samerun.main", "samerun.training", "samerun.evaluate", "samerun.plan"):
             source = path.read_text(encoding="utf-8")
             assert [word for word in text_fields if word in source] == [], name
 

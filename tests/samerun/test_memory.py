@@ -44,7 +44,7 @@ from samerun.optimizer import build_optimizer
 from samerun.plan import BatchShape
 from samerun.task import Batch
 from samerun.text.titles import teacher_forcing
-from samerun.train import train_step
+from samerun.training import train_step
 
 
 @pytest.fixture

@@ -450,6 +450,32 @@ def test_tensorfloat_is_for_gpus_and_only_on_request(start_run, environment, arg
     assert precisions == ["high"]
 
 
+def test_determinism_is_for_gpus_and_its_workspace_is_checked(start_run, environment, arguments, monkeypatch):
+    chosen, gpus = arguments(full_determinism=True), Machine(gpus=1, bf16=True)
+    settings = []
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", settings.append)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    environment.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    launch = describe_launch(chosen, gpus)
+    assert (launch.full_determinism, environment["CUBLAS_WORKSPACE_CONFIG"]) == (True, ":4096:8")
+    run = start_run()
+    on_cpu = replace(run, launch=replace(run.launch, full_determinism=True))
+    assert on_cpu.summary()[1:] == [
+        "precision      fp32",
+        "note           --full_determinism: changes nothing on a CPU, where runs repeat anyway",
+    ]
+    runtime.start(on_cpu.launch, None)
+    assert settings == []
+    on_gpu = replace(on_cpu, launch=replace(on_cpu.launch, use_cpu=False))
+    assert on_gpu.summary()[1] == "precision      fp32, deterministic algorithms"
+    runtime.start(on_gpu.launch, None)
+    assert (settings, torch.backends.cudnn.deterministic) == ([True], True)
+    environment["CUBLAS_WORKSPACE_CONFIG"] = ":16:1"
+    with pytest.raises(InputError, match="CUBLAS_WORKSPACE_CONFIG is :16:1; unset it, or set it to :4096:8"):
+        describe_launch(chosen, gpus)
+    assert describe_launch(chosen, Machine(gpus=0, bf16=True)).use_cpu
+
+
 def test_deepspeed_for_one_process_gets_an_address(environment):
     runtime._set_single_process_variables("python")
     assert (environment["WORLD_SIZE"], environment["RANK"], environment["MASTER_ADDR"]) == (

@@ -103,10 +103,10 @@ def test_names_in_a_file_lose_against_the_command_line(tmp_path):
     )
     found = parse(titlegen.Arguments, ["--config", str(file), "--bf16", "--max_length", "32"])
     assert found == titlegen.Arguments(mixed_precision="bf16", max_length=32)
-    file.write_text("lr_scheduler_kwargs: {num_cycles: 2}\nfull_determinism: true\n")
+    file.write_text("lr_scheduler_kwargs: {num_cycles: 2}\neval_on_start: true\n")
     assert [message.split(": ")[1] for message in refusals("--config", str(file))] == [
         "lr_scheduler_kwargs",
-        "full_determinism",
+        "eval_on_start",
     ]
 
 
