@@ -140,41 +140,24 @@ def test_every_contradiction_in_one_list(run, tmp_path):
     assert len(problems) == len(set(problems))
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        ({"distributed_type": "MULTI_CPU", "num_processes": 2}, "MULTI_CPU starts one process without MPI"),
-        (
-            {"distributed_type": "MEGATRON_LM"},
-            "distributed_type MEGATRON_LM is not supported; expected one of NO, MULTI_GPU, "
-            "MULTI_XPU, MULTI_NPU",
-        ),
-        (
-            {"distributed_type": "MULTI_GPU", "deepspeed_config": {"deepspeed_config_file": "a.json"}},
-            "keep one",
-        ),
-        (
-            {"distributed_type": "MULTI_GPU", "fsdp_config": {"fsdp_version": 2}},
-            "has an fsdp_config but distributed_type is",
-        ),
-        ({"distributed_type": "NO", "num_process": 2}, "unknown key num_process"),
-        (
-            {"distributed_type": "NO", "num_processes": 0},
-            "num_processes is 0, expected a whole number from 1",
-        ),
-        (
-            {
-                "distributed_type": "DEEPSPEED",
-                "mixed_precision": "bf16",
-                "deepspeed_config": {"deepspeed_config_file": "a.json"},
-            },
-            "Accelerate rejects mixed_precision beside a DeepSpeed file",
-        ),
-    ],
-)
-def test_launch_files_that_accelerate_would_not_take(tmp_path, content, problem):
+OF_DEEPSPEED = {"deepspeed_config": {"deepspeed_config_file": "a.json"}}
+NOT_TAKEN = {
+    "MULTI_CPU starts one process without MPI": {"distributed_type": "MULTI_CPU", "num_processes": 2},
+    "MEGATRON_LM is not supported; expected one of NO, MULTI_GPU, ": {"distributed_type": "MEGATRON_LM"},
+    "keep one": {"distributed_type": "MULTI_GPU", **OF_DEEPSPEED},
+    "an fsdp_config but distributed_type is": {"distributed_type": "NO", "fsdp_config": {"fsdp_version": 2}},
+    "unknown key num_process": {"distributed_type": "NO", "num_process": 2},
+    "num_processes is 0, expected a whole number from 1": {"distributed_type": "NO", "num_processes": 0},
+    "Accelerate rejects mixed_precision beside a DeepSpeed file": {
+        "distributed_type": "DEEPSPEED", "mixed_precision": "bf16", **OF_DEEPSPEED
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("problem", NOT_TAKEN)
+def test_launch_files_that_accelerate_would_not_take(tmp_path, problem):
     with pytest.raises(planner.InputError) as caught:
-        planner.read_launch_file(launch_file(tmp_path, **content))
+        planner.read_launch_file(launch_file(tmp_path, **NOT_TAKEN[problem]))
     assert any(problem in line for line in caught.value.problems)
 
 
