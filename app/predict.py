@@ -20,7 +20,7 @@ import os
 import runpy
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
@@ -30,48 +30,9 @@ from samerun.files import as_line, temporary_folder
 from samerun.predictions import STDOUT
 from samerun.run_folder import record_predictions
 from samerun.signals import failures_end_the_job
+from samerun.task_scripts import task_of
 
-BY_MODEL_TYPE = {"small_cnn": "image_classify", "monai_unet": "segment3d"}
-BY_ENDING = {
-    "ForSequenceClassification": "classify",
-    "ForImageClassification": "image_classify",
-    "ForSemanticSegmentation": "segment",
-    "ForConditionalGeneration": "titlegen",
-    "EncoderDecoderModel": "titlegen",
-}
-BY_ADAPTER = {"SEQ_CLS": "classify", "SEQ_2_SEQ_LM": "titlegen"}
 WRITE_FILES = ("segment", "segment3d")  # tasks that write masks besides the lines
-
-
-def task_of(folder: Path) -> str:
-    """The task of an exported model folder. Raises `InputError` for a folder of no known task."""
-    for name in ("adapter_config.json", "config.json"):
-        try:
-            config = json.loads((folder / name).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as error:
-            raise InputError(f"{folder / name}: cannot be read ({error})") from None
-        task = _task_of_config(config)
-        if task is None:
-            known = ", ".join(sorted({*BY_ENDING.values(), *BY_MODEL_TYPE.values()}))
-            raise InputError(
-                f"{folder / name}: no task for a model of {config.get('architectures')}; the tasks "
-                f"are {known}"
-            )
-        return task
-    if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder; name the folder best/ of a run, or one like it")
-    raise InputError(
-        f"{folder} is no exported model: it has no config.json; name the folder best/ of a run, or "
-        "one like it"
-    )
-
-
-def _task_of_config(config: dict[str, Any]) -> str | None:
-    task = BY_MODEL_TYPE.get(config.get("model_type")) or BY_ADAPTER.get(config.get("task_type"))
-    classes = config.get("architectures") or [""]
-    return task or next((task for ending, task in BY_ENDING.items() if classes[0].endswith(ending)), None)
 
 
 def _is_distributed() -> bool:

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from predict import task_of
-
 from samerun.cli import prepare_process
 from samerun.errors import InputError
 from samerun.files import temporary_folder
 from samerun.signals import failures_end_the_job
+from samerun.task_scripts import task_of
 
 if TYPE_CHECKING:
     from samerun.serving.web import Server

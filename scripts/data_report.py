@@ -27,9 +27,9 @@ sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 
 from examining.report import DataReport, as_section, examine  # noqa: E402
 from examining.rows import rows_of  # noqa: E402
-from moving.task_script import load_task_script, plain_launch  # noqa: E402
 from PIL import Image  # noqa: E402
 
+from samerun import task_scripts  # noqa: E402
 from samerun.console import plain_table  # noqa: E402
 from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 from samerun.files import write_json, write_text  # noqa: E402
@@ -37,6 +37,7 @@ from samerun.parsing import parse, validate  # noqa: E402
 from samerun.plan import Modes  # noqa: E402
 from samerun.reports.figures import as_image  # noqa: E402
 from samerun.reports.page import render  # noqa: E402
+from samerun.runtime import plain_launch  # noqa: E402
 from samerun.task import Section  # noqa: E402
 
 NO_OUTPUT_DIR = "no_output"  # a value for --output_dir; nothing is written there
@@ -45,7 +46,7 @@ MAX_CELL_WIDTH = 100  # characters of a printed cell
 
 def report_of(script: Path, words: list[str]) -> tuple[DataReport, list[str]]:
     """(report, readers' notes) of a command's data. Raises `InputError`."""
-    arguments_class, task_class = load_task_script(script)
+    arguments_class, task_class = task_scripts.load(script)
     arguments = parse(arguments_class, ["--output_dir", NO_OUTPUT_DIR, *words])
     validate(arguments)
     sources = (getattr(arguments, name, None) for name in ("test_file", "dataset_test_split"))

@@ -21,6 +21,7 @@ environment() {
     # torch first, because the build of DeepSpeed imports it
     pip install --quiet --disable-pip-version-check "$(grep '^torch==' requirements.txt)"
     for file in "$@"; do pip install --quiet --disable-pip-version-check -r "$file"; done
+    pip install --quiet --disable-pip-version-check --no-deps -e . # the command `samerun`
     echo "$wanted" >>"$stamp"
   fi
 }

@@ -34,12 +34,10 @@ sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from moving.task_script import load_task_script  # noqa: E402
 from PIL import Image  # noqa: E402
-from predict import task_of  # noqa: E402
 from transformers import AutoImageProcessor, AutoTokenizer  # noqa: E402
 
-from samerun import runtime, start  # noqa: E402
+from samerun import runtime, start, task_scripts  # noqa: E402
 from samerun.errors import EXIT_BAD_INPUT, InputError, in_short  # noqa: E402
 from samerun.evaluate import eval_rows, predict, score  # noqa: E402
 from samerun.models.adapters import loadable  # noqa: E402
@@ -216,7 +214,7 @@ def save(exported: Any, folder: Path, source: Path, processor: Any) -> float:
 def measure(folder: Path, task_name: str, graphs: dict[str, OnnxModel], argv: list[str]) -> list[str]:
     """The lines of a table: metrics and rows per second of CPU time, for torch's model and the graphs, on a
     test file."""
-    arguments_class, task_class = load_task_script(REPOSITORY / "app" / f"{task_name}.py")
+    arguments_class, task_class = task_scripts.load(REPOSITORY / "app" / f"{task_name}.py")
     with tempfile.TemporaryDirectory() as run_folder:
         fixed = ["--do_predict", "--use_cpu", "--model_name_or_path", str(folder), "--output_dir", run_folder]
         arguments = parse(arguments_class, [*fixed, "--report_to", "none", *argv])
@@ -264,7 +262,7 @@ def main(argv: list[str] | None = None) -> int:
     options, rest = parser.parse_known_args(argv)
     if rest and options.test_file is None:
         raise InputError(f"unknown arguments {' '.join(rest)}; a task's own arguments need --test_file")
-    task = task_of(options.model)
+    task = task_scripts.task_of(options.model)
     if task not in CLASSES:
         why = (
             "its decoder generates token by token"

@@ -38,8 +38,8 @@ sys.path.insert(0, str(REPOSITORY / "app"))
 
 from moving.cells import CELLS, REFERENCE, RUN_OBSERVED, Cell, batch_arguments, launch_arguments, launcher  # noqa: E402
 from moving.outcome import METRICS_TOLERANCE, TOLERANCE, Difference, Outcome, compare, read_outcome  # noqa: E402
-from moving.task_script import load_task_script  # noqa: E402
 
+from samerun import task_scripts  # noqa: E402
 from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 
 DIFFERS = 1
@@ -115,7 +115,7 @@ def read_arguments(script: Path, argv: list[str]) -> Any:
     """The command's arguments. Raises `InputError` if they are invalid."""
     from samerun.parsing import parse, validate
 
-    arguments_class, _ = load_task_script(script)
+    arguments_class, _ = task_scripts.load(script)
     arguments = parse(arguments_class, argv)
     validate(arguments)
     return arguments

@@ -36,13 +36,11 @@ import yaml
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 
-from moving.task_script import load_task_script, plain_launch  # noqa: E402
-
-from samerun import deepspeed, fsdp, optim_arguments, start  # noqa: E402
+from samerun import deepspeed, fsdp, optim_arguments, start, task_scripts  # noqa: E402
 from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 from samerun.parsing import parse, validate  # noqa: E402
 from samerun.plan import Plan, batch_of, describe, make_plan  # noqa: E402
-from samerun.runtime import Launch, Machine  # noqa: E402
+from samerun.runtime import Launch, Machine, plain_launch  # noqa: E402
 
 DOES_NOT_FIT = 1
 LAUNCH_FILES = REPOSITORY / "accelerate_configs"
@@ -115,7 +113,7 @@ def gigabytes(text: str) -> float:
 
 def plan(options: argparse.Namespace, script: Path, rest: list[str]) -> int:
     """Prints the plan. Raises `InputError` with all contradictions. Returns the exit code."""
-    arguments_class, task_class = load_task_script(script)
+    arguments_class, task_class = task_scripts.load(script)
     problems: list[str] = []
     launch_file = collect(problems, lambda: read_launch_file(options.launch)) if options.launch else None
     arguments = collect(problems, lambda: parse(arguments_class, rest))
@@ -348,7 +346,7 @@ def memory_report(
     from samerun.layers import checkpoint_activations
     from samerun.memory import dry_run, estimate, layout_of
     from samerun.optimizer import state_bytes
-    from samerun.train import train_batches
+    from samerun.training import train_batches
 
     model = model_of(task)
     if task.arguments.gradient_checkpointing or launch.recomputes_activations:

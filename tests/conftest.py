@@ -97,16 +97,10 @@ def environment(monkeypatch):
 @pytest.fixture
 def start_run(environment):
     """A function (batch shape, precision, use_cpu) -> `runtime.Run` of one process."""
-    from accelerate.state import AcceleratorState, GradientState
-
-    from samerun.runtime import Launch, start
-
-    def reset():
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
+    from samerun.runtime import Launch, forget_accelerator, start
 
     def begin(batch=None, precision="no", use_cpu=True):
-        reset()
+        forget_accelerator()
         launch = Launch(
             launcher="python", rank=0, local_rank=0, world_size=1, local_world_size=1, use_cpu=use_cpu,
             backend="gloo" if use_cpu else "nccl", precision=precision, timeout_seconds=60,
@@ -116,7 +110,7 @@ def start_run(environment):
         return start(launch, batch)
 
     yield begin
-    reset()
+    forget_accelerator()
 
 
 @pytest.fixture

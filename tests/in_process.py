@@ -77,6 +77,7 @@ def script(monkeypatch, environment, token_cache, capfd) -> Callable[[str, list[
 
     from samerun import start
     from samerun.main import run_task
+    from samerun.runtime import forget_accelerator
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
@@ -89,7 +90,7 @@ def script(monkeypatch, environment, token_cache, capfd) -> Callable[[str, list[
     monkeypatch.setattr(signals, "exit_now", exit_now)
 
     def run(task: str, argv: list[str]) -> Ended:
-        reset_accelerate()
+        forget_accelerator()
         capfd.readouterr()
         module, code = importlib.import_module(task), 0
         with default_logging() as messages:
@@ -103,20 +104,12 @@ def script(monkeypatch, environment, token_cache, capfd) -> Callable[[str, list[
         # A real exit would end the workers of a failed DataLoader, and close the lock.
         for worker in multiprocessing.active_children():
             worker.kill()
-        if start._lock is not None:
-            start._lock.close()
+        start.unlock()
         out, err = capfd.readouterr()
-        reset_accelerate()
+        forget_accelerator()
         return Ended(code, out, err + "".join(f"{message}\n" for message in messages))
 
     return run
-
-
-def reset_accelerate() -> None:
-    from accelerate.state import AcceleratorState, GradientState
-
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 def check_evaluated_alike(trained: Path, evaluated: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import samerun
+from samerun.__main__ import CONFIGS
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -35,12 +36,12 @@ def test_every_requirements_file_is_an_extra():
     } == set(EXTRAS)
 
 
-def test_every_script_is_installed_as_a_command():
+def test_every_script_and_configuration_is_installed():
     scripts = {path.stem for path in (ROOT / "app").glob("*.py")}
-    assert {name.removeprefix("samerun-") for name in PROJECT["project"]["scripts"]} == scripts
-    installed = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    assert {path: f"samerun/tasks/{Path(path).name}" for path in installed} == installed
-    assert set(installed) == {"app/recipes", *(f"app/{name}.py" for name in scripts)}
+    configs = {name: f"samerun/{name}" for name in CONFIGS}
+    paths = ["app/recipes", *(f"app/{name}.py" for name in scripts)]
+    tasks = {path: f"samerun/tasks/{Path(path).name}" for path in paths}
+    assert PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"] == tasks | configs
 
 
 @pytest.mark.parametrize("name", samerun.__all__)

@@ -7,6 +7,7 @@ from launchers import REPOSITORY, TEST_ROWS, python, run
 
 from samerun.errors import InputError
 from samerun.predictions import problem
+from samerun.task_scripts import task_of
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def folder(tmp_path):
 )
 def test_the_folder_says_which_task_it_is_of(config, task, folder):
     place = folder(config)
-    assert predict.task_of(place) == task
+    assert task_of(place) == task
     script, *parts = predict.task_command(
         predict.read_request([str(place), "rows.csv", "--output_dir", "out", "--seed", "1"])
     )
@@ -47,7 +48,7 @@ def test_the_folder_says_which_task_it_is_of(config, task, folder):
 
 def test_an_adapter_says_so_before_its_base_does(folder):
     folder({"task_type": "SEQ_CLS"}, "adapter_config.json")
-    assert predict.task_of(folder({"architectures": ["BertModel"]})) == "classify"
+    assert task_of(folder({"architectures": ["BertModel"]})) == "classify"
 
 
 @pytest.mark.parametrize(

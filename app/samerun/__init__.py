@@ -2,7 +2,8 @@
 table of contents. The packages `text`, `images`, `volumes` and `models` stand beside the engine: it does not
 import them.
 
-A task of your own imports from here: `from samerun import Batch, Data, Split, Task, run`.
+A task of your own imports from here: `from samerun import Batch, Data, Split, Task, run`. Python programs and
+notebooks call `train`, `load` and `predict`.
 """
 
 import importlib
@@ -21,6 +22,7 @@ _MODULES = {
         "samerun.task",
     ),
     "replace_folder": "samerun.files",
+    **dict.fromkeys(("train", "load", "predict"), "samerun.api"),
 }
 __all__ = list(_MODULES)
 

@@ -1,49 +1,91 @@
-"""Commands of the installed package.
+"""The command `samerun`.
 
-    samerun-classify --train_file train.csv ...
-    python -m samerun classify --train_file train.csv ...
+    samerun classify --train_file train.csv ...
     accelerate launch -m samerun classify ...      torchrun --nproc_per_node 2 -m samerun classify ...
     deepspeed --module samerun classify ...
 
-Each runs a script as `python app/classify.py` does.
+`samerun NAME` runs a script as `python app/NAME.py` does. `samerun configs FOLDER` copies the configuration
+files of launchers. `samerun completion` prints what a shell needs to complete names and arguments:
+eval "$(samerun completion)" in ~/.bashrc, after `autoload bashcompinit; bashcompinit` in ~/.zshrc.
 """
 
 from __future__ import annotations
 
+import re
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parent
-# An installation has the scripts in samerun/tasks/, a checkout beside the package.
-FOLDERS = (PACKAGE / "tasks", PACKAGE.parent)
+from samerun.task_scripts import PACKAGE, scripts
+
+CONFIGS = ("accelerate_configs", "ds_configs")
+COMPLETION = """_samerun() {{
+  local name=${{COMP_WORDS[1]}} word=${{COMP_WORDS[COMP_CWORD]}} words=
+  if [ "$COMP_CWORD" = 1 ]; then words="{names}"
+  elif [[ $word == -* ]]; then words=$(samerun "$name" --help all | grep -o -e '--[a-z0-9_]*' | sort -u); fi
+  COMPREPLY=($(compgen -W "$words" -- "$word"))
+}}
+complete -o default -F _samerun samerun"""
 
 
-def installed_command() -> None:
-    """Entry point of every `samerun-NAME` command: runs the script NAME."""
-    run_script(Path(sys.argv[0]).stem.removeprefix("samerun-"))
+def main() -> None:
+    """Entry point of `samerun` and of `python -m samerun`."""
+    files = scripts()
+    # deepspeed inserts --local_rank before the name
+    given = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    name = given.replace("-", "_")
+    if name in files:
+        sys.argv.remove(given)
+        sys.argv[0] = str(files[name])
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    elif name == "configs":
+        copy_configs(Path(sys.argv[2] if len(sys.argv) > 2 else "."))
+    elif name == "completion":
+        print(COMPLETION.format(names=" ".join([*map(dashed, files), "configs"])))
+    elif not given and {"--help", "-h"} & {*sys.argv}:
+        print(usage(files))
+    else:
+        sys.exit(f"{f'error: no command {given}' if given else usage(files)}\n\nsamerun --help lists all")
 
 
-def run_script(name: str) -> None:
-    """Runs a script as the main module, with this process's arguments."""
-    sys.argv[0] = str(scripts()[name])
-    runpy.run_path(sys.argv[0], run_name="__main__")
+def dashed(name: str) -> str:
+    return name.replace("_", "-")
 
 
-def scripts() -> dict[str, Path]:
-    """The files of all scripts by name."""
-    folder = next(folder for folder in FOLDERS if (folder / "predict.py").is_file())
-    return {path.stem: path for path in sorted(folder.glob("*.py"))}
+def usage(files: dict[str, Path]) -> str:
+    """The commands with the first sentence of their scripts."""
+    lines = []
+    for name, path in files.items():
+        first = re.search(r'"""(.+?)(\.\s|\.?"""|\n\n)', path.read_text(encoding="utf-8"), re.DOTALL)
+        lines.append(f"  {dashed(name):<16}{' '.join(first[1].split())}")
+    return "\n".join(
+        [
+            "usage: samerun COMMAND ARGUMENTS",
+            "",
+            *lines,
+            f"  {'configs':<16}Copies accelerate_configs/ and ds_configs/ to a folder (default: here)",
+            f'  {"completion":<16}Completion of names and arguments: eval "$(samerun completion)"',
+            "",
+            "samerun COMMAND --help lists the arguments. Several GPUs: accelerate launch -m samerun ...",
+        ]
+    )
+
+
+def copy_configs(folder: Path) -> None:
+    """Copies the launchers' configuration files to `folder`. Replaces none."""
+    for name in CONFIGS:
+        # An installation has them in the package, a checkout at its top.
+        source = next(place for place in (PACKAGE / name, PACKAGE.parents[1] / name) if place.is_dir())
+        for file in sorted(source.iterdir()):
+            target = folder / name / file.name
+            if target.exists():
+                print(f"kept {target}")
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, target)
+            print(f"wrote {target}")
 
 
 if __name__ == "__main__":
-    names = scripts()
-    # deepspeed inserts --local_rank before the name
-    name = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
-    if name not in names:
-        sys.exit(
-            f"usage: python -m samerun {{{','.join(names)}}} ...\n\narguments: python -m samerun "
-            "classify --help"
-        )
-    sys.argv.remove(name)
-    run_script(name)
+    main()

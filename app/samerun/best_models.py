@@ -1,7 +1,7 @@
 """The models of a run's best evaluations: best/, and with --keep_best those in best_models/step_N.
 
-`TrainState.kept` lists these evaluations, best first. `samerun.train` chooses and exports; this module ranks,
-removes, and looks after a resume what is still there.
+`TrainState.kept` lists these evaluations, best first. `samerun.training` chooses and exports; this module
+ranks, removes, and looks after a resume what is still there.
 """
 
 from __future__ import annotations

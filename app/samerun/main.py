@@ -19,19 +19,20 @@ from samerun.run_folder import BEST, METRICS, by_split, merge_metrics, read_metr
 from samerun.runtime import Run
 from samerun.start import make_fingerprint, open_run
 from samerun.task import Data, Task
-from samerun.train import Training
+from samerun.training import Training
 
 
 def run(task_class: type[Task], arguments: Any) -> None:
     """Trains, evaluates and predicts as the arguments request. Reports errors and ends the process with their
     exit code."""
     with signals.failures_end_the_job(debug=arguments.debug):
-        run_task(task_class(arguments), arguments)
+        if run_task(task_class(arguments), arguments):
+            signals.exit_done()
 
 
-def run_task(task: Task, arguments: Any) -> None:
-    """Executes a whole run. Raises `InputError` before it changes existing files, `TrainingError` and
-    `StopRequested` later."""
+def run_task(task: Task, arguments: Any) -> bool:
+    """Executes a whole run. Returns whether this process has a process group. Raises `InputError` before it
+    changes existing files, `TrainingError` and `StopRequested` later."""
     modes = arguments.modes
     hide_library_bars()
     launch = start.check(arguments)
@@ -77,7 +78,7 @@ def run_task(task: Task, arguments: Any) -> None:
         run.accelerator.log(final, step=metrics.get("train_steps"))
     push_to_hub(run, arguments)
     report(run, arguments, task, metrics)
-    signals.finish(run)
+    return signals.finish(run)
 
 
 def build_model(task: Task, seed: int) -> torch.nn.Module:

@@ -243,7 +243,8 @@ def type_of(cls: type, name: str) -> Any:
     return _types(cls)[name][0]
 
 
-def _takes_several(cls: type, name: str) -> bool:
+def takes_several(cls: type, name: str) -> bool:
+    """Whether the values of an argument are separated by spaces."""
     return typing.get_origin(type_of(cls, name)) is SpaceSeparated
 
 
@@ -269,7 +270,7 @@ def convert(values: Values, field: dataclasses.Field, cls: type) -> Any:
     """Converts texts to the type of their field. Raises `ValueError` with the end of a message: "... is not a
     number"."""
     kind, optional = _types(cls)[field.name]
-    several = _takes_several(cls, field.name)
+    several = takes_several(cls, field.name)
     if optional and (values is None or (len(values) == 1 and values[0].lower() in ("none", "null"))):
         return None
     if not values:
@@ -504,7 +505,7 @@ def _read_config(path: str, cls: type, problems: list[str]) -> dict[str, Values]
             if isinstance(value, dict):
                 wrong = f"{name} is a section; write arguments without sections, each as `name: value`"
             problems.append(f"{path}: {wrong}")
-        elif is_list and _takes_several(cls, name):
+        elif is_list and takes_several(cls, name):
             given[name] = list(map(str, value))
         elif is_list and typing.get_origin(type_of(cls, name)) is tuple:
             given[name] = [",".join(map(str, value))]

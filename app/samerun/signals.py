@@ -137,6 +137,12 @@ def exit_with(code: int, reported: bool = False) -> None:
         _stop_at_once(f"{_requests.reason}: ended at once, {_requests.stop_message}", code)
 
 
+def forget() -> None:
+    """Begins anew, for another run in this process."""
+    global _requests
+    _requests = _Requests()
+
+
 def set_stop_message(message: str) -> None:
     """Replaces "nothing to save" in the message of an immediate stop."""
     _requests.stop_message = message
@@ -391,21 +397,24 @@ def stop_run(run: Run, place: str) -> NoReturn:
     raise StopRequested(message)
 
 
-def finish(run: Run) -> None:
-    """Closes trackers and waits for the other processes. A process with a process group then exits at once
-    with code 0.
-
-    It skips the teardown of the interpreter and of gloo's groups: DeepSpeed keeps references to groups, and
-    their late threads can abort the finished process ("terminate called without an active exception", seen
-    twice in ZeRO-2 runs on busy machines). NCCL's groups must be destroyed.
-    """
+def finish(run: Run) -> bool:
+    """Closes trackers and waits for the other processes. Returns whether there is a process group."""
     machines.stop()
     exit_with(0, reported=True)
     status.end("done")
     for tracker in run.accelerator.trackers:
         tracker.finish()
-    if run.leave_process_group():
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+    return run.leave_process_group()
+
+
+def exit_done() -> NoReturn:
+    """Ends a process with a process group at once with code 0.
+
+    It skips the teardown of the interpreter and of gloo's groups: DeepSpeed keeps references to groups, and
+    their late threads can abort the finished process ("terminate called without an active exception", seen
+    twice in ZeRO-2 runs on busy machines).
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -252,6 +252,14 @@ def _take_folder(
     return OpenedRun(fingerprint, resume=path), notes
 
 
+def unlock() -> None:
+    """Releases the lock of the output folder before the process ends."""
+    global _lock
+    if _lock is not None:
+        _lock.close()
+        _lock = None
+
+
 def _check_own_checkpoint(folder: Path, path: Path) -> None:
     """Raises `InputError` for another run's checkpoint: histories and best models would be mixed."""
     own = (folder / checkpoint.FOLDER).resolve()

@@ -38,11 +38,10 @@ def run_options(settings: dict[str, Any]) -> Options:
 
 def make_task(script: str, options: Options) -> Any:
     """The task of app/SCRIPT.py with these arguments, before it reads files."""
-    from moving.task_script import load_task_script
-
+    from samerun import task_scripts
     from samerun.parsing import parse
 
-    arguments_class, task_class = load_task_script(REPOSITORY / "app" / f"{script}.py")
+    arguments_class, task_class = task_scripts.load(REPOSITORY / "app" / f"{script}.py")
     return task_class(
         parse(
             arguments_class,
@@ -53,8 +52,8 @@ def make_task(script: str, options: Options) -> Any:
 
 def train(script: str, options: Options, measure: Callable[..., Any]) -> Any:
     """Runs app/SCRIPT.py up to the training; returns `measure`(train, training). `train`() does the training,
-    the `samerun.train.Training` `training`."""
-    from samerun.train import Training
+    the `samerun.training.Training` `training`."""
+    from samerun.training import Training
 
     return _run_until(Training, "fit", make_task(script, options | TRAINING), measure)
 
@@ -95,7 +94,7 @@ def load(script: str, options: Options) -> tuple[Any, Any]:
 def prepare(script: str, options: Options) -> tuple[Any, Any]:
     """(the task, its training steps). `steps[i]`: the micro-batches of optimizer step i."""
     from samerun.plan import make_plan
-    from samerun.train import train_batches
+    from samerun.training import train_batches
 
     task, data = load(script, options | TRAINING)
     plan = make_plan(task.arguments, data.splits["train"], task.launch)

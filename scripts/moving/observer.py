@@ -20,12 +20,12 @@ def observe_steps(folder: Path) -> None:
     """Records this process's training steps in FOLDER/NAME.rank_R.jsonl, where NAME is the name of the output
     folder. A line: {"step": from 0, "rows": of this process, in the order of its forward passes,
     "learning_rates": by parameter group}."""
-    _after_import("samerun.train", lambda engine: _record_steps(engine, folder))
+    _after_import("samerun.training", lambda engine: _record_steps(engine, folder))
 
 
 def switch_dropout_off() -> None:
     """Trains without dropout in this process, for any architecture."""
-    _after_import("samerun.train", _train_without_dropout)
+    _after_import("samerun.training", _train_without_dropout)
 
 
 def read_steps(folder: Path, name: str, processes: int) -> dict[int, dict[str, Any]]:

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moving.task_script import load_task_script
-
+from samerun import task_scripts
 from samerun.console import plain_table
 from samerun.errors import EXIT_BAD_INPUT, EXIT_STOPPED, InputError, StopRequested, TrainingError
 from samerun.files import write_json
@@ -106,7 +105,7 @@ def run_script(
             )
         if options.processes < 1:
             raise InputError(f"--processes {options.processes}: expected at least 1")
-        command = Command(launcher, options.script, options.arguments, *load_task_script(options.script))
+        command = Command(launcher, options.script, options.arguments, *task_scripts.load(options.script))
         folder = Path(command.arguments({}).output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / ".trials.lock").open("w") as lock:

@@ -10,7 +10,7 @@ from step_models import CLASSIFY, KINDS, batches, build, collator, unasked_masks
 from samerun.data.batches import train_loader
 from samerun.optimizer import build_optimizer
 from samerun.profiling import StepClock
-from samerun.train import seed_step, train_step
+from samerun.training import seed_step, train_step
 
 WARM, STEPS = 3, 8
 

@@ -26,7 +26,8 @@ def test_a_script_finds_its_packages_under_a_safe_path(name):
 
 @pytest.mark.slow
 def test_without_a_home_or_a_reader_a_run_under_deepspeed_ends_well(home, tmp_path):
-    variables = "PYTHONSAFEPATH=1 HOME=/proc/nonexistent"
+    # Accelerate would take the last one as "no DeepSpeed".
+    variables = "PYTHONSAFEPATH=1 HOME=/proc/nonexistent ACCELERATE_USE_CPU=true"
     command = [*python(), *training(tmp_path, deepspeed="ds_configs/zero2.json")]
     finished = run(
         in_shell(command, f'{variables} "$@" 2>&- | head -1; exit ${{PIPESTATUS[0]}}'), home

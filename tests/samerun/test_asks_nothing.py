@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from samerun import train
 from samerun.optimizer import build_optimizer
-from samerun.train import train_step
+from samerun.training import train_step
 
 ASKING = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.item, torch.Tensor.__bool__, torch.Tensor.cpu}
 WAITING = {

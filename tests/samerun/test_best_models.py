@@ -12,7 +12,7 @@ from samerun.errors import InputError
 from samerun.files import replace_folder
 from samerun.start import OpenedRun
 from samerun.task import Data
-from samerun.train import Training
+from samerun.training import Training
 
 EVALUATIONS = [(1, 0.0), (2, 0.5), (3, 0.25), (4, 0.75)]  # (step, weight)
 

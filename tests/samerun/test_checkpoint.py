@@ -24,7 +24,7 @@ from samerun.checkpoint import (
     tidy,
 )
 from samerun.errors import InputError, TrainingError
-from samerun.train import train_step
+from samerun.training import train_step
 from samerun.writer_thread import Background
 
 RUN_FINGERPRINT = {"task": "linear", "rows": 8, "labels": ["a", "b"]}

@@ -18,7 +18,7 @@ from samerun.files import write_json
 from samerun.kernels import embeddings
 from samerun.run_folder import status
 from samerun.start import OpenedRun
-from samerun.train import Training
+from samerun.training import Training
 
 FINGERPRINT = {"task": "linear", "rows": 22}
 HUGE = 2.0**19  # a scale of losses at which fp16 gradients overflow
@@ -96,14 +96,7 @@ def opened(start_run, arguments, tmp_path, monkeypatch):
         return start.open_run(run, asked, plan or make_plan(22), fingerprint, ["a note"], {"weights": [1]})
 
     yield open_run
-    release()
-
-
-def release():
-    """What the end of the process does."""
-    if start._lock is not None:
-        start._lock.close()
-        start._lock = None
+    start.unlock()
 
 
 def test_opening_writes_what_is_in_force(opened, tmp_path, capsys):
@@ -128,19 +121,19 @@ def test_a_folder_is_one_runs_at_a_time(opened):
     opened()
     with pytest.raises(InputError, match="in use by another run"):
         opened()
-    release()
+    start.unlock()
     opened()
 
 
 def test_overwriting_clears_and_resuming_recovers(opened, tmp_path):
     opened(plan=make_plan(22, save_steps=3))
-    release()
+    start.unlock()
     (tmp_path / "metrics.json").write_text('{"eval_loss": 1.0}')
     (tmp_path / ".best.old").mkdir()
     opened(resume_from_checkpoint="auto")
     assert (tmp_path / "metrics.json").exists()
     assert (tmp_path / "best").is_dir()
-    release()
+    start.unlock()
     before = (tmp_path / "run.json").read_bytes()
     opening = opened(overwrite_output_dir=True, seed=7)
     assert opening.resume is None
@@ -183,7 +176,7 @@ def test_a_run_says_how_it_stands_and_may_take_so_long(opened, tmp_path):
 
 def test_what_a_crash_left_of_a_save_is_tidied_up(opened, tmp_path):
     opened(plan=make_plan(22, save_steps=3))
-    release()
+    start.unlock()
     (tmp_path / "checkpoints" / ".step_4.unfinished").mkdir(parents=True)
     (tmp_path / "history.jsonl").write_text("{}")
     opened(resume_from_checkpoint="auto")
@@ -334,13 +327,13 @@ def test_losses_of_other_settings_are_never_compared(
 
 def test_changed_arguments_are_named(opened, start_run, arguments, tmp_path, capsys):
     opened()
-    release()
+    start.unlock()
     run = start_run(make_plan(22).batch)
     fit(run, training(run, arguments(output_dir=str(tmp_path))))
     opened(resume_from_checkpoint="auto", learning_rate=0.5, gradient_checkpointing=True)
     changes = "--learning_rate was 5e-05, is now 0.5; --gradient_checkpointing was false, is now true"
     assert f"note           changed since the checkpoint: {changes}\n" in capsys.readouterr().out
-    release()
+    start.unlock()
     opened(resume_from_checkpoint="auto", learning_rate=0.5, gradient_checkpointing=True)
     assert "changed since" not in capsys.readouterr().out
 

@@ -58,7 +58,7 @@ def opened(start_run, arguments, tmp_path):
             asked = arguments(output_dir=str(tmp_path / "run"), **given)
             return start.open_run(run, asked, plan, fingerprint, [], {})
         finally:
-            start._lock.close()
+            start.unlock()
 
     (tmp_path / "run").mkdir()
     return open_run

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from samerun import task_scripts
 from samerun.data.batches import EvalBatches
 from samerun.errors import InputError, TrainingError
 from samerun.export import hide_library_bars
@@ -70,17 +70,13 @@ class Predictor:
 def load_predictor(name: str, model: str, output_dir: str, argv: Sequence[str]) -> Predictor:
     """The predictor of the task script app/`name`.py. `output_dir`: for predicted files, such as masks;
     `argv`: arguments of the task. Raises `InputError`."""
-    script = importlib.import_module(name)
-    classes = [
-        value for value in vars(script).values() if isinstance(value, type) and value.__module__ == name
-    ]
-    task = next(cls for cls in classes if issubclass(cls, Task))
+    arguments_class, task = task_scripts.load(task_scripts.scripts()[name])
     if task.input_kind is None:
         raise InputError(
             f"{model}: a model of {name} predicts files only; use python app/predict.py {model} "
             "FILE --output_dir FOLDER"
         )
     fixed = ["--do_predict", "--report_to", "none", "--model_name_or_path", model, "--output_dir", output_dir]
-    arguments = parse(script.Arguments, [*fixed, *argv])
+    arguments = parse(arguments_class, [*fixed, *argv])
     validate(arguments)
     return Predictor(task(arguments))

@@ -16,7 +16,7 @@ from samerun.kernels.padding_free import use_padding_free
 from samerun.optimizer import build_optimizer
 from samerun.task import Batch, Split
 from samerun.text.text import lengths_of, pad_rows
-from samerun.train import seed_step, train_step
+from samerun.training import seed_step, train_step
 
 TASK = classification(3)
 ROWS = np.array([*LENGTHS, 3, 18, 30, 2])

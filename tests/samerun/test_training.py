@@ -20,7 +20,7 @@ from samerun.reports.tracker import SPEED, read_history
 from samerun.run_folder import status
 from samerun.start import OpenedRun
 from samerun.task import Data
-from samerun.train import SKIPPED_LIMIT, Training, _clip, seed_step, train_step
+from samerun.training import SKIPPED_LIMIT, Training, _clip, seed_step, train_step
 from samerun.writer_thread import finish_all
 
 NOTHING = np.array([], dtype=int)

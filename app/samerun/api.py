@@ -1,0 +1,145 @@
+"""Training and prediction from a Python program or a notebook.
+
+    from samerun import predict, train
+
+    run = train("classify", model_name_or_path="MODEL", train_file="train.csv", output_dir="runs/a")
+    run.metrics["eval_f1_micro"], run.best, run.report
+    predict(run.best, ["The team won the cup"])
+
+Arguments are those of the command line. Where they name files, they also take rows: a list of dicts, a
+`datasets.Dataset` or a pandas `DataFrame`. Errors are exceptions with the command line's messages
+(`samerun.InputError`, `samerun.TrainingError`); nothing here ends the process or handles signals, so that it
+works in any thread. Several processes: call `train` on each of them, for example through Accelerate's
+`notebook_launcher`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samerun import signals, task_scripts, writer_thread
+from samerun.errors import InputError, in_short
+from samerun.files import as_line, read_lines, temporary_folder
+from samerun.parsing import parse, takes_several, validate
+from samerun.run_folder import BEST, HISTORY, METRICS, REPORT, read_metrics, status
+
+if TYPE_CHECKING:
+    from samerun.serving.predictor import Predictor
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A finished run."""
+
+    output_dir: Path
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The content of metrics.json: `train_*`, `eval_*`, `test_*`, `best_step`, `best_metric`."""
+        return read_metrics(self.output_dir / METRICS)
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The lines of history.jsonl."""
+        return list(read_lines(self.output_dir / HISTORY))
+
+    @property
+    def best(self) -> Path:
+        """The folder of the best model."""
+        return self.output_dir / BEST
+
+    @property
+    def report(self) -> Path | None:
+        """report.html; None if `report_to` does not name it."""
+        path = self.output_dir / REPORT
+        return path if path.exists() else None
+
+
+def train(task: str | Path, **values: Any) -> TrainedRun:
+    """Runs a task as its command does: trains, evaluates, and predicts with `do_predict=True`.
+
+    `task`: a name, such as "classify", or the path of a script of your own. Raises `InputError`,
+    `TrainingError`, and `StopRequested` after `max_train_time`.
+    """
+    arguments_class, task_class = task_scripts.load(_script(task))
+    arguments = parse(arguments_class, _words(arguments_class, values))
+    validate(arguments)
+    if arguments.output_dir is None:
+        raise InputError("output_dir is missing")
+    from samerun import main, runtime, start
+
+    runtime.describe_group()
+    signals.forget()
+    runtime.forget_accelerator()
+    try:
+        main.run_task(task_class(arguments), arguments)
+    except BaseException as error:
+        status.end("failed", in_short(error))
+        raise
+    finally:
+        writer_thread.finish_all()
+        start.unlock()
+        runtime.forget_accelerator()
+    return TrainedRun(Path(arguments.output_dir))
+
+
+def load(model: str | Path, **values: Any) -> Predictor:
+    """An exported model in memory: a function from texts, or images as bytes, to lines as those of
+    predictions.jsonl, without ids. `values`: arguments of its task. Raises `InputError`."""
+    from samerun.serving.predictor import load_predictor
+
+    name = task_scripts.task_of(Path(model))
+    arguments_class, _ = task_scripts.load(task_scripts.scripts()[name])
+    words = _words(arguments_class, values)
+    return load_predictor(name, str(model), str(temporary_folder("predict_")), words)
+
+
+def predict(model: str | Path, items: Sequence[Any], **values: Any) -> list[dict[str, Any]]:
+    """Predicts texts, or images as bytes, with an exported model, as `load(model, **values)(items)`."""
+    return load(model, **values)(items)
+
+
+def _script(task: str | Path) -> Path:
+    scripts = task_scripts.scripts()
+    name = str(task).replace("-", "_")
+    return scripts[name] if name in scripts else Path(task)
+
+
+def _words(cls: type, values: dict[str, Any]) -> list[str]:
+    """The command line with these values. Rows are written to temporary files."""
+    words = []
+    for name, value in values.items():
+        field = cls.__dataclass_fields__.get(name)
+        if field is not None and field.metadata["reads"] and not _is_plain(value):
+            value = _written(name, value)
+        parts = list(map(str, value)) if isinstance(value, list | tuple) else [_as_word(value)]
+        if field is None or not takes_several(cls, name):
+            parts = [",".join(parts)]
+        words += [f"--{name}={parts[0]}", *parts[1:]]
+    return words
+
+
+def _as_word(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value names files."""
+    parts = value if isinstance(value, list | tuple) else [value]
+    return all(part is None or isinstance(part, str | Path) for part in parts)
+
+
+def _written(name: str, rows: Any) -> str:
+    path = temporary_folder("rows_") / f"{name}.jsonl"
+    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # a DataFrame
+        rows = rows.to_dict("records")
+    with path.open("w", encoding="utf-8") as file:
+        for number, row in enumerate(rows):
+            if not isinstance(row, dict):
+                raise InputError(f"{name}: row {number} is not a dict of columns but {type(row).__name__}")
+            file.write(as_line(row))
+    return str(path)

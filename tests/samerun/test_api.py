@@ -1,0 +1,190 @@
+"""`samerun.train`, `load` and `predict` in this process, and the command `samerun`."""
+
+import json
+import subprocess
+import sys
+import threading
+
+import datasets
+import pandas
+import pytest
+from launchers import REPOSITORY
+
+import samerun
+from samerun.__main__ import main
+
+ROWS = [{"text": f"{word} {number}", "labels": [word]} for number in range(8) for word in ("good", "bad")]
+SETTINGS = {
+    "num_train_epochs": 1,
+    "global_batch_size": 8,
+    "max_length": 16,
+    "report_to": "none",
+    "eval_strategy": "epoch",
+    "use_cpu": True,
+}
+
+
+@pytest.fixture
+def train(bert_folder, tmp_path, environment, token_cache):
+    def run(name="run", rows=ROWS, **given):
+        values = {"train_file": rows, "validation_file": rows, "output_dir": tmp_path / name, **SETTINGS}
+        return samerun.train("classify", model_name_or_path=bert_folder, **{**values, **given})
+
+    return run
+
+
+def test_rows_of_every_kind_train_as_their_file_does(train, tmp_path):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+    run = train("file", str(tmp_path / "rows.jsonl"))
+    assert run.metrics["train_steps"] == 2
+    assert run.report is None
+    assert [event["step"] for event in run.history if "eval_loss" in event] == [2]
+    kinds = {
+        "list": ROWS,
+        "dataset": datasets.Dataset.from_list(ROWS),
+        "frame": pandas.DataFrame(ROWS),
+        "paths": [tmp_path / "rows.jsonl"],
+    }
+    for name, rows in kinds.items():
+        other = train(name, rows)
+        assert (other.best / "model.safetensors").read_bytes() == (
+            run.best / "model.safetensors"
+        ).read_bytes()
+    texts = [row["text"] for row in ROWS[:3]]
+    lines = samerun.predict(run.best, texts, max_length=16)
+    assert [set(line["probabilities"]) for line in lines] == [{"good", "bad"}] * 3
+    assert samerun.load(run.best)(texts) == lines
+
+
+def test_it_works_in_a_thread_and_goes_on_from_a_checkpoint(train):
+    """As under Ray: signals can be handled in the main thread only."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(train(save_steps=1)))
+    thread.start()
+    thread.join()
+    longer = train(num_train_epochs=2, resume_from_checkpoint="auto")
+    assert (results[0].output_dir, longer.metrics["train_steps"]) == (longer.output_dir, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"learning_rat": 1}, r"unknown argument --learning_rat; did you mean --learning_rate\?"),
+        ({"learning_rate": -1}, r"--learning_rate: -1 is out of range"),
+        ({"train_file": [["a", "b"]]}, r"train_file: row 0 is not a dict of columns but list"),
+        ({"train_file": [{"text": "a"}]}, r"train_file\.jsonl:1: field 'labels' not found"),
+        ({"output_dir": None}, r"output_dir is missing"),
+    ],
+)
+def test_errors_are_exceptions_and_the_folder_is_free_again(train, given, message):
+    with pytest.raises(samerun.InputError, match=message):
+        train(**given)
+    assert train().metrics["train_steps"] == 2
+
+
+def test_an_existing_run_is_refused_as_on_the_command_line(train):
+    train()
+    with pytest.raises(samerun.InputError, match="already holds a run"):
+        train()
+
+
+DEBUG_LAUNCHER = """
+import sys
+from accelerate import debug_launcher
+import samerun
+
+def train(rows, model, folder):
+    run = samerun.train("classify", model_name_or_path=model, train_file=rows, validation_file=rows,
+                        output_dir=folder, num_train_epochs=1, global_batch_size=8, report_to="none",
+                        use_cpu=True)
+    assert run.metrics["train_steps"] == 2
+
+if __name__ == "__main__":
+    debug_launcher(train, args=tuple(sys.argv[1:]), num_processes=2)
+"""
+
+
+@pytest.mark.slow
+def test_several_processes_by_accelerates_launcher_for_notebooks(train, bert_folder, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+    script = tmp_path / "launch.py"
+    script.write_text(DEBUG_LAUNCHER, encoding="utf-8")
+    subprocess.run(
+        [sys.executable, str(script), str(rows), str(bert_folder), str(tmp_path / "two")],
+        check=True,
+        env={"PYTHONPATH": str(REPOSITORY / "app"), "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1"},
+    )
+    launched = json.loads((tmp_path / "two" / "run.json").read_text(encoding="utf-8"))
+    assert launched["world_size"] == 2
+    one = train("one", str(rows), max_length=None)
+    two = samerun.api.TrainedRun(tmp_path / "two")
+    assert two.metrics["eval_loss"] == pytest.approx(one.metrics["eval_loss"], rel=1e-5)
+
+
+# The command
+
+
+def test_help_lists_every_command_without_torch(capsys):
+    code = "import sys; from samerun.__main__ import main; main(); print('torch' in sys.modules)"
+    shown = subprocess.run(
+        [sys.executable, "-c", code, "--help"],
+        env={"PYTHONPATH": str(REPOSITORY / "app")},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    names = {line.split()[0] for line in shown.splitlines() if line.startswith("  ")}
+    assert names >= {"classify", "image-classify", "predict", "serve", "configs", "completion"}
+    assert shown.endswith("False\n")
+
+
+def call(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["samerun", *words])
+    main()
+
+
+def test_a_name_may_be_written_with_dashes():
+    shown = subprocess.run(
+        [sys.executable, "-m", "samerun", "image-classify", "--help"],
+        env={"PYTHONPATH": str(REPOSITORY / "app")},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert shown.startswith("usage: image_classify.py")
+
+
+@pytest.mark.parametrize("words", [[], ["clasify"], ["--train_file"]])
+def test_anything_else_is_an_error(monkeypatch, words):
+    with pytest.raises(SystemExit, match="samerun --help lists all"):
+        call(monkeypatch, *words)
+
+
+def test_configs_are_copied_and_those_of_the_user_kept(monkeypatch, tmp_path, capsys):
+    mine = tmp_path / "ds_configs" / "zero2.json"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    call(monkeypatch, "configs", str(tmp_path))
+    for folder in ("accelerate_configs", "ds_configs"):
+        names = {path.name for path in (REPOSITORY / folder).iterdir()}
+        assert {path.name for path in (tmp_path / folder).iterdir()} == names
+    assert mine.read_text() == "mine"
+    assert f"kept {mine}" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_shell_completes_commands_and_arguments(tmp_path):
+    (tmp_path / "samerun").write_text(f'#!/bin/sh\nexec {sys.executable} -m samerun "$@"\n')
+    (tmp_path / "samerun").chmod(0o755)
+    script = """eval "$(samerun completion)"
+    COMP_WORDS=(samerun cl) COMP_CWORD=1; _samerun; echo "${COMPREPLY[@]}"
+    COMP_WORDS=(samerun classify --label_co) COMP_CWORD=2; _samerun; echo "${COMPREPLY[@]}" """
+    shown = subprocess.run(
+        ["bash", "-c", script],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY / "app")},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert shown.splitlines() == ["classify", "--label_column --label_columns"]
