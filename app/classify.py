@@ -1,4 +1,4 @@
-"""Multi-label text classification: one encoder, one logit per label, binary cross-entropy.
+"""Text classification and regression: several labels a row, one label, or numbers (--problem_type).
 
     python app/classify.py --model_name_or_path MODEL --train_file train.csv --validation_file valid.csv \\
         --output_dir runs/a
@@ -9,7 +9,7 @@
 Every launch trains on the same batches and gives the same model up to round-off. `best/` in the output folder
 is a plain transformers model: pipeline("text-classification", model="runs/a/best", top_k=None).
 
-Prediction needs no labels:
+Pairs of texts: --text_pair_column. Prediction needs no labels:
 
     python app/classify.py --do_predict --model_name_or_path runs/a/best --test_file new.csv \\
         --output_dir runs/a

@@ -271,7 +271,7 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
     "summary_column": Alias("title_column"),
     "task_name": Refused("--dataset_name and --dataset_config_name name a data set of the hub: glue, sst2"),
     "test_split_name": Alias("dataset_test_split"),
-    "text_column_delimiter": Refused("only one text column is read: --text_column"),
+    "text_column_delimiter": Refused("one text is read, --text_column, or two, --text_pair_column"),
     "text_column_name": Alias("text_column"),
     "text_column_names": Alias("text_column"),
     "token": TOKEN,
