@@ -242,7 +242,7 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
     "use_mps_device": Refused("Accelerate chooses the device; --use_cpu keeps a run off it"),
     # Example scripts of transformers: run_classification.py, run_summarization.py,
     # run_image_classification.py
-    "do_regression": Only("false", "labels are classes"),
+    "do_regression": Only("false", "--problem_type regression trains on numbers"),
     "forced_bos_token": Refused(
         "--target_lang, or the model's generation_config.json, sets the first token of a title"
     ),
