@@ -446,6 +446,10 @@ class LaunchArguments:
         help="use TensorFloat-32 for fp32 matrix products on GPUs: several times faster, with 10 bits of "
         "mantissa",
     )
+    full_determinism: bool = option(
+        False,
+        help="use deterministic algorithms on GPUs, so that a repeated run has equal bytes; slower",
+    )
     mixed_precision: str | None = option(
         choices=("no", "fp16", "bf16"),
         help="precision of the computation (default: as in the launcher's config file, else no)",

@@ -51,6 +51,9 @@ UNSUPPORTED_PLUGINS = {
 MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 # Takes the place of a DeepSpeed file's name when the accelerate config itself has the settings.
 INLINE = "deepspeed_config of the accelerate config"
+# With other workspaces cuBLAS may give other results when several streams run (its documentation,
+# "Results Reproducibility").
+DETERMINISTIC_CUBLAS = (":4096:8", ":16:8")
 PADDING = -100  # of predictions of different sizes, as in transformers' Trainer
 NETWORK_WORDS = ("gloo", "connect", "address", "interface", "socket", "timed out")
 
@@ -81,6 +84,7 @@ class Launch:
     deepspeed_config: dict[str, Any] | None
     max_grad_norm: float
     tf32: bool = False
+    full_determinism: bool = False
     gpu: str = "cuda"  # torch's device type of the machine's accelerators
     torch_compile: bool = False  # the accelerate config requests it
     fsdp: FsdpSettings | None = None
@@ -147,6 +151,9 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
     Raises `InputError` listing every contradiction between launcher, DeepSpeed file and arguments.
     """
     is_planned = machine is not None
+    if arguments.full_determinism:  # before CUDA starts; libraries read them once
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", DETERMINISTIC_CUBLAS[0])
+        os.environ["FLASH_ATTENTION_DETERMINISTIC"] = "1"
     machine = machine or this_machine()
     rank, world_size, local_rank, local_world_size = _ranks_and_sizes()
     use_cpu = machine.gpus == 0 or arguments.use_cpu or is_on(os.environ, "ACCELERATE_USE_CPU")
@@ -174,6 +181,12 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
         problems.append(f"fp16 is not available on {device}; use bf16 or no mixed precision")
     if precision == "bf16" and device_type != "cpu" and not machine.bf16:
         problems.append("bf16 is not available on this GPU; use fp16 or no mixed precision")
+    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    if arguments.full_determinism and not use_cpu and workspace not in DETERMINISTIC_CUBLAS:
+        problems.append(
+            f"--full_determinism but CUBLAS_WORKSPACE_CONFIG is {workspace}; unset it, or set it to "
+            f"{' or '.join(DETERMINISTIC_CUBLAS)}"
+        )
     backend = Backend.default_device_backend_map.get(device_type, "gloo")
     if arguments.ddp_backend not in (None, "gloo", backend):
         why = "needs GPUs" if use_cpu else f"is not the backend of {device_type} devices ({backend})"
@@ -199,6 +212,7 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
         deepspeed_config=config,
         max_grad_norm=arguments.max_grad_norm,
         tf32=arguments.tf32 and not use_cpu,
+        full_determinism=arguments.full_determinism,
         gpu=machine.kind,
         torch_compile=torch_compile,
         fsdp=settings,
@@ -446,8 +460,13 @@ class Run:
         lines = [
             f"launch         {launch.launcher}: {launch.world_size} process(es) on {self.device.type}, "
             f"{backend}, {stage}",
-            f"precision      {precision}{', matrix products in TF32' if launch.tf32 else ''}",
+            f"precision      {precision}{', matrix products in TF32' if launch.tf32 else ''}"
+            f"{', deterministic algorithms' if launch.full_determinism and not launch.use_cpu else ''}",
         ]
+        if launch.full_determinism and launch.use_cpu:
+            lines.append(
+                "note           --full_determinism: changes nothing on a CPU, where runs repeat anyway"
+            )
         owned = [key for key in deepspeed.OWNED_BY_ARGUMENTS if key in (launch.deepspeed_config or {})]
         if owned:
             lines.append(
@@ -494,6 +513,9 @@ def start(
         os.environ["DS_ACCELERATOR"] = "cpu"
         if launch.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // launch.local_world_size))
+    if launch.full_determinism and not launch.use_cpu:
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     if launch.tf32:
         torch.set_float32_matmul_precision("high")
     config = None

@@ -135,9 +135,6 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
         "keep the best models with --keep_best, and average them afterwards: scripts/average.py"
     ),
     "data_seed": Refused("--seed also sets the order of rows"),
-    "full_determinism": Only(
-        "false", "batches and dropout depend on --seed alone; nondeterministic kernels are not replaced"
-    ),
     # TrainingArguments: logging
     "logging_strategy": Only(
         "steps", "history.jsonl has a line every --logging_steps optimizer steps, and for every evaluation"

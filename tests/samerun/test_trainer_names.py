@@ -5,6 +5,7 @@ import image_classify
 import pytest
 import segment3d
 import titlegen
+from launchers import as_words
 from transformers import Seq2SeqTrainingArguments
 
 from samerun.errors import InputError
@@ -87,15 +88,9 @@ def test_other_names_set_the_arguments_of_ours(argv, field, value):
 
 
 def test_what_is_done_anyway_may_be_asked_for():
-    argv = [
-        "--load_best_model_at_end",
-        "--predict_with_generate",
-        "yes",
-        "--save_safetensors",
-        "1",
-        "--hub_token",
-        "none",
-    ]
+    argv = as_words(
+        load_best_model_at_end=True, predict_with_generate="yes", save_safetensors="1", hub_token="none"
+    )
     argv += ["--optim", "adamw_torch", "--gradient_checkpointing_kwargs", '{"use_reentrant": false}']
     assert parse(titlegen.Arguments, argv) == titlegen.Arguments()
 
@@ -108,10 +103,10 @@ def test_names_in_a_file_lose_against_the_command_line(tmp_path):
     )
     found = parse(titlegen.Arguments, ["--config", str(file), "--bf16", "--max_length", "32"])
     assert found == titlegen.Arguments(mixed_precision="bf16", max_length=32)
-    file.write_text("lr_scheduler_kwargs: {num_cycles: 2}\nfull_determinism: true\n")
+    file.write_text("lr_scheduler_kwargs: {num_cycles: 2}\neval_on_start: true\n")
     assert [message.split(": ")[1] for message in refusals("--config", str(file))] == [
         "lr_scheduler_kwargs",
-        "full_determinism",
+        "eval_on_start",
     ]
 
 
