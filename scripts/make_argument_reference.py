@@ -42,9 +42,10 @@ trainer.train(resume_from_checkpoint=True)
 with its tokenizing, collating and metrics becomes
 
 ```bash
-accelerate launch app/classify.py --model_name_or_path bert-base-uncased --output_dir runs/a \\
-  --train_file train.csv --validation_file valid.csv --per_device_train_batch_size 8 \\
-  --gradient_accumulation_steps 4 --bf16 --eval_strategy epoch --resume_from_checkpoint true
+accelerate launch --config_file accelerate_configs/ddp.yaml app/classify.py \\
+  --model_name_or_path bert-base-uncased --train_file train.csv --validation_file valid.csv \\
+  --per_device_train_batch_size 8 --gradient_accumulation_steps 4 --bf16 --eval_strategy epoch \\
+  --resume_from_checkpoint true --output_dir runs/a
 ```
 
 or the same names as keyword arguments of `samerun.train("classify", ...)` ([Python](python.md)).
