@@ -237,10 +237,7 @@ class TextTask(Task):
             }
             note_repeated_texts(texts, notes)
         if arguments.padding_free:
-            notes.append(
-                "the encoder computes without padding (--padding_free); dropout masks differ from those with "
-                "padding"
-            )
+            notes.append("the encoder computes without padding (--padding_free)")
         if arguments.test_file is not None and "test" not in tables:
             paths = " ".join(arguments.test_file)
             notes.append(f"--test_file {paths} is not read: --do_predict is not given")
@@ -417,7 +414,6 @@ class TextTask(Task):
             model,
             kernels=self.arguments.kernels,
             padding_free=self.arguments.padding_free,
-            on_cpu=self.launch.device_type == "cpu",
         )
         return self.long_documents.prepare(model, self.tokenizer.padding_side)
 
