@@ -20,7 +20,7 @@ from samerun.kernels.dropout import (
     recomputing,
     use_row_drop_path,
 )
-from samerun.train import seed_step
+from samerun.training import seed_step
 
 PLACES = tuple(range(16))
 

@@ -37,7 +37,7 @@ from samerun.models.windows import pool_windows
 from samerun.task import Batch, Split
 from samerun.text.text import lengths_of, pad_rows
 from samerun.text.titles import IGNORED
-from samerun.train import seed_step
+from samerun.training import seed_step
 
 SIZES = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
