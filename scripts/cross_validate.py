@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(REPOSITORY / "app")]
 
 from trials.command import Command, claim, print_table, run_all, run_script  # noqa: E402
 
@@ -59,7 +59,7 @@ def read_rows(task: Any) -> tuple[dict[str, list[dict[str, Any]]], list[tuple[st
     """(rows with ids by split: "train", and "validation" if the arguments name it; labels of each training
     row, () for tasks without labels; label list). Raises `InputError`."""
     arguments = task.arguments
-    columns = (arguments.text_column, *task.target_columns)
+    columns = (*task.text_columns, *task.target_columns)
     required = {"train": columns, "validation": columns}
     tables, rows = read_splits(arguments, required, True, optional=(arguments.id_column,)), {}
     for split, table in tables.items():

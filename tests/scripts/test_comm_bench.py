@@ -4,6 +4,7 @@ from pathlib import Path
 import comm_bench
 import launchers
 import pytest
+from launchers import as_words
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "comm_bench.py"
 
@@ -22,7 +23,7 @@ def home(tmp_path):
 
 
 def test_one_process_has_nobody_to_talk_to(home):
-    finished = launchers.run([*launchers.python(), str(SCRIPT)], home)
+    finished = launchers.run([*launchers.python(), str(SCRIPT)], home, real=True)
     assert finished.code == 2
     assert finished.err.strip() == (
         "error: found one process, expected two or more; launch with torchrun --nproc_per_node 2, for example"
@@ -36,12 +37,7 @@ def test_two_processes_measure_and_judge_a_model(home):
     command = [
         *launchers.torchrun(2),
         str(SCRIPT),
-        "--max_size_mb",
-        "1",
-        "--repeats",
-        "3",
-        "--output",
-        "found.json",
+        *as_words(max_size_mb="1", repeats="3", output="found.json"),
     ]
     finished = launchers.run([*command, "--config_name", "bert/config.json"], home).check()
     found = json.loads((home / "found.json").read_text())
