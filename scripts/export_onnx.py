@@ -6,8 +6,8 @@
     weights python scripts/export_onnx.py runs/mine/best --int8 --test_file test.csv [ARGS]
 
 Supports classifiers of texts, of words and of images, and image segmentation. The graph accepts any batch
-size and text length. With --test_file it also compares metrics and speed of torch, ONNX Runtime and int8 on your rows; ARGS
-are the task's own, such as --text_column. Needs requirements-onnx.txt.
+size and text length. With --test_file it also compares metrics and speed of torch, ONNX Runtime and int8 on
+your rows; ARGS are the task's own, such as --text_column. Needs requirements-onnx.txt.
 
     --output_dir FOLDER   folder for model.onnx (default: MODEL_FOLDER_onnx or MODEL_FOLDER_onnx_int8)
 
