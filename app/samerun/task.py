@@ -347,6 +347,8 @@ def check_metric(name: str, metrics: Iterable[str], arguments: Any) -> None:
 
 
 def higher_is_better(arguments: Any, metric: str) -> bool:
-    """Whether higher values of the metric are better: --greater_is_better, else false for a loss."""
+    """Whether higher values of the metric are better: --greater_is_better, else false for a loss and an
+    error."""
     requested = arguments.greater_is_better
-    return "loss" not in metric if requested is None else requested
+    is_error = "loss" in metric or metric.split("_")[0] in ("mse", "mae")
+    return not is_error if requested is None else requested

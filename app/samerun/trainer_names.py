@@ -242,7 +242,7 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
     "use_mps_device": Refused("Accelerate chooses the device; --use_cpu keeps a run off it"),
     # Example scripts of transformers: run_classification.py, run_summarization.py,
     # run_image_classification.py
-    "do_regression": Only("false", "labels are classes"),
+    "do_regression": Only("false", "--problem_type regression trains on numbers"),
     "forced_bos_token": Refused(
         "--target_lang, or the model's generation_config.json, sets the first token of a title"
     ),
@@ -265,16 +265,19 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
         "--dataset_split, --dataset_validation_split and --dataset_test_split select the splits to read"
     ),
     "resize_position_embeddings": Only("false", "--max_length may not exceed the model's position table"),
+    "return_entity_level_metrics": Only("true", "metrics.json always has the scores of each type"),
     "revision": Alias("model_revision"),
     "shuffle_seed": Refused("--seed sets the order of rows"),
     "shuffle_train_dataset": Only("true", "training rows are shuffled in every epoch"),
     "summary_column": Alias("title_column"),
     "task_name": Refused("--dataset_name and --dataset_config_name name a data set of the hub: glue, sst2"),
     "test_split_name": Alias("dataset_test_split"),
-    "text_column_delimiter": Refused("only one text column is read: --text_column"),
+    "tags_column": Alias("label_column"),
+    "text_column_delimiter": Refused("one text is read, --text_column, or two, --text_pair_column"),
     "text_column_name": Alias("text_column"),
     "text_column_names": Alias("text_column"),
     "token": TOKEN,
+    "tokens_column": Alias("text_column"),
     "train_dir": Alias("train_file"),
     "train_split_name": Alias("dataset_split"),
     "train_val_split": Alias("validation_split"),
