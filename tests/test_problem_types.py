@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from in_process import check_evaluated_alike
 from launchers import CLASSIFY, DS_CONFIGS, run, torchrun
 from transformers import pipeline
 
@@ -80,7 +79,11 @@ def test_an_export_predicts_evaluates_and_is_read_by_transformers_alike(kind, fo
     )
     ended = script("classify", [*judged, *words(report_to="none", **columns)])
     assert ended.code == 0, ended.err
-    check_evaluated_alike(Path("run"), Path("judged"))
+    ours, theirs = (json.loads(Path(f"{name}/metrics.json").read_text()) for name in ("run", "judged"))
+    scores = {name: value for name, value in theirs.items() if name.startswith("eval_")}
+    assert {"eval_loss"} < scores.keys() <= ours.keys()
+    # The exported layer computes years of four digits in fp32.
+    assert scores == pytest.approx({name: ours[name] for name in scores}, rel=1e-4, abs=1e-5)
 
     found, rows = lines("run/predictions.jsonl"), lines("test.jsonl")
     classify = pipeline("text-classification", model="run/best", top_k=None)
