@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from classify import Arguments
+from classify import Arguments, TextClassification
 from text_tasks import classification
 
 from samerun.errors import InputError, TrainingError
@@ -163,6 +163,6 @@ def test_arguments_that_contradict_each_other(given, said):
 
 @pytest.mark.parametrize(("ours", "remarks"), [(0.6, 0), (0.5, 1), (0.4, 1), (None, 0)])
 def test_a_model_that_is_not_better_than_a_linear_one_is_remarked_upon(ours, remarks):
-    task = classify.TextClassification(classify.Arguments(output_dir="runs/a"))
+    task = TextClassification(Arguments(output_dir="runs/a"))
     metrics = {"average_precision_macro": ours, "baseline_average_precision_macro": 0.5}
     assert len(task.remarks(metrics)) == remarks
