@@ -13,6 +13,7 @@ import title_job
 from docs.test_documentation import check_command
 from images_job import write_idx
 from launchers import REPOSITORY, write_corpus
+from sampling.names import draw_rows
 from transformers import BartConfig, BertTokenizer
 
 from samerun.text.tokenizer import SPECIAL_TOKENS
@@ -20,8 +21,6 @@ from samerun.text.tokenizer import SPECIAL_TOKENS
 FOLDER = REPOSITORY / "app" / "recipes"
 RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml") if not path.name.startswith("quickstart_"))
 MEASURED = "benchmarks/quality.md"
-# Recipes whose data or model are not those of the others of their task.
-OWN_DATA = ("classic_titles_zh", "titles_seq2seq", "deeplab", "one_label", "numbers", "pairs")
 
 
 def header(name):
@@ -62,6 +61,14 @@ def everyday(folder, model, **given):
     folder.mkdir(exist_ok=True)
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return {"model_name_or_path": model, "train_file": folder / "rows.jsonl", "max_length": 32, **given}
+
+
+def sentences(folder):
+    for name, number in (("train", 20), ("valid", 5)):
+        rows = map(json.dumps, draw_rows(number, number))
+        (folder / f"{name}.jsonl").write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+    files = {"train_file": folder / "train.jsonl", "validation_file": folder / "valid.jsonl"}
+    return {**files, "max_length": 32, "vocab_size": 300}
 
 
 def titles(folder, **given):
@@ -120,11 +127,13 @@ def volumes(folder):
 def tiny(name, task, folder, bert_folder):
     """Data and a model of a size for tests, in place of a recipe's."""
     bigbird = {"config_name": folder / "bigbird" / "config.json", "decoder_layers": 1}
-    return {
+    made = {
         "classify": lambda: texts(folder, bert_folder),
         "image_classify": lambda: {"train_file": write_idx(folder / "mnist")},
         "segment": lambda: {"train_file": masks_job.write(folder / "data"), "image_size": "32,48"},
         "segment3d": lambda: volumes(folder / "data"),
+        "tag": lambda: {"model_name_or_path": bert_folder, **sentences(folder)},
+        "word_classes_zh": lambda: sentences(folder),
         "titlegen": lambda: titles(folder, **bigbird, tokenizer_type="train", vocab_size=1500),
         "classic_titles_zh": lambda: titles(folder, **bigbird, tokenizer_name=words(folder / "words")),
         "titles_seq2seq": lambda: titles(folder, config_name=bart(folder / "bart"), tokenizer_type="train",
@@ -136,7 +145,8 @@ def tiny(name, task, folder, bert_folder):
             "train_file": masks_job.write(folder / "data"), "image_size": 32, "from_scratch": "true",
             "config_name": masks_job.deeplab(folder / "model"),
         },
-    }[name if name in OWN_DATA else task]()  # fmt: skip
+    }  # fmt: skip
+    return made[name if name in made else task]()
 
 
 @pytest.mark.slow
