@@ -20,7 +20,7 @@ import pytest
 from images_job import write_folder
 from launchers import as_words, write_csv
 
-NUMBER = int(os.environ.get("MISUSE", 10))
+NUMBER = int(os.environ.get("MISUSE", 20))
 TASKS = ("classify", "titlegen", "image_classify", "segment")
 # What starts other programs, waits, or is drawn for every command below.
 LEFT_OUT = {

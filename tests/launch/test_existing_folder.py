@@ -1,17 +1,21 @@
 """What a command does with an output folder that holds something: which runs go on, which are refused, and
-that a refusal changes no byte."""
+that a refusal changes no byte.
+
+    EXISTING_FOLDERS=all python -m pytest tests/launch/test_existing_folder.py    all, two processes too
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 
 import launchers
 import masks_job
 import pytest
-from launchers import as_words, write_csv
+from launchers import REPOSITORY, as_words, write_csv
 
 STATES = (
     "no run", "unfinished", "finished", "without checkpoints", "other task", "other data", "other labels",
@@ -36,9 +40,13 @@ EXPECTED = {
     "predict": dict.fromkeys(STATES, PREDICTS),
 }  # fmt: skip
 CASES = [(state, action) for state in STATES for action in ACTIONS]
+ALL = [(task, *case) for task in ("classify", "segment") for case in CASES]
 TRIED = [("classify", *case) for case in CASES if case[1] != "predict"][::2]
 TRIED += [("classify", "without checkpoints", "auto"), ("classify", "finished", "overwrite")]
+TRIED += [("classify", "finished", "predict"), ("classify", "foreign files", "predict")]
 TRIED += [("segment", "unfinished", "auto"), ("segment", "other labels", "overwrite")]
+TRIED += [("segment", "finished", "auto"), ("segment", "other task", "auto")]
+TRIES_ALL = os.environ.get("EXISTING_FOLDERS") == "all"
 
 
 class Jobs:
@@ -120,8 +128,8 @@ def content(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def check(jobs: Jobs, run, task: str, state: str, action: str, folder: Path) -> None:
-    """`run`: (task, arguments) -> `Ended`."""
+def check(jobs: Jobs, run, act, task: str, state: str, action: str, folder: Path) -> None:
+    """`run`, for what was there before, and `act`: (task, arguments) -> exit code and output."""
     jobs.prepare(run, task, state, folder)
     before, expected = content(folder), EXPECTED[action].get(state, REFUSED)
     more = [word.replace("FOLDER", str(folder)) for word in ACTIONS[action]]
@@ -130,7 +138,7 @@ def check(jobs: Jobs, run, task: str, state: str, action: str, folder: Path) -> 
         model, file = jobs.finished(run, task) / "best", arguments[arguments.index("--train_file") + 1]
         more += ["--model_name_or_path", str(model), "--test_file", file, "--report_to", "none"]
         arguments = ["--output_dir", str(folder), "--use_cpu", "true"]
-    ended = run(task, [*arguments, *more])
+    ended = act(task, [*arguments, *more])
     after = content(folder)
     assert ended.code == (2 if expected == REFUSED else 0), ended.err
     assert "Traceback" not in ended.err
@@ -152,6 +160,18 @@ def check(jobs: Jobs, run, task: str, state: str, action: str, folder: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "state", "action"), TRIED)
+@pytest.mark.parametrize(("task", "state", "action"), ALL if TRIES_ALL else TRIED)
 def test_what_a_command_does_in_a_folder(task, state, action, jobs, script, tmp_path):
-    check(jobs, script, task, state, action, tmp_path / "run")
+    check(jobs, script, script, task, state, action, tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not TRIES_ALL, reason="EXISTING_FOLDERS=all")
+@pytest.mark.parametrize(("task", "state", "action"), ALL)
+def test_two_processes(task, state, action, jobs, script, tmp_path):
+    def launched(task, arguments):
+        return launchers.run(
+            [*launchers.torchrun(2), str(REPOSITORY / "app" / f"{task}.py"), *arguments], jobs.folder
+        )
+
+    check(jobs, script, launched, task, state, action, tmp_path / "run")
