@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(REPOSITORY / "app")]
 
 from examining.report import DataReport, as_section, examine  # noqa: E402
 from examining.rows import rows_of  # noqa: E402
@@ -87,7 +87,7 @@ def main(argv: list[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, metavar="FILE")
-    parser.add_argument("script", type=Path, metavar="app/TASK.py")
+    parser.add_argument("script", type=task_scripts.path_of, metavar="TASK")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
     options = parser.parse_args(argv)
     output = options.output

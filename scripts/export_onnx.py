@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(REPOSITORY / "app")]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
@@ -214,7 +214,7 @@ def save(exported: Any, folder: Path, source: Path, processor: Any) -> float:
 def measure(folder: Path, task_name: str, graphs: dict[str, OnnxModel], argv: list[str]) -> list[str]:
     """The lines of a table: metrics and rows per second of CPU time, for torch's model and the graphs, on a
     test file."""
-    arguments_class, task_class = task_scripts.load(REPOSITORY / "app" / f"{task_name}.py")
+    arguments_class, task_class = task_scripts.load(task_scripts.scripts()[task_name])
     with tempfile.TemporaryDirectory() as run_folder:
         fixed = ["--do_predict", "--use_cpu", "--model_name_or_path", str(folder), "--output_dir", run_folder]
         arguments = parse(arguments_class, [*fixed, "--report_to", "none", *argv])

@@ -102,7 +102,7 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--output_dir", type=lambda p: Path(p).expanduser(), default=Path("runs/parity"), metavar="FOLDER"
     )
-    parser.add_argument("script", type=Path, metavar="app/TASK.py")
+    parser.add_argument("script", type=task_scripts.path_of, metavar="TASK")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
     options = parser.parse_args(argv)
     for name, minimum in (("steps", 1), ("processes", 2)):

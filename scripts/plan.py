@@ -34,7 +34,7 @@ import numpy as np
 import yaml
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(REPOSITORY / "app")]
 
 from samerun import deepspeed, fsdp, optim_arguments, start, task_scripts  # noqa: E402
 from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
@@ -95,7 +95,7 @@ def read_options(argv: list[str]) -> tuple[argparse.Namespace, Path, list[str]]:
     parser.add_argument("--launch", metavar="FILE")
     parser.add_argument("--num_processes", type=int, metavar="N")
     parser.add_argument("--gpu_memory", type=gigabytes, metavar="GIB")
-    parser.add_argument("script", type=Path, metavar="app/TASK.py")
+    parser.add_argument("script", type=task_scripts.path_of, metavar="TASK")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
     options = parser.parse_args(argv)
     if options.num_processes is not None and options.num_processes < 1:

@@ -45,10 +45,12 @@ from pathlib import Path
 import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(REPOSITORY / "app")]
 
 from soaking.child import run_script  # noqa: E402
 from soaking.comparison import differences  # noqa: E402
+
+from samerun import task_scripts  # noqa: E402
 
 KILLED = -signal.SIGKILL
 DISK_CALLS = ("fsync", "rename", "replace")
@@ -194,7 +196,7 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--output_dir", type=lambda p: Path(p).expanduser(), default=Path("runs/soak"), metavar="FOLDER"
     )
-    parser.add_argument("script", type=Path, metavar="app/TASK.py")
+    parser.add_argument("script", type=task_scripts.path_of, metavar="TASK")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
     options = parser.parse_args(argv)
     if options.kills < 1:

@@ -35,7 +35,7 @@ from typing import Any
 import optuna
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(REPOSITORY / "app")]
 
 from trials.command import Command, claim, has_runs, print_table, run_all, run_script  # noqa: E402
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import forks
 import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -59,12 +60,15 @@ class Finished:
         return self
 
 
-def run(command: list[str], home: Path, timeout: float = TIMEOUT) -> Finished:
-    """Runs a command in `home`. Kills it and its descendants after `timeout` seconds."""
-    return run_together([command], home, timeout)[0]
+def run(command: list[str], home: Path, timeout: float = TIMEOUT, real: bool = False) -> Finished:
+    """Runs a command in `home`. Kills it and its descendants after `timeout` seconds. Unless `real`, Python
+    and launchers begin with the libraries imported (see `forks`)."""
+    return run_together([command], home, timeout, real)[0]
 
 
-def run_together(commands: list[list[str]], home: Path, timeout: float = TIMEOUT) -> list[Finished]:
+def run_together(
+    commands: list[list[str]], home: Path, timeout: float = TIMEOUT, real: bool = False
+) -> list[Finished]:
     """Like `run`, for several commands at the same time, such as the launchers of several machines."""
     started = time.monotonic()
     jobs = []
@@ -72,7 +76,7 @@ def run_together(commands: list[list[str]], home: Path, timeout: float = TIMEOUT
         # Files, because a worker that outlives its launcher would keep a pipe open.
         out, err = (tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") for _ in range(2))  # noqa: SIM115
         process = subprocess.Popen(
-            command,
+            command if real else forked(command),
             cwd=home,
             env=environment(home),
             stdin=subprocess.DEVNULL,
@@ -94,6 +98,15 @@ def run_together(commands: list[list[str]], home: Path, timeout: float = TIMEOUT
         Finished(command, process.returncode, _text(out), _text(err), seconds)
         for command, process, out, err in jobs
     ]
+
+
+def forked(command: list[str]) -> list[str]:
+    """The command by the forks of its Python or launcher; itself if it begins with another program."""
+    place, name = os.path.split(command[0])
+    if place != os.path.dirname(sys.executable) or "-X" in command:
+        return command
+    name = "python" if command[0] == sys.executable else name
+    return [str(forks.commands() / name), *command[1:]]
 
 
 def _kill_family(process: subprocess.Popen) -> None:
@@ -142,6 +155,11 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def as_words(**given: object) -> list[str]:
+    """Arguments on a command line, without those that are None."""
+    return [part for name, value in given.items() if value is not None for part in (f"--{name}", str(value))]
+
+
 # The functions below return a launcher with its options, up to the script.
 
 
@@ -163,14 +181,7 @@ def accelerate(file: str, processes: int, *options: str) -> list[str]:
 
 def machines(file: str, count: int, processes: int) -> list[list[str]]:
     """`accelerate launch` for `count` machines, all of them this one. `processes`: on all machines."""
-    rendezvous = [
-        "--main_process_ip",
-        "127.0.0.1",
-        "--main_process_port",
-        str(free_port()),
-        "--num_machines",
-        str(count),
-    ]
+    rendezvous = as_words(main_process_ip="127.0.0.1", main_process_port=free_port(), num_machines=count)
     return [accelerate(file, processes, *rendezvous, "--machine_rank", str(rank)) for rank in range(count)]
 
 
@@ -285,10 +296,7 @@ def training(output_dir: Path, model: str = "bert", **changed: object) -> list[s
         "report_to": "none",
         "output_dir": output_dir,
     } | changed
-    named = [
-        part for name, value in arguments.items() if value is not None for part in (f"--{name}", str(value))
-    ]
-    return [str(CLASSIFY), "--from_scratch", "--do_train", "--do_predict", *named]
+    return [str(CLASSIFY), "--from_scratch", "--do_train", "--do_predict", *as_words(**arguments)]
 
 
 # Global batch sizes. The third batch of the 31 rows has one row for 15, so that only one process has a row; 7
@@ -333,9 +341,9 @@ JOBS = {
     "averaged": Job(one(python), 1, UNEVEN, averages=True),
     "cpu": Job(one(accelerate, "cpu.yaml", 1), 1, UNEVEN, micro_batch_size=4),
     "single_gpu": Job(one(accelerate, "single_gpu.yaml", 1), 1, EVEN, averages=True),
-    "cpu_ddp": Job(one(accelerate, "cpu_ddp.yaml", 2), 2, EVEN, max_tokens=MICRO_BATCH_TOKENS, averages=True),
+    "cpu_ddp": Job(one(accelerate, "cpu_ddp.yaml", 2), 2, UNEVEN, max_tokens=MICRO_BATCH_TOKENS,
+                   padding_free="on", averages=True),
     "ddp": Job(one(accelerate, "ddp.yaml", 2), 2, UNEVEN, averages=True),
-    "padding_free_ddp": Job(one(torchrun, 2), 2, UNEVEN, max_tokens=MICRO_BATCH_TOKENS, padding_free="on"),
     "ddp_bf16": Job(one(accelerate, "ddp_bf16.yaml", 2), 2, EVEN, precision="bf16"),
     "multi_node_ddp": Job(
         lambda: machines("multi_node_ddp.yaml", 2, 2), 2, UNEVEN, micro_batch_size=4, resumes=("python", 2)
@@ -357,13 +365,12 @@ JOBS = {
         averages=True,
     ),
     "deepspeed_zero3": Job(
-        one(deepspeed, 2), 2, UNEVEN, deepspeed_file="ds_configs/zero3.json", zero_stage=3,
+        one(deepspeed, 2), 2, UNEVEN, deepspeed_file="partitioned.json", zero_stage=3,
         resumes=("deepspeed_zero2", 4),
         averages=True,
     ),
-    "partitioned_zero3": Job(one(deepspeed, 2), 2, EVEN, deepspeed_file="partitioned.json", zero_stage=3,
-                             averages=True),
 }  # fmt: skip
+REAL = ("python", "ddp", "deepspeed_zero2")  # nothing is imported before they start
 REFERENCES = {job.reference for job in JOBS.values()}
 
 
@@ -404,4 +411,5 @@ def launch(name: str, home: Path) -> Launched:
         other, step = job.resumes
         changed["resume_from_checkpoint"] = home / "runs" / other / "checkpoints" / f"step_{step}"
     arguments = training(folder, **changed)
-    return Launched(folder, run_together([[*launcher, *arguments] for launcher in job.launch()], home))
+    commands = [[*launcher, *arguments] for launcher in job.launch()]
+    return Launched(folder, run_together(commands, home, real=name in REAL))

@@ -1,9 +1,8 @@
 """Who may import whom, which file knows which library, and how large the whole may become."""
 
 import ast
+import functools
 import graphlib
-import importlib.metadata
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ KINDS = {f"samerun.{name}" for name in ("text", "images", "volumes", "models")}
 # Scripts that compare with the code before a rewrite; they go with it and do not count.
 GUARDS = {"oracle", "mutants", "guarding"}
 # Lines of Python by folder, and modules in app/ without __init__. Both are to fall.
-MOST_LINES = {"app": 28_500, "scripts": 8_300, "tests": 30_500}
+MOST_LINES = {"app": 28_500, "scripts": 8_300, "tests": 29_600}
 MOST_MODULES = 115
 # Everything that is imported inside a function, and why. What is not here stands at the top of its file.
 IMPORTED_LATER = {
@@ -45,9 +44,6 @@ IMPORTED_LATER = {
     "torch.distributed": "only jobs of several machines meet before torch is imported",
     "transformers.models.big_bird": "only BigBird needs it",
 }
-
-# torch.compile is given functions that know what they are made for.
-HOLD_FUNCTIONS = {"samerun.layers"}
 
 
 def module_name(path):
@@ -87,6 +83,7 @@ def imports_of(node):
     return {f"{node.module}.{alias.name}" for alias in node.names}
 
 
+@functools.cache
 def imports(path):
     """Dotted names of everything a file imports, wherever in it."""
     nodes = walk(ast.parse(path.read_text(encoding="utf-8")))
@@ -185,16 +182,7 @@ def test_a_task_is_one_class_in_one_file(task):
     classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
     assert len(classes) == 2  # its arguments and itself
     methods = [node.name for node in classes[1].body if isinstance(node, ast.FunctionDef)]
-    order = [
-        "build",
-        "num_targets",
-        "loss_sum",
-        "predict",
-        "score",
-        "export",
-        "load_exported",
-        "lines",
-    ]
+    order = ["build", "num_targets", "loss_sum", "predict", "score", "export", "load_exported", "lines"]
     order.append("card")
     assert [name for name in methods if name in order] == order  # as a run calls them
 
@@ -207,24 +195,6 @@ def test_the_run_of_any_task_is_a_table_of_contents():
     assert function.end_lineno - function.lineno < 60
 
 
-def test_functions_have_six_positional_parameters_at_most_and_no_functions_inside():
-    parameters, inside = [], []
-    for name, path in MODULES.items():
-        for node in walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef):
-                own = [argument.arg for argument in node.args.posonlyargs + node.args.args]
-                if len([argument for argument in own if argument not in ("self", "cls", "ctx")]) > 6:
-                    parameters.append(f"{name}.{node.name}")
-                inner = [
-                    found
-                    for found in ast.walk(node)
-                    if isinstance(found, ast.FunctionDef) and found is not node
-                ]
-                inside += [name] * len(inner)
-    assert parameters == []
-    assert set(inside) <= HOLD_FUNCTIONS
-
-
 def test_a_task_is_imported_by_nothing_in_the_application_and_a_script_by_nobody():
     scripts = {path.stem for path in (ROOT / "scripts").glob("*.py")}
     parts_of_scripts = {path.parent.name for path in (ROOT / "scripts").glob("*/__init__.py")}
@@ -235,14 +205,3 @@ def test_a_task_is_imported_by_nothing_in_the_application_and_a_script_by_nobody
         assert not first & (TASKS | {"scripts"} | scripts | parts_of_scripts), path
     for path in (ROOT / "scripts").rglob("*.py"):
         assert not {dotted.split(".")[0] for dotted in imports(path)} & scripts, path
-
-
-def test_no_module_hides_an_installed_one():
-    # app/ is the first folder that Python looks into, under every launcher.
-    taken = set(importlib.metadata.packages_distributions()) | sys.stdlib_module_names
-    assert {"torch", "datasets", "logging"} <= taken
-    top = TASKS | {path.parent.name for path in APP.glob("*/__init__.py")}
-    assert not top & (
-        taken | {"kernels"}
-    )  # the last is a distribution that transformers uses where it is installed
-    assert not {path.stem for path in SOURCES} & sys.stdlib_module_names

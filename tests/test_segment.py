@@ -26,7 +26,7 @@ from transformers import (
 
 from samerun.errors import InputError, TrainingError
 from samerun.images.segmentation import unpack
-from samerun.parsing import parse, validate
+from samerun.parsing import validate
 from samerun.plan import Modes, evaluation_batch
 from samerun.runtime import Launch
 
@@ -329,13 +329,3 @@ def test_contradictory_arguments(given, said):
         )
     (problem,) = caught.value.problems
     assert said in problem
-
-
-def test_the_help_has_no_arguments_of_tokens(capsys):
-    with pytest.raises(SystemExit):
-        parse(segment.Arguments, ["--help", "all"])
-    text = capsys.readouterr().out
-    assert "--classes_file" in text
-    assert [
-        word for word in text.split() if "token" in word or "length" in word or "padding_free" in word
-    ] == []

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 import segment3d
 import torch
-from launchers import SCRIPTS, python, run
+from launchers import SCRIPTS, as_words, python, run
 from safetensors.torch import save_file
 
 from samerun.errors import InputError, TrainingError
 from samerun.images.segmentation import SegmentationLoss
-from samerun.parsing import parse, validate
+from samerun.parsing import validate
 from samerun.plan import evaluation_batch
 from samerun.task import Batch
 from samerun.volumes.network import Settings, load_weights
@@ -42,13 +42,10 @@ JOB = {
 
 
 def job(data: Path, output_dir: Path, *more: str) -> list[str]:
-    named = [part for name, value in JOB.items() for part in (f"--{name}", str(value))]
+    named = as_words(**JOB)
     return [
         SCRIPT,
-        "--train_file",
-        str(data),
-        "--do_train",
-        "--do_predict",
+        *as_words(train_file=data, do_train=True, do_predict=True),
         *named,
         "--output_dir",
         str(output_dir),
@@ -60,20 +57,6 @@ def problems(**given):
     with pytest.raises(InputError) as caught:
         validate(segment3d.Arguments(**{"output_dir": "run", "train_file": "data", **given}))
     return caught.value.problems
-
-
-def test_the_help_has_no_arguments_of_tokens(capsys):
-    with pytest.raises(SystemExit):
-        parse(segment3d.Arguments, ["--help", "all"])
-    text = capsys.readouterr().out
-    assert "--patch_size" in text
-    assert evaluation_batch(segment3d.Arguments()) == (
-        1,
-        None,
-    )  # volumes of different sizes are not padded by default
-    assert [
-        word for word in text.split() if "token" in word or "length" in word or "padding_free" in word
-    ] == []
 
 
 @pytest.mark.parametrize(
@@ -116,6 +99,7 @@ def test_patches_are_the_median_volume_if_nobody_says_otherwise():
     chosen = Settings.choose(segment3d.Arguments(), ["background", "a"], (1.0, 1.0, 1.0), volumes)
     assert chosen.patch_size == (48, 64, 96)
     assert chosen.unet["out_channels"] == 1
+    assert evaluation_batch(segment3d.Arguments()) == (1, None)  # volumes of different sizes are not padded
 
 
 def test_scores_are_means_over_volumes_and_then_over_classes():
@@ -230,15 +214,7 @@ def test_a_model_predicts_unlabelled_volumes_of_another_folder(trained, place):
     new = place / "new"
     (new / "images").mkdir(parents=True)
     shutil.copy(place / "data" / "images" / "ball_20.nii.gz", new / "images" / "ball_20.nii.gz")
-    asked = [
-        "--do_predict",
-        "--model_name_or_path",
-        str(trained / "best"),
-        "--test_file",
-        str(new),
-        "--output_dir",
-        str(trained),
-    ]
+    asked = as_words(do_predict=True, model_name_or_path=trained / "best", test_file=new, output_dir=trained)
     run([*python(), SCRIPT, *asked, "--report_to", "none"], place).check()
     (line,) = (trained / "predictions_new.jsonl").read_text(encoding="utf-8").splitlines()
     mask = json.loads(line)["mask"]

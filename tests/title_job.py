@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import launchers
-from launchers import REPOSITORY, deepspeed, python, torchrun
+from launchers import REPOSITORY, as_words, deepspeed, python, torchrun
 
 SCRIPT = REPOSITORY / "app" / "titlegen.py"
 ROWS = REPOSITORY / "tests" / "fixtures" / "chinese_titles.jsonl"
@@ -100,7 +100,7 @@ def arguments(**changed: object) -> list[str]:
         "report_to": "none",
         **changed,
     }
-    return [part for name, value in values.items() if value is not None for part in (f"--{name}", str(value))]
+    return as_words(**values)
 
 
 def launch(name: str, home: Path) -> Path:
@@ -115,9 +115,7 @@ def launch(name: str, home: Path) -> Path:
     command = [
         *job.launcher(*job.options),
         str(SCRIPT),
-        "--from_scratch",
-        "--do_train",
-        "--do_predict",
+        *as_words(from_scratch=True, do_train=True, do_predict=True),
         *arguments(**changed),
     ]
     launchers.run(command, home).check()

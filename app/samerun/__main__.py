@@ -4,7 +4,8 @@
     accelerate launch -m samerun classify ...      torchrun --nproc_per_node 2 -m samerun classify ...
     deepspeed --module samerun classify ...
 
-`samerun NAME` runs a script as `python app/NAME.py` does. `samerun configs FOLDER` copies the configuration
+`samerun NAME` runs a task as `python app/NAME.py` does, or a tool of scripts/. Tools take a task by its name
+or its path: `samerun plan classify ARGS`. `samerun configs FOLDER` copies the configuration
 files of launchers. `samerun completion` prints what a shell needs to complete names and arguments:
 eval "$(samerun completion)" in ~/.bashrc, after `autoload bashcompinit; bashcompinit` in ~/.zshrc.
 """
@@ -17,7 +18,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from samerun.task_scripts import PACKAGE, scripts
+from samerun.task_scripts import PACKAGE, scripts, tools
 
 CONFIGS = ("accelerate_configs", "ds_configs")
 COMPLETION = """_samerun() {{
@@ -31,7 +32,7 @@ complete -o default -F _samerun samerun"""
 
 def main() -> None:
     """Entry point of `samerun` and of `python -m samerun`."""
-    files = scripts()
+    files = scripts() | tools()
     # deepspeed inserts --local_rank before the name
     given = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     name = given.replace("-", "_")

@@ -65,7 +65,7 @@ def train(task: str | Path, **values: Any) -> TrainedRun:
     `task`: a name, such as "classify", or the path of a script of your own. Raises `InputError`,
     `TrainingError`, and `StopRequested` after `max_train_time`.
     """
-    arguments_class, task_class = task_scripts.load(_script(task))
+    arguments_class, task_class = task_scripts.load(task_scripts.path_of(str(task)))
     arguments = parse(arguments_class, _words(arguments_class, values))
     validate(arguments)
     if arguments.output_dir is None:
@@ -101,12 +101,6 @@ def load(model: str | Path, **values: Any) -> Predictor:
 def predict(model: str | Path, items: Sequence[Any], **values: Any) -> list[dict[str, Any]]:
     """Predicts texts, or images as bytes, with an exported model, as `load(model, **values)(items)`."""
     return load(model, **values)(items)
-
-
-def _script(task: str | Path) -> Path:
-    scripts = task_scripts.scripts()
-    name = str(task).replace("-", "_")
-    return scripts[name] if name in scripts else Path(task)
 
 
 def _words(cls: type, values: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The scripts of app/ by name, and the task of an exported model. Imports no torch."""
+"""Tasks and tools by name, and the task of an exported model. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from typing import Any
 from samerun.errors import InputError
 
 PACKAGE = Path(__file__).resolve().parent
-# An installation has the scripts in samerun/tasks/, a checkout beside the package.
-FOLDERS = (PACKAGE / "tasks", PACKAGE.parent)
+# An installation has tasks and tools in the package, a checkout in app/ and scripts/.
+TASK_FOLDERS = (PACKAGE / "tasks", PACKAGE.parent)
+TOOL_FOLDERS = (PACKAGE / "tools", PACKAGE.parents[1] / "scripts")
+TOOLS = (
+    *("plan", "parity", "compare", "sweep", "cross_validate", "average", "data_report", "export_onnx"),
+    "soak",
+)
 BY_MODEL_TYPE = {"small_cnn": "image_classify", "monai_unet": "segment3d"}
 BY_ENDING = {
     "ForSequenceClassification": "classify",
@@ -26,8 +31,19 @@ BY_ADAPTER = {"SEQ_CLS": "classify", "SEQ_2_SEQ_LM": "titlegen"}
 
 def scripts() -> dict[str, Path]:
     """The files of the tasks, of predict and of serve, by name."""
-    folder = next(folder for folder in FOLDERS if (folder / "predict.py").is_file())
+    folder = next(folder for folder in TASK_FOLDERS if (folder / "predict.py").is_file())
     return {path.stem: path for path in sorted(folder.glob("*.py"))}
+
+
+def tools() -> dict[str, Path]:
+    """The files of the tools around a run, by name."""
+    folder = next(folder for folder in TOOL_FOLDERS if (folder / "plan.py").is_file())
+    return {name: folder / f"{name}.py" for name in TOOLS}
+
+
+def path_of(task: str) -> Path:
+    """The script of a task that is given by name, such as image-classify, or by path."""
+    return scripts().get(task.replace("-", "_"), Path(task))
 
 
 def load(script: Path) -> tuple[type, type]:

@@ -93,7 +93,7 @@ def run_script(
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--launch", metavar='"..."')
-    parser.add_argument("script", type=Path, metavar="app/TASK.py")
+    parser.add_argument("script", type=task_scripts.path_of, metavar="TASK")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
     options = parser.parse_args(argv)
     try:

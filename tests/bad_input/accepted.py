@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 
-from catalogue_case import GOOD, VALID, Case, by_turns, encoded, lines, parquet, train
+from catalogue_case import GOOD, VALID, Case, by_turns, encoded, parquet, train
 
 CLASSIFY, TITLEGEN = ("classify",), ("titlegen",)
 PREDICT = {"do_train": "true", "do_predict": "true", "test_file": "test.csv"}
 TRAINED_ON = r"note           4 training rows"
-MANY = [f"label {number}" for number in range(10_000)]
+MANY = [f"label {number}" for number in range(1_000)]
 LABELLED = [
     {"text": f"row {number}", "labels": ["red"] if number % 2 else ["green", "fruit"]} for number in range(4)
 ]
@@ -34,38 +32,17 @@ def moved(names: tuple[str, ...], place: str):
 
 
 FILES = [
-    works("line ends of Windows", **train(GOOD.replace("\n", "\r\n"))),
-    works("line breaks in cells", **train(GOOD.replace("red apple pie", '"red\r\napple\n\npie"'))),
-    works("more columns",
-          **train(GOOD.replace("\n", ",x\n", 1).replace("red\n", "red,NA\n").replace("green\n",
-              "green,007\n"))),
-    works("gzip", **train(lambda target: gzip.compress(GOOD.replace("TARGET", target).encode()),
-                          "train.csv.gz")),
     works("GB18030, named", **train(encoded(GOOD, "gb18030"), encoding="gb18030",
                                     validation_file="train.csv")),
-    works("JSON array", **train(json.dumps([{"text": f"red {i}", "TARGET": "red"} for i in range(4)],
-                                           indent=1), "train.json",
-                                validation_file="train.json")),
-    works("JSON lines with blank ones",
-          **train("\n\n".join([json.dumps({"text": f"red {i}", "TARGET": "red"}) for i in range(4)]),
-                                                "train.jsonl", validation_file="train.jsonl")),
-    works("parquet", **train(parquet(text=list("abcd"), TARGET=["red", "green", "red", "fruit"]),
-                             "train.parquet")),
     works("parquet of lists", tasks=CLASSIFY,
           **train(parquet(text=list("abcd"), labels=[["red", "fruit"], [], ["green"], ["red"]]),
                   "train.parquet")),
-    works("lists in JSON", tasks=CLASSIFY, **train(lines(*LABELLED), "train.jsonl")),
-    works("columns of 0 and 1", tasks=CLASSIFY,
-          files={"wide.csv": "text,red,green\na,1,0\nb,0,1\nc,1,1\nd,0,0\n"},
-          arguments={"train_file": "wide.csv", "validation_file": "wide.csv", "label_columns": "red,green"}),
     works("files of several kinds and a pattern, mixed", r"^note           6 training rows",
           r"^note           rows of an epoch: 2 from the 4 of train\.csv, 4 from the 2 of "
 r"part-1\.csv \(--mixing_weights\)$",
           files={"part-1.csv": "text,TARGET\nred leaf,red\n",
                  "part-2.jsonl": '{"text": "grass", "TARGET": "green"}\n'},
           arguments={"train_file": ["train.csv", "part-*"], "mixing_weights": ["1", "2"]}),
-    works("another separator", tasks=CLASSIFY,
-          **train(GOOD.replace("|", ";"), label_separator=";", validation_file="train.csv")),
 ]  # fmt: skip
 
 PLACES = [
@@ -78,8 +55,6 @@ PLACES = [
           make=lambda folder: ((folder / "real").mkdir(), (folder / "link").symlink_to("real"))),
     works("home in YAML and after =", r"^done           \S+/home/run$",
           arguments={"config": "run.yaml", "output_dir": None}, files={"run.yaml": "output_dir: ~/run\n"}),
-    works("path with dots", arguments={"train_file": "./run/../train.csv"}),
-    works("configuration by its file", arguments={"config_name": "models/config/config.json"}),
     works("weights as a pickle of tensors", tasks=CLASSIFY,
           arguments={"model_name_or_path": "models/pickle", "from_scratch": None, "config_name": None,
                      "tokenizer_type": None}),
@@ -93,15 +68,9 @@ ROWS = [
           **train("text,TARGET\nred apple,red\n", validation_file="train.csv"),),
     works("two rows share training and validation", r"1 training rows are kept for validation",
           **train("text,TARGET\nred apple,red\nred pear,red\n", validation_file=None)),
-    works("fewer rows than a batch", r"^steps          1 optimizer steps",
-          arguments={"global_batch_size": 64}),
-    works("identical rows", r"3 training row\(s\) repeat the text of an earlier row",
-          **train("text,TARGET\n" + "red apple,red\n" * 4, validation_file="train.csv")),
     works("rows in training and validation", r"2 of 4 validation texts are in the training rows too",
           files={"valid.csv": VALID.replace("red wine", "red brick wall").replace("blue sky",
               "plain water")}),
-    works("rows in training and test", r"1 of 1 test texts are in the training rows too", arguments=PREDICT,
-          files={"test.csv": "text\nplain water\n"}),
     works("blank texts", r"train\.csv: 2 row\(s\) without a text left out \(line 3, 5\)",
           **train("text,TARGET\nred apple,red\n  ,green\ngreen fruit,fruit|green\n"
                    "\u200b,red\ngreen,green\n")),
@@ -111,29 +80,21 @@ ROWS = [
           arguments={"test_file": "nothing.csv"}),
     works("text of a megabyte", r"train\.csv: 1 of 4 texts \(25\.0%\) are cut to 32 tokens", tasks=CLASSIFY,
           **train(GOOD.replace("red apple pie", "red apple pie " * 75_000))),
-    works("long texts", r"train\.csv: 3 of 4 texts \(75\.0%\) are cut to 4 tokens", tasks=CLASSIFY,
-          arguments={"max_length": 4}),
     works("long titles", r"train\.csv: 1 of 4 titles \(25\.0%\) are cut to 8 tokens", tasks=TITLEGEN,
           **train(GOOD.replace("fruit|red", "red " * 9))),
     works("words that the tokenizer does not know",
           r"train\.csv: \d\d% of the tokens are unknown to the tokenizer",
           **train("text,TARGET\n红色 的 苹果,red\n绿色 的 草地,green|fruit\n", tokenizer_type=None,
                   tokenizer_name="models/classifier")),
-    works("test rows without titles", tasks=TITLEGEN, arguments=PREDICT,
-          files={"test.csv": "text,title\nred,\ngreen,\n"}),
 ]  # fmt: skip
 
 LABELS = [
-    works("label that every row has", r"ROC AUC is undefined for 1 label\(s\) .*: red$", tasks=CLASSIFY,
-          files={"train.csv": GOOD, "valid.csv": "text,labels\na,red\nb,red|green\nc,fruit|red\n"}),
     works("rows without a label", r"train\.csv: 1 row\(s\) have no label",
           r"valid\.csv: 2 row\(s\) have no label", tasks=CLASSIFY,
           files={"train.csv": GOOD.replace("water,green", "water,"),
                  "valid.csv": "text,labels\na,\nb,red\nc,\n"}),
     works("no validation row has a label", r"ROC AUC is undefined for 3 label\(s\)", tasks=CLASSIFY,
           files={"valid.csv": "text,labels\na,\nb,\n"}),
-    works("label twice in a row", r"train\.csv: 1 row\(s\) name a label twice; it counts once",
-          tasks=CLASSIFY, **train(GOOD.replace("fruit|red", "fruit|red|fruit"))),
     works("unknown labels, ignored",
           r"valid\.csv: 2 label\(s\) of 1 kind\(s\) that the training data does not have are ignored",
           tasks=CLASSIFY, arguments={"unknown_labels": "ignore"},
@@ -151,7 +112,7 @@ LABELS = [
           tasks=CLASSIFY,
           **train("text,labels\na,new\nb,green\nc,fruit\n", model_name_or_path="models/classifier",
                   from_scratch=None, config_name=None, tokenizer_type=None, validation_file="train.csv")),
-    works("ten thousand labels", r"10000 labels", tasks=CLASSIFY,
+    works("a thousand labels", r"1000 labels", tasks=CLASSIFY,
           **train(f"text,labels\nall of them,{'|'.join(MANY)}\nthe first,{MANY[0]}\n",
                   validation_file="train.csv")),
 ]  # fmt: skip

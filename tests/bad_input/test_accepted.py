@@ -11,6 +11,7 @@ import accepted
 import pytest
 from catalogue_case import GOOD, TARGETS, Case, command_line, contents, lay_out, lines
 from in_process import check_evaluated_alike
+from launchers import as_words
 
 TRIED = [pytest.param(case, task, id=f"{case.name}-{task}") for case in accepted.CASES for task in case.tasks]
 
@@ -102,15 +103,9 @@ def test_predicting_in_a_finished_runs_folder_keeps_what_the_run_found(task, wor
     assert script(task, command_line(case, task)).code == 0
     kept = contents(Path("done"))
 
-    predict = [
-        "--do_predict",
-        "--model_name_or_path",
-        "done/best",
-        "--test_file",
-        "one.csv",
-        "--output_dir",
-        "done",
-    ]
+    predict = as_words(
+        do_predict=True, model_name_or_path="done/best", test_file="one.csv", output_dir="done"
+    )
     for options, name in [([], "done/predictions_one.jsonl"), (["--predictions_file", "p.csv"], "p.csv")] * 2:
         ended = script(task, [*predict, *options])
         assert (ended.code, ended.err) == (0, "")
@@ -128,15 +123,9 @@ def test_predicting_in_a_finished_runs_folder_keeps_what_the_run_found(task, wor
     )
 
     # The exported model gives the metrics of its training.
-    judge = [
-        "--do_eval",
-        "--model_name_or_path",
-        "done/best",
-        "--validation_file",
-        "valid.csv",
-        "--output_dir",
-        "judged",
-    ]
+    judge = as_words(
+        do_eval=True, model_name_or_path="done/best", validation_file="valid.csv", output_dir="judged"
+    )
     ended = script(task, judge)
     assert (ended.code, ended.err) == (0, "")
     check_evaluated_alike(Path("done"), Path("judged"))

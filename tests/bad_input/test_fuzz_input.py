@@ -34,7 +34,7 @@ from samerun.text.labels import label_ids, read_label_file, read_labels
 from samerun.text.losses import positive_weights
 
 quick = settings(
-    max_examples=150,
+    max_examples=60,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -113,7 +113,7 @@ def damaged(draw: Any) -> tuple[str, bytes]:
     return name, bytes(data)
 
 
-@settings(quick, max_examples=400)
+@settings(quick, max_examples=150)
 @given(damaged())
 def test_a_damaged_file_is_a_table_or_refused(file):
     table = result_or_words(lambda: read_table(write(*file), required=("text", "labels")))
@@ -275,7 +275,7 @@ DEEPSPEED = st.dictionaries(KEYS, ZERO_VALUES, max_size=5).map(
 )
 
 
-@settings(quick, max_examples=300)
+@settings(quick, max_examples=100)
 @given(st.one_of(DEEPSPEED.map(lambda content: json.dumps(content).encode()), st.binary(max_size=40)))
 def test_any_deepspeed_file_is_completed_or_refused(data):
     config = result_or_words(lambda: deepspeed.read_config(write("ds.json", data)))

@@ -18,9 +18,9 @@ import launchers
 import masks_job
 import pytest
 from images_job import write_folder
-from launchers import write_csv
+from launchers import as_words, write_csv
 
-NUMBER = int(os.environ.get("MISUSE", 20))
+NUMBER = int(os.environ.get("MISUSE", 10))
 TASKS = ("classify", "titlegen", "image_classify", "segment")
 # What starts other programs, waits, or is drawn for every command below.
 LEFT_OUT = {
@@ -109,11 +109,9 @@ def test_a_command_of_random_arguments(number, script, tmp_path):
     fields = importlib.import_module(task).Arguments.__dataclass_fields__
     names = chance.sample(sorted(fields.keys() - LEFT_OUT), chance.randint(1, 6))
     more = {name: drawn(chance, fields[name]) for name in names}
-    words = [
-        part for name, value in (usual(task, tmp_path) | more).items() for part in (f"--{name}", str(value))
-    ]
+    words = as_words(**usual(task, tmp_path) | more)
     if chance.random() < 0.3:  # the folder holds a run
-        usually = [p for name, value in usual(task, tmp_path).items() for p in (f"--{name}", str(value))]
+        usually = as_words(**usual(task, tmp_path))
         assert script(task, usually).code == 0
     before = content(tmp_path)
     ended = script(task, words)

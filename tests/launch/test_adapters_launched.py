@@ -29,7 +29,7 @@ def best(folder):
 def test_adapters_are_the_same_everywhere_and_move(launched, home, tmp_path, script, monkeypatch):
     """One process, ZeRO-2, and from the checkpoint of that ZeRO-3."""
     model = launched("python").folder / "best"
-    whole, zero2, moved = tmp_path / "whole", tmp_path / "zero2", tmp_path / "moved"
+    whole, zero2, moved = tmp_path / "whole", tmp_path / "adapters_zero2", tmp_path / "moved"
     monkeypatch.chdir(home)
     ended = script("classify", job(model, whole, max_steps=4)[1:])
     assert ended.code == 0, ended.err

@@ -1,23 +1,18 @@
 """What a command does with an output folder that holds something: which runs go on, which are refused, and
-that a refusal changes no byte.
-
-    EXISTING_FOLDERS=all python -m pytest tests/launch/test_existing_folder.py   # all cases
-"""
+that a refusal changes no byte."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 
 import launchers
 import masks_job
 import pytest
-from launchers import REPOSITORY, python, torchrun, write_csv
+from launchers import as_words, write_csv
 
-ALL = os.environ.get("EXISTING_FOLDERS") == "all"
 STATES = (
     "no run", "unfinished", "finished", "without checkpoints", "other task", "other data", "other labels",
     "foreign files",
@@ -41,9 +36,9 @@ EXPECTED = {
     "predict": dict.fromkeys(STATES, PREDICTS),
 }  # fmt: skip
 CASES = [(state, action) for state in STATES for action in ACTIONS]
-QUICK = [("classify", *case) for case in CASES if case[1] != "predict"][::2] + [
-    ("segment", state, action) for state in STATES[:4] for action in ("auto", "overwrite")
-]
+TRIED = [("classify", *case) for case in CASES if case[1] != "predict"][::2]
+TRIED += [("classify", "without checkpoints", "auto"), ("classify", "finished", "overwrite")]
+TRIED += [("segment", "unfinished", "auto"), ("segment", "other labels", "overwrite")]
 
 
 class Jobs:
@@ -81,7 +76,7 @@ class Jobs:
             values |= {"config_name": self.folder / "segformer", "image_size": "32,48"}
             values |= {"classes_file": self.folder / f"{labels} of masks.txt"}
         values |= {"train_file": file, "validation_file": file}
-        return [part for name, value in values.items() for part in (f"--{name}", str(value))]
+        return as_words(**values)
 
     def finished(self, run, task: str, kind: str = "data") -> Path:
         """A finished run of this task; `kind`: data, other data or other labels."""
@@ -125,8 +120,8 @@ def content(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def check(jobs: Jobs, run, train, task: str, state: str, action: str, folder: Path) -> None:
-    """`run` prepares folders, `train` runs the command that is checked: both (task, arguments) -> `Ended`."""
+def check(jobs: Jobs, run, task: str, state: str, action: str, folder: Path) -> None:
+    """`run`: (task, arguments) -> `Ended`."""
     jobs.prepare(run, task, state, folder)
     before, expected = content(folder), EXPECTED[action].get(state, REFUSED)
     more = [word.replace("FOLDER", str(folder)) for word in ACTIONS[action]]
@@ -135,7 +130,7 @@ def check(jobs: Jobs, run, train, task: str, state: str, action: str, folder: Pa
         model, file = jobs.finished(run, task) / "best", arguments[arguments.index("--train_file") + 1]
         more += ["--model_name_or_path", str(model), "--test_file", file, "--report_to", "none"]
         arguments = ["--output_dir", str(folder), "--use_cpu", "true"]
-    ended = train(task, [*arguments, *more])
+    ended = run(task, [*arguments, *more])
     after = content(folder)
     assert ended.code == (2 if expected == REFUSED else 0), ended.err
     assert "Traceback" not in ended.err
@@ -156,22 +151,6 @@ def check(jobs: Jobs, run, train, task: str, state: str, action: str, folder: Pa
         assert (folder / "best" / "config.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("task", "state", "action"),
-    [(t, *case) for t in ("classify", "segment") for case in CASES] if ALL else QUICK,
-)
-def test_one_process(task, state, action, jobs, script, tmp_path):
-    check(jobs, script, script, task, state, action, tmp_path / "run")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not ALL, reason="EXISTING_FOLDERS=all")
-@pytest.mark.parametrize("task", ["classify", "segment"])
-@pytest.mark.parametrize(("state", "action"), CASES)
-def test_two_processes(task, state, action, jobs, tmp_path):
-    def launch(launcher):
-        return lambda name, arguments: launchers.run(
-            [*launcher, str(REPOSITORY / "app" / f"{name}.py"), *arguments], tmp_path
-        )
-
-    check(jobs, launch(python()), launch(torchrun(2)), task, state, action, tmp_path / "run")
+@pytest.mark.parametrize(("task", "state", "action"), TRIED)
+def test_what_a_command_does_in_a_folder(task, state, action, jobs, script, tmp_path):
+    check(jobs, script, task, state, action, tmp_path / "run")

@@ -6,7 +6,6 @@ port ask for.
 """
 
 import functools
-import shlex
 import shutil
 import subprocess
 
@@ -34,7 +33,7 @@ def commands():
     return run_by("docs/moving.md", "tests/launch/test_moving_a_job.py")
 
 
-def ready(line, config):
+def ready(line, config, on_two_machines=False):
     """A command as it is run here, in the repository."""
     assert "--config job.yaml" in line
     for theirs, ours in IN_PLACE.items():
@@ -43,11 +42,11 @@ def ready(line, config):
     if line.startswith("accelerate launch") and "--main_process_port" not in line:
         line = line.replace("--num_processes", f"--main_process_port {launchers.free_port()} --num_processes")
     tool, rest = line.split(" ", 1)
+    program = launchers.python()[0] if tool == "python" else launchers._tool(tool)
     return [
         "bash",
         "-c",
-        f"cd {REPOSITORY} && exec "
-        f"{shlex.join([*launchers.python()] if tool == 'python' else [launchers._tool(tool)])} {rest}",
+        f"cd {REPOSITORY} && exec {program if on_two_machines else launchers.forked([program])[0]} {rest}",
     ]
 
 
@@ -119,7 +118,7 @@ def on_two_machines(homes, lines):
         for machine, line in zip(pair, lines, strict=True):
             write_job(machine.home, site, "job")
             subprocess.run(machine.inside(["mount", "--bind", str(machine.home), str(site)]), check=True)
-            both.append(machine.inside(ready(line, site / "job.yaml")))
+            both.append(machine.inside(ready(line, site / "job.yaml", on_two_machines=True)))
         for finished in run_together(both, homes[0]):
             finished.check()
 

@@ -9,7 +9,7 @@ import shutil
 
 import compare
 import pytest
-from launchers import CLASSIFY, JOBS, LABELS, TEST_ROWS, python, run, torchrun, training
+from launchers import CLASSIFY, JOBS, LABELS, TEST_ROWS, as_words, python, run, torchrun, training
 
 pytestmark = pytest.mark.slow
 
@@ -245,30 +245,6 @@ def test_the_output_is_rank_0s_and_says_each_thing_once(name, launched):
     ]
 
 
-def test_a_second_run_into_the_folder_is_refused_and_changes_nothing(folder, train):
-    before = contents(folder)
-    finished = train(folder, {})
-
-    assert finished.code == 2
-    assert finished.err.startswith(
-        f"error: --output_dir {folder} already holds a run (run.json, history.jsonl"
-    )
-    assert "--resume_from_checkpoint auto" in finished.err
-    assert "--overwrite_output_dir" in finished.err
-    assert contents(folder) == before
-
-
-def test_overwriting_replaces_the_run_and_keeps_what_is_not_its_own(folder, train):
-    (folder / "notes.txt").write_text("mine")
-    assert train(folder, {"max_steps": 2, "eval_steps": 2}, "--overwrite_output_dir").code == 0
-
-    assert (folder / "notes.txt").read_text() == "mine"
-    assert {event["step"] for event in read_lines(folder / "history.jsonl")} == {1, 2}
-    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step_2"]
-    assert read_json(folder / "metrics.json")["best_step"] == 2
-    assert not (folder / "tensorboard").exists()
-
-
 @pytest.mark.parametrize("start", ["--overwrite_output_dir", "--resume_from_checkpoint=step_3"])
 def test_a_requeued_job_goes_on_from_its_newest_checkpoint(folder, train, monkeypatch, start):
     start = start.replace("step_3", str(folder / "checkpoints" / "step_3"))
@@ -300,14 +276,7 @@ def test_predicting_with_the_best_model_needs_no_labels_and_leaves_the_run_alone
     """Nor is it harmed by a kill: started again, the predicting goes on where it was."""
     before, metrics = contents(folder), read_json(folder / "metrics.json")
     predicted = read_lines(folder / "predictions.jsonl")
-    files = [
-        "--model_name_or_path",
-        str(folder / "best"),
-        "--test_file",
-        "unlabelled.csv",
-        "--output_dir",
-        str(folder),
-    ]
+    files = as_words(model_name_or_path=folder / "best", test_file="unlabelled.csv", output_dir=folder)
     command = [*torchrun(2), str(CLASSIFY), "--do_predict", *files, "--per_device_eval_batch_size", "1"]
     unfinished = folder / "predictions_unlabelled.jsonl.unfinished"
     (tmp_path / "sitecustomize.py").write_text(KILLED_WHILE_PREDICTING)
@@ -337,25 +306,6 @@ def test_a_run_that_goes_on_in_another_folder_keeps_a_best_model_of_its_own(laun
     assert "the best model so far (step 3) is not in" in result.finished[0].out
     assert read_json(result.folder / "metrics.json")["best_step"] == 6
     assert (result.folder / "best" / "model.safetensors").is_file()
-
-
-def test_a_finished_run_without_checkpoints_is_predicted_with_and_not_replaced(folder, train):
-    shutil.rmtree(folder / "checkpoints")
-    before, predicted = contents(folder), (folder / "predictions.jsonl").read_bytes()
-    finished = train(folder, {"seed": 2}, "--resume_from_checkpoint", "auto")
-    assert (finished.code, contents(folder)) == (2, before)
-    assert "holds another run: seed was" in finished.err
-
-    finished = train(folder, {}, "--resume_from_checkpoint", "auto")
-    assert finished.code == 0
-    assert "training       is complete in" in finished.out
-    after = contents(folder)
-    assert {name for name in before if before[name] != after.get(name)} <= {
-        "metrics.json",
-        "predictions.jsonl",
-        "README.md",
-    }
-    assert len((folder / "predictions.jsonl").read_bytes()) == len(predicted)
 
 
 def test_more_epochs_leave_no_test_scores_of_an_earlier_best_model(folder, train):

@@ -49,7 +49,6 @@ def everyone(number):
 ASKED = {
     "python INT": (python, {"dataloader_num_workers": 1}, everyone(INT), 75, "SIGINT"),
     "accelerate one Ctrl-C": (lambda: accelerate("cpu.yaml", 1), {}, everyone(INT), None, "SIGINT"),
-    "accelerate ddp TERM": (lambda: accelerate("cpu_ddp.yaml", 2), {}, launcher(TERM), 1, "SIGTERM"),
     "torchrun TERM": (lambda: torchrun(2), {"dataloader_num_workers": 1}, launcher(TERM), 1, "SIGTERM"),
     "torchrun KILL": (lambda: torchrun(2), {}, launcher(KILL), -KILL, "the launcher is gone"),
     "torchrun rank 1 USR1": (lambda: torchrun(2), {}, rank(1, USR1), 1, "SIGUSR1"),

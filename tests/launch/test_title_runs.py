@@ -6,6 +6,7 @@ import json
 
 import compare
 import pytest
+from launchers import as_words
 from title_job import ROWS
 
 
@@ -69,15 +70,7 @@ def test_documents_without_titles_are_predicted(title_home, titled, script):
     bare = title_home / "bare.jsonl"
     bare.write_text("".join(json.dumps({"text": row["text"]}) + "\n" for row in rows), encoding="utf-8")
     folder = title_home / "runs" / "bare"
-    asked = [
-        "--do_predict",
-        "--model_name_or_path",
-        str(best),
-        "--test_file",
-        str(bare),
-        "--output_dir",
-        str(folder),
-    ]
+    asked = as_words(do_predict=True, model_name_or_path=best, test_file=bare, output_dir=folder)
     ended = script("titlegen", asked)
     assert ended.code == 0, ended.err
     lines = [json.loads(line) for line in (folder / "predictions.jsonl").open(encoding="utf-8")]

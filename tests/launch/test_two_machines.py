@@ -15,7 +15,7 @@ import sys
 
 import launchers
 import pytest
-from launchers import CLASSIFY, REPOSITORY, UNEVEN, free_port, run_together, training
+from launchers import CLASSIFY, REPOSITORY, UNEVEN, as_words, free_port, run_together, training
 from namespaces import machines, missing_for_machines
 from safetensors.torch import load_file
 
@@ -88,18 +88,7 @@ def torchrun(*options):
 
 def node(number, port):
     """scripts/machine.py, which passes the processes' own exit code on."""
-    place = [
-        "--node",
-        str(number),
-        "--nodes",
-        "2",
-        "--processes",
-        "1",
-        "--address",
-        "alpha",
-        "--port",
-        str(port),
-    ]
+    place = as_words(node=number, nodes="2", processes="1", address="alpha", port=port)
     return [sys.executable, str(REPOSITORY / "scripts" / "machine.py"), *place]
 
 
@@ -107,14 +96,6 @@ def torchrun_c10d(pair, port):
     launcher = torchrun("--rdzv_backend", "c10d", "--rdzv_id", "1", "--rdzv_endpoint", f"alpha:{port}")
     for machine in pair:
         yield machine.inside([*launcher, *arguments("torchrun_c10d", step=2)])
-
-
-def torchrun_static(pair, port):
-    for number, machine in enumerate(pair):
-        launcher = torchrun("--node_rank", str(number), "--master_addr", "alpha", "--master_port", str(port))
-        yield machine.inside(
-            [*launcher, *arguments("torchrun_static", step=4, deepspeed="ds_configs/zero3.json")]
-        )
 
 
 def hostfile(pair, port):
@@ -141,8 +122,8 @@ def multi_node_script(pair, port):
     yield outside(pair, [*script, *hosts, *arguments("multi_node_script", step=4)])
 
 
-JOBS = {job.__name__: job for job in (torchrun_c10d, torchrun_static, multi_node_script)}
-LAUNCHERS = {"torchrun_c10d": "torchrun", "torchrun_static": "torchrun", "multi_node_script": "python"}
+JOBS = {job.__name__: job for job in (torchrun_c10d, multi_node_script)}
+LAUNCHERS = {"torchrun_c10d": "torchrun", "multi_node_script": "python"}
 
 
 def arguments(name, step, **changed):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from launchers import CLASSIFY, JOBS, LABELS, REFERENCES, TEST_ROWS, accelerate, run, torchrun
+from launchers import CLASSIFY, JOBS, LABELS, REFERENCES, TEST_ROWS, accelerate, as_words, run, torchrun
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.slow
@@ -31,14 +31,7 @@ def evaluated(home, launched, script, monkeypatch):
             launcher, size = WAYS[name]
             folder = home / "evaluated" / name.replace(" ", "_").replace(",", "")
             files = ["--validation_file", "one.csv", "--test_file", "test.csv"]
-            modes = [
-                "--do_eval",
-                "--do_predict",
-                "--per_device_eval_batch_size",
-                str(size),
-                "--report_to",
-                "none",
-            ]
+            modes = as_words(do_eval=True, do_predict=True, per_device_eval_batch_size=size, report_to="none")
             command = ["--model_name_or_path", str(model), *files, *modes, "--output_dir", str(folder)]
             if launcher is None:
                 assert script("classify", command).code == 0

@@ -23,7 +23,7 @@ def test_documents_in_windows_train_the_same_everywhere(home, tmp_path, script, 
         "max_tokens_per_micro_batch": 128,
     }
     changed |= {"max_steps": 2, "eval_steps": 2}
-    one, zero3 = tmp_path / "one", tmp_path / "zero3"
+    one, zero3 = tmp_path / "one", tmp_path / "windows_zero3"
     monkeypatch.chdir(home)
     ended = script("classify", training(one, **changed)[1:])
     assert ended.code == 0, ended.err

@@ -165,7 +165,7 @@ def test_the_job_is_the_hard_case_it_is_meant_to_be(task, name, outcome, launche
 
 @pytest.mark.slow
 def test_every_weight_was_partitioned(launched):
-    config = run_file(launched("partitioned_zero3").folder)["deepspeed_config"]
+    config = run_file(launched("deepspeed_zero3").folder)["deepspeed_config"]
 
     assert config["zero_optimization"]["stage3_param_persistence_threshold"] == 0
 

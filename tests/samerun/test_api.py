@@ -135,7 +135,7 @@ def test_help_lists_every_command_without_torch(capsys):
         check=True,
     ).stdout
     names = {line.split()[0] for line in shown.splitlines() if line.startswith("  ")}
-    assert names >= {"classify", "image-classify", "predict", "serve", "configs", "completion"}
+    assert names >= {"classify", "image-classify", "predict", "serve", "plan", "cross-validate", "configs"}
     assert shown.endswith("False\n")
 
 

@@ -102,6 +102,15 @@ def test_what_a_command_asks_for(arguments, given, todo):
     assert arguments(**given).modes == todo
 
 
+@pytest.mark.parametrize("cls", TASKS[2:])
+def test_the_help_of_tasks_on_images_has_no_arguments_of_tokens(cls, capsys):
+    with pytest.raises(SystemExit):
+        parse(cls, ["--help", "all"])
+    text = capsys.readouterr().out
+    assert text.count("--learning_rate X") == 1  # stands in its group, with the task's default
+    assert [word for word in text.split() if "token" in word or "length" in word or "padding" in word] == []
+
+
 def test_a_home_is_expanded_on_the_command_line_and_in_yaml(monkeypatch, tmp_path):
     paths = ["model_name_or_path", "train_file", "output_dir", "predictions_file", "deepspeed"]
     monkeypatch.setenv("HOME", str(tmp_path))

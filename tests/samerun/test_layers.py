@@ -69,7 +69,7 @@ def compiled_twin(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["padded", "padding_free", "blocks", "padding_free_titles"])
+@pytest.mark.parametrize("kind", ["padded", "blocks"])
 def test_a_layer_is_compiled_once_for_all_batches(kind, counter):
     task, model = KINDS[kind][0], quiet(build(kind))
     twin = compiled_twin(model)

@@ -133,12 +133,6 @@ def test_what_decays_and_what_learns_faster(arguments):
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(found)
 
 
-def test_a_model_without_a_head_has_two_groups(arguments):
-    assert [
-        group["peak_lr"] for group in build_optimizer(arguments(), nn.Linear(3, 2), 1e-3, one).param_groups
-    ] == [1e-3, 1e-3]
-
-
 def test_arguments_reach_adamw(arguments):
     asked = arguments(adam_beta1=0.8, adam_beta2=0.7, adam_epsilon=1e-5)
     (group,) = build_optimizer(asked, nn.Linear(3, 2, bias=False), 1e-3, one).param_groups
@@ -150,19 +144,6 @@ def test_learning_rate_is_a_share_of_each_groups_peak(arguments):
     for multiplier in (0.5, 0.0, 0.25):  # not one on top of the other
         set_learning_rate(optimizer, multiplier)
         assert {group["lr"] for group in optimizer.param_groups} == {1e-3 * multiplier, 1e-2 * multiplier}
-
-
-def test_no_decay_means_none(arguments):
-    model = nn.Linear(3, 2)
-    optimizer = build_optimizer(arguments(weight_decay=0.5), model, 0.1, one)
-    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    torch.testing.assert_close(model.bias, before["bias"], rtol=0, atol=0)
-    torch.testing.assert_close(model.weight, before["weight"] * (1 - 0.1 * 0.5))
-    with pytest.raises(AssertionError):
-        torch.testing.assert_close(model.weight, before["weight"])
 
 
 def test_settings_reach_the_optimizer(arguments):

@@ -159,73 +159,45 @@ def test_precision_beside_a_deepspeed_file(machine, arguments, ds_file, sections
     )
 
 
-@pytest.mark.parametrize(
-    ("variables", "gpus", "given", "message"),
-    [
-        ({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": "fp16"}, 2, {}, "fp16 is not available on a CPU"),
-        (
-            {**ACCELERATE, "ACCELERATE_MIXED_PRECISION": "fp8"},
-            0,
-            {},
-            "mixed_precision fp8; no, fp16 and bf16",
-        ),
-        ({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": "bf16"}, 0, {"mixed_precision": "no"}, "keep one"),
-        (
-            {**ACCELERATE, "ACCELERATE_DYNAMO_BACKEND": "eager"},
-            2,
-            {},
-            "leave dynamo_config out and give --torch_compile",
-        ),
-        (
-            {**ACCELERATE, "ACCELERATE_USE_FSDP": "true"},
-            2,
-            {},
-            "fsdp_version is 1; write fsdp_version: 2 (see accelerate_c",
-        ),
-        (
-            {**FSDP, "ACCELERATE_MIXED_PRECISION": "fp16"},
-            2,
-            {},
-            "fp16 is not supported under FSDP; use bf16, or ZeRO",
-        ),
-        (
-            {**FSDP, "FSDP_RESHARD_AFTER_FORWARD": "no_shard"},
-            2,
-            {},
-            "fsdp_reshard_after_forward is no_shard, expected true or",
-        ),
-        (
-            {**FSDP, "FSDP_AUTO_WRAP_POLICY": "x"},
-            2,
-            {},
-            "fsdp_auto_wrap_policy is X, expected TRANSFORMER_BASED_WRAP, SIZE",
-        ),
-        (
-            {**FSDP, "FSDP_MIN_NUM_PARAMS": "1e8"},
-            2,
-            {},
-            "fsdp_min_num_params is '1e8', expected a whole number",
-        ),
-        (
-            {**FSDP, "FSDP_IGNORED_MODULES": "a.*"},
-            2,
-            {},
-            "fsdp_ignored_modules is not supported; leave it out",
-        ),
-        (
-            FSDP,
-            2,
-            {"deepspeed": "ds_configs/zero3.json"},
-            "zero3.json but the accelerate config asks for FSDP; keep one",
-        ),
-        ({**ACCELERATE, "ACCELERATE_USE_MEGATRON_LM": "true"}, 2, {}, "asks for Megatron-LM"),
-        (TORCHRUN, 1, {}, "2 processes on this machine but 1 GPU(s)"),
-    ],
-)
-def test_what_cannot_be_launched(machine, arguments, variables, gpus, given, message):
-    machine(variables, gpus)
-    (problem,) = problems(arguments(**given))
+# (what is told, variables beside those of Accelerate or of FSDP)
+NOT_WITH_ACCELERATE = [
+    ("fp16 is not available on a CPU", {"MIXED_PRECISION": "fp16"}),
+    ("mixed_precision fp8; no, fp16 and bf16", {"MIXED_PRECISION": "fp8"}),
+    ("leave dynamo_config out and give --torch_compile", {"DYNAMO_BACKEND": "eager"}),
+    ("fsdp_version is 1; write fsdp_version: 2 (see accelerate_c", {"USE_FSDP": "true"}),
+    ("asks for Megatron-LM", {"USE_MEGATRON_LM": "true"}),
+]
+NOT_WITH_FSDP = [
+    ("fp16 is not supported under FSDP; use bf16, or ZeRO", {"ACCELERATE_MIXED_PRECISION": "fp16"}),
+    ("reshard_after_forward is no_shard, expected true or", {"FSDP_RESHARD_AFTER_FORWARD": "no_shard"}),
+    ("is X, expected TRANSFORMER_BASED_WRAP, SIZE", {"FSDP_AUTO_WRAP_POLICY": "x"}),
+    ("fsdp_min_num_params is '1e8', expected a whole number", {"FSDP_MIN_NUM_PARAMS": "1e8"}),
+    ("fsdp_ignored_modules is not supported; leave it out", {"FSDP_IGNORED_MODULES": "a.*"}),
+]
+
+
+@pytest.mark.parametrize(("message", "changes"), NOT_WITH_ACCELERATE)
+def test_what_accelerate_may_not_ask_for(machine, arguments, message, changes):
+    machine(ACCELERATE | {f"ACCELERATE_{name}": value for name, value in changes.items()}, gpus=2)
+    (problem,) = problems(arguments())
     assert message in problem
+
+
+@pytest.mark.parametrize(("message", "changes"), NOT_WITH_FSDP)
+def test_what_fsdp_may_not_be_asked_for(machine, arguments, message, changes):
+    machine(FSDP | changes, gpus=2)
+    (problem,) = problems(arguments())
+    assert message in problem
+
+
+def test_launches_that_contradict_the_machine_or_the_arguments(machine, arguments):
+    machine(TORCHRUN, gpus=1)
+    assert "2 processes on this machine but 1 GPU(s)" in problems(arguments())[0]
+    machine({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": "bf16"})
+    assert "keep one" in problems(arguments(mixed_precision="no"))[0]
+    machine(FSDP, gpus=2)
+    (problem,) = problems(arguments(deepspeed="ds_configs/zero3.json"))
+    assert "zero3.json but the accelerate config asks for FSDP; keep one" in problem
 
 
 def test_accelerate_says_no_to_what_nobody_asked_for(machine, arguments):
@@ -245,7 +217,7 @@ def test_accelerate_says_no_to_what_nobody_asked_for(machine, arguments):
     [
         (
             {"WORLD_SIZE": "4"},
-            "WORLD_SIZE=4 but RANK and MASTER_ADDR not set, so the processes cannot connect. ",
+            "WORLD_SIZE=4 but RANK and MASTER_ADDR not set, so the processes cannot connect",
         ),
         ({"RANK": "1"}, "RANK=1 but there are only 1 process(es)"),
         ({"LOCAL_RANK": "3"}, "LOCAL_RANK=3 but there are only 1 process(es)"),
@@ -253,10 +225,7 @@ def test_accelerate_says_no_to_what_nobody_asked_for(machine, arguments):
         ({"WORLD_SIZE": "abc"}, "WORLD_SIZE='abc': expected a whole number of at least 1"),
         ({"WORLD_SIZE": ""}, "unset WORLD_SIZE"),
         ({"LOCAL_SIZE": "x"}, "LOCAL_SIZE='x'"),
-        (
-            {**RANKS, "MASTER_ADDR": "a", "MASTER_PORT": "0"},
-            "MASTER_PORT='0' is no port, so the processes cannot connect",
-        ),
+        ({**RANKS, "MASTER_PORT": "0"}, "MASTER_PORT='0' is no port, so the processes cannot connect"),
     ],
 )
 def test_variables_left_over_in_a_shell_are_named(machine, arguments, variables, message):
@@ -313,62 +282,44 @@ def variables_of(name):
     } | ({} if given.num_processes == 1 or given.use_cpu else TORCHRUN)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "expected"),
-    [
-        (
-            "gpus_bf16",
-            "cuda",
-            {"precision": "bf16", "backend": "nccl", "zero_stage": 0, "torch_compile": False},
-        ),
-        ("one_cpu", "cuda", {"use_cpu": True, "device_type": "cpu", "backend": "gloo", "world_size": 1}),
-        ("one_gpu_dynamo", "cuda", {"torch_compile": True, "device_type": "cuda", "precision": "no"}),
-        ("one_gpu_dynamo", "mps", {"torch_compile": True, "device_type": "mps", "use_cpu": False}),
-        ("xpus", "xpu", {"backend": "xccl", "device_type": "xpu", "precision": "bf16", "world_size": 4}),
-        ("npus", "npu", {"device_type": "npu", "precision": "fp16"}),
-        ("zero_file", "cuda", {"zero_stage": 2, "deepspeed_file": "ds_configs/zero2.json"}),
-        ("zero2", "cuda", {"zero_stage": 2, "precision": "bf16", "deepspeed_file": runtime.INLINE}),
-        ("zero3_offload", "cuda", {"zero_stage": 3, "precision": "no"}),
-        (
-            "fsdp2",
-            "cuda",
-            {"fsdp": FsdpSettings(cpu_ram_efficient_loading=True), "gathers_weights": True, "zero_stage": 0},
-        ),
-    ],
-)
-def test_what_the_wizard_writes_is_honoured(machine, arguments, name, kind, expected):
+HONOURED = {
+    ("gpus_bf16", "cuda"): {"precision": "bf16", "backend": "nccl", "zero_stage": 0, "torch_compile": False},
+    ("one_cpu", "cuda"): {"use_cpu": True, "device_type": "cpu", "backend": "gloo", "world_size": 1},
+    ("one_gpu_dynamo", "cuda"): {"torch_compile": True, "device_type": "cuda", "precision": "no"},
+    ("one_gpu_dynamo", "mps"): {"torch_compile": True, "device_type": "mps", "use_cpu": False},
+    ("xpus", "xpu"): {"backend": "xccl", "device_type": "xpu", "precision": "bf16", "world_size": 4},
+    ("npus", "npu"): {"device_type": "npu", "precision": "fp16"},
+    ("zero_file", "cuda"): {"zero_stage": 2, "deepspeed_file": "ds_configs/zero2.json"},
+    ("zero2", "cuda"): {"zero_stage": 2, "precision": "bf16", "deepspeed_file": runtime.INLINE},
+    ("zero3_offload", "cuda"): {"zero_stage": 3, "precision": "no"},
+    ("fsdp2", "cuda"): {"gathers_weights": True, "fsdp": FsdpSettings(cpu_ram_efficient_loading=True)},
+}
+
+
+@pytest.mark.parametrize(("name", "kind"), HONOURED)
+def test_what_the_wizard_writes_is_honoured(machine, arguments, name, kind):
+    expected = HONOURED[name, kind]
     machine(variables_of(name), 2, kind=kind)
     found = describe_launch(arguments())
     assert {key: getattr(found, key) for key in expected} == expected
     assert found.launcher == "accelerate"
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (
-            "cpus",
-            "asks for several processes on CPUs (MULTI_CPU) but Accelerate starts one; launch with "
-            "accelerate_configs/cpu",
-        ),
-        (
-            "gpus_dynamo_modes",
-            "dynamo_backend inductor, dynamo_mode max-autotune, dynamo_use_fullgraph false; only inductor in",
-        ),
-        (
-            "fsdp1",
-            "fsdp_config of the accelerate config: fsdp_version is 1; write fsdp_version: 2 (see "
-            "accelerate_configs/",
-        ),
-        ("megatron", "asks for Megatron-LM"),
-        ("zero0", "deepspeed_config of the accelerate config: zero_stage is 0, expected 1, 2 or 3"),
-        ("zero3_nvme", "offloading to nvme needs a file"),
-    ],
-)
-def test_what_the_wizard_writes_is_refused_with_a_reason(machine, arguments, name, message):
+REFUSED = {
+    "cpus": "asks for several processes on CPUs (MULTI_CPU) but Accelerate starts one; launch with accel",
+    "gpus_dynamo_modes": "dynamo_mode max-autotune, dynamo_use_fullgraph false; only inductor in",
+    "fsdp1": "fsdp_config of the accelerate config: fsdp_version is 1; write fsdp_version: 2 (see accel",
+    "megatron": "asks for Megatron-LM",
+    "zero0": "deepspeed_config of the accelerate config: zero_stage is 0, expected 1, 2 or 3",
+    "zero3_nvme": "offloading to nvme needs a file",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_wizard_writes_is_refused_with_a_reason(machine, arguments, name):
     machine(variables_of(name), 2)
     (problem,) = problems(arguments())
-    assert message in problem
+    assert REFUSED[name] in problem
 
 
 def test_every_setting_of_fsdp_is_in_force(machine, arguments):

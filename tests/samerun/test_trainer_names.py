@@ -5,6 +5,7 @@ import image_classify
 import pytest
 import segment3d
 import titlegen
+from launchers import as_words
 from transformers import Seq2SeqTrainingArguments
 
 from samerun.errors import InputError
@@ -87,15 +88,9 @@ def test_other_names_set_the_arguments_of_ours(argv, field, value):
 
 
 def test_what_is_done_anyway_may_be_asked_for():
-    argv = [
-        "--load_best_model_at_end",
-        "--predict_with_generate",
-        "yes",
-        "--save_safetensors",
-        "1",
-        "--hub_token",
-        "none",
-    ]
+    argv = as_words(
+        load_best_model_at_end=True, predict_with_generate="yes", save_safetensors="1", hub_token="none"
+    )
     argv += ["--optim", "adamw_torch", "--gradient_checkpointing_kwargs", '{"use_reentrant": false}']
     assert parse(titlegen.Arguments, argv) == titlegen.Arguments()
 

@@ -4,6 +4,7 @@ from pathlib import Path
 import comm_bench
 import launchers
 import pytest
+from launchers import as_words
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "comm_bench.py"
 
@@ -36,12 +37,7 @@ def test_two_processes_measure_and_judge_a_model(home):
     command = [
         *launchers.torchrun(2),
         str(SCRIPT),
-        "--max_size_mb",
-        "1",
-        "--repeats",
-        "3",
-        "--output",
-        "found.json",
+        *as_words(max_size_mb="1", repeats="3", output="found.json"),
     ]
     finished = launchers.run([*command, "--config_name", "bert/config.json"], home).check()
     found = json.loads((home / "found.json").read_text())

@@ -123,20 +123,6 @@ def resampled(scores, elements=0):
     return compare.bootstrap(means, len(scores), elements)["score"]
 
 
-def test_an_interval_has_the_width_that_theory_gives():
-    """For many rows the bootstrap's interval is mean -+ 1.96 standard errors."""
-    scores = np.random.default_rng(1).normal(size=2000)
-    low, high = compare.interval(resampled(scores))
-    width = 1.96 * scores.std() / np.sqrt(len(scores))
-    assert (low, high) == pytest.approx((scores.mean() - width, scores.mean() + width), abs=0.1 * width)
-
-
-def test_large_files_are_resampled_less_often():
-    few = resampled(np.arange(50), elements=compare.MAX_ELEMENTS)
-    assert len(few) == 1 + compare.FEWEST
-    assert few.tolist() == resampled(np.arange(50))[: len(few)].tolist()
-
-
 def test_a_metric_that_is_undefined_in_some_resamples_has_an_interval_from_the_others():
     assert compare.interval(np.array([0.5, np.nan, 0.5, 0.5])) == (0.5, 0.5)
     assert np.isnan(compare.interval(np.full(3, np.nan))).all()

@@ -4,8 +4,6 @@ import json
 import re
 
 import data_report as script
-import masks_job
-import nibabel
 import numpy as np
 import pytest
 from examining.report import examine
@@ -62,16 +60,6 @@ def test_labels_are_counted_with_those_that_come_together():
     assert "3 labels of the training rows have no validation row: a, b, d" in said
     assert "1 pairs of labels always come together: a and b" in said
     assert set(report.shown.figures) == {"data_lengths", "data_labels", "data_label_pairs"}
-
-
-def test_rows_at_the_limit_are_lost_ones():
-    rows = of_texts(["a"] * 4, ["x", "x", "y", "z"], None, (np.array([5, 8, 8, 8]), 8))
-    report = examine({"train": rows})
-    assert tables(report)["Lengths"][0]["at the limit"] == "75.0%"
-    assert "75.0% of the train rows reach the limit of 8 tokens" in " ".join(
-        finding.found for finding in report.findings
-    )
-    assert tables(report)["Rows"][0]["contradicting"] == "2"  # titles of equal texts
 
 
 def test_classes_of_masks_are_counted_by_area():
@@ -135,42 +123,7 @@ def test_images_are_compared_by_their_bytes_and_pixels(tmp_path, token_cache, ca
     assert re.search(r"^light +4 \(50.0%\)", said, re.MULTILINE)
 
 
-def test_classes_of_a_folder_of_masks_are_counted(tmp_path, token_cache, capsys):
-    data = masks_job.write(tmp_path / "data", rows=8)
-    model = [
-        "--config_name",
-        str(masks_job.segformer(tmp_path / "model")),
-        "--image_size",
-        "32,48",
-        "--from_scratch",
-    ]
-    assert script.main([str(TASKS / "segment.py"), "--train_file", str(data), *model]) == 0
-    said = capsys.readouterr().out
-    assert re.search(r"^ground +\d\d\.\d\d% +7 +\d\d\.\d\d% +1$", said, re.MULTILINE)
-    assert re.search(r"^train +height, pixels +32 +32 +32 +1$", said, re.MULTILINE)
-
-
 def test_a_task_of_other_rows_is_refused(capsys):
     task = str(SCRIPTS.parent / "tests" / "vector_task.py")
     assert script.main([task]) == 2
     assert "a data report needs a task of texts, images or volumes" in capsys.readouterr().err
-
-
-def test_volumes_of_all_splits_are_reported(tmp_path, token_cache, capsys):
-    for split, number in (("train", 3), ("test", 1)):
-        for row in range(number):
-            for kind in ("images", "labels"):
-                (tmp_path / split / kind).mkdir(parents=True, exist_ok=True)
-                values = (
-                    np.arange(512).reshape(8, 8, 8) * (row + 1)
-                    if kind == "images"
-                    else np.eye(8)[None].repeat(8, 0)
-                )
-                image = nibabel.Nifti1Image(values.astype(np.int16), np.eye(4))
-                nibabel.save(image, tmp_path / split / kind / f"{split}{row}.nii")
-    network = ["--channels", "4,8", "--strides", "2", "--patch_size", "8,8,8", "--class_names", "diagonal"]
-    files = ["--train_file", str(tmp_path / "train"), "--test_file", str(tmp_path / "test")]
-    assert script.main([str(TASKS / "segment3d.py"), *files, *network]) == 0
-    said = capsys.readouterr().out
-    assert re.search(r"^train +2 ", said, re.MULTILINE)
-    assert re.search(r"^test +1 ", said, re.MULTILINE)

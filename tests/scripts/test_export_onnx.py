@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from launchers import write_csv
+from launchers import as_words, write_csv
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -78,15 +78,7 @@ def test_a_classifier_under_onnx_runtime_and_what_int8_costs(
     ] * 2
     write_csv(tmp_path / "test.csv", ["body", "labels"], rows)
     output = tmp_path / "onnx"
-    measured = [
-        "--int8",
-        "--test_file",
-        str(tmp_path / "test.csv"),
-        "--text_column",
-        "body",
-        "--max_length",
-        "24",
-    ]
+    measured = as_words(int8=True, test_file=tmp_path / "test.csv", text_column="body", max_length="24")
     assert export_onnx.main([str(bert_folder), "--output_dir", str(output), *measured]) == 0
     said = capfd.readouterr().out.splitlines()
     assert said[0].startswith("difference     ")

@@ -10,6 +10,7 @@ from pathlib import Path
 import make_sample_data as sample_data
 import numpy as np
 import pytest
+from launchers import as_words
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_sample_data.py"
 FILES = ["labels.txt", "sample_data.json", "test.jsonl", "train.jsonl", "validation.jsonl"]
@@ -22,8 +23,6 @@ def solve(matrix):
     `scipy.linalg.lu`, which NumPy calls for the real work, and the remarks on stability that Golub made long
     ago [1]_.
 
-    .. versionadded:: 1.26
-
     Parameters
     ----------
     matrix : ndarray of shape (n, n)
@@ -34,83 +33,15 @@ def solve(matrix):
     out : ndarray
         The solution that leaves the smallest residual of all that were tried.
 
-    Raises
-    ------
-    LinAlgError
-        If the coefficients are singular to working precision.
-
-    See Also
-    --------
-    secret_sibling : Another function.
-
     References
     ----------
     .. [1] Golub, G. Secret Book. 1996.
 
     Examples
     --------
-    A system of two equations:
-
-    >>> import numpy as np
     >>> np.secret_call([[1, 2], [3, 4]])
-    array([1., 2.])
     """
 '''
-GOOGLE = '''
-class Trainer:
-    def fit(self, rows, secret_rate=1):
-        r"""
-        Fit the model to all rows, one epoch after another. It stops as soon as nothing improves any more.
-
-        The order of the rows is drawn anew before every epoch, so that no two epochs see the same batches,
-        and the best weights are kept aside. See :class:`~torch.nn.Module` and the
-        [guide](https://example.org/secret).
-
-        Args:
-            rows (`list[secret_type]`, *optional*, defaults to `None`):
-                Examples to fit the model to, each of them with its labels.
-            secret_rate (float): How far a step goes.
-
-        Raises:
-            ValueError: If there is no row at all.
-
-        Example:
-
-        ```python
-        >>> trainer.fit(secret_rows)
-        ```
-        """
-'''
-FIELDS = '''
-def tokens(text):
-    """
-    Return the words of a text in their order.
-
-    Words are cut at white space and at every mark of punctuation; what is left over in between is dropped
-    without a trace. Numbers count as words, and so does a run of ideographs, for want of a dictionary that
-    would know better.
-
-    :param text: what to cut into words, of any length, in any script that has white space
-    :type text: secret_type
-    :return: the words, none of them empty
-    :rtype: secret_list
-    """
-'''
-ADDED = '''
-from secret import add_newdoc
-
-add_newdoc("tinylib.core", "array", ("sort",
-    """
-    sort(axis=-1)
-
-    Sort an array in place along one axis.
-
-    %s
-    """))
-''' % (
-    "The order of equal elements is kept, whatever the algorithm that the type of the elements calls for. "
-    * 4
-)
 
 
 def document(number: int) -> str:
@@ -128,9 +59,6 @@ def site(tmp_path):
     (root / "tests").mkdir(parents=True)
     (root / "__init__.py").write_text("raise SystemExit('imported')\n")
     (root / "linalg.py").write_text(NUMPYDOC)
-    (root / "training.py").write_text(GOOGLE)
-    (root / "text.py").write_text(FIELDS)
-    (root / "core.py").write_text(ADDED)
     (root / "many.py").write_text("\n\n".join(document(number) for number in range(120)))
     (root / "copied.py").write_text(
         NUMPYDOC.replace("def solve", "def resolve").replace("for every", "for any")
@@ -144,15 +72,7 @@ def site(tmp_path):
 
 
 def run(site: Path, output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        str(SCRIPT),
-        "--output_dir",
-        str(output),
-        "--packages",
-        "tinylib",
-        "no_such_lib",
-    ]
+    command = [sys.executable, str(SCRIPT), *as_words(output_dir=output, packages="tinylib"), "no_such_lib"]
     environment = os.environ | {"PYTHONPATH": str(site)}
     return subprocess.run(
         [*command, *arguments], env=environment, capture_output=True, text=True, check=False
@@ -164,47 +84,20 @@ def read_rows(output: Path) -> dict[str, list[dict]]:
     return {split: [json.loads(line) for line in (output / f"{split}.jsonl").open()] for split in splits}
 
 
-def rows_of(site: Path) -> dict[str, dict]:
-    return {row["id"]: row for row in sample_data.package_rows(site / "tinylib")}
-
-
-def test_numpydoc_becomes_prose_and_labels(site):
-    row = rows_of(site)["tinylib.linalg.solve"]
+def test_numpydoc_becomes_prose_and_labels_and_nothing_gives_them_away(site):
+    rows = {row["id"]: row for row in sample_data.package_rows(site / "tinylib")}
+    row = rows["tinylib.linalg.solve"]
     assert row["title"] == "Solve a system of linear equations."
     assert row["text"].split("\n") == [
-        "The system is factorised once and then solved for every column on the right-hand side. See "
-        "lu, which "
-        "[library] calls for the real work, and the remarks on stability that Golub made long ago .",
+        "The system is factorised once and then solved for every column on the right-hand side. See lu, "
+        "which [library] calls for the real work, and the remarks on stability that Golub made long ago .",
         "Coefficients of the equations, one row for each of them, in any floating point type.",
         "The solution that leaves the smallest residual of all that were tried.",
-        "If the coefficients are singular to working precision.",
-        "A system of two equations",
     ]
-    sections = ("parameters", "returns", "raises", "examples", "references")
     assert row["labels"] == [
-        *(f"has:{section}" for section in sections),
+        *(f"has:{section}" for section in ("parameters", "returns", "examples", "references")),
         *("kind:function", "library:tinylib", "topic:linear algebra"),
     ]
-
-
-def test_nothing_in_a_text_gives_its_labels_away(site):
-    texts = [row["text"] for row in rows_of(site).values()]
-    assert len(texts) > 100
-    for leak in (
-        "secret",
-        ">>>",
-        "---",
-        "Parameters",
-        "Args",
-        "Raises",
-        "numpy",
-        "np.",
-        "torch",
-        "ndarray",
-        "1.26",
-        "`",
-    ):
-        assert not [text for text in texts if leak in text], leak
 
 
 def test_run_writes_disjoint_splits_and_says_what(site, tmp_path):
@@ -215,7 +108,7 @@ def test_run_writes_disjoint_splits_and_says_what(site, tmp_path):
     assert sorted(path.name for path in output.iterdir()) == FILES
     splits = read_rows(output)
     rows = [row for split in splits.values() for row in split]
-    assert len(rows) == len({row["id"] for row in rows}) == len({row["text"] for row in rows}) == 124
+    assert len(rows) == len({row["id"] for row in rows}) == len({row["text"] for row in rows}) == 121
     assert {row["id"] for row in rows} >= {
         "tinylib.many.f0",
         "tinylib.copied.resolve",
@@ -278,12 +171,6 @@ def test_digits_are_drawn_once_and_the_same_each_time(tmp_path, monkeypatch):
         (s, str(d)) for s in ("test", "train") for d in range(10)
     ]
     assert len(set(drawn[0].values())) == 30
-    one = tmp_path / "a" / "train" / "0" / "00000.png"
-    one.unlink()
-    digits.draw_digits(tmp_path / "a")
-    assert not one.exists()  # made before: nothing is looked at twice
-    digits.draw_digits(tmp_path / "a", force=True)
-    assert one.exists()
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "mine").touch()
     with pytest.raises(FileExistsError, match="it holds mine from elsewhere"):

@@ -1,7 +1,6 @@
 """scripts/sweep.py and scripts/cross_validate.py, over a command that trains nothing."""
 
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -11,12 +10,10 @@ from types import SimpleNamespace
 import cross_validate
 import numpy as np
 import pytest
-from launchers import SCRIPTS
+from launchers import SCRIPTS, as_words
 from trials.command import Command
 
 from samerun.errors import InputError
-from samerun.files import read_lines
-from samerun.text.labels import read_label_file
 
 optuna = pytest.importorskip("optuna")  # requirements-sweep.txt
 sweep = pytest.importorskip("sweep")  # imports it
@@ -67,10 +64,7 @@ def test_a_sweep_goes_on_and_names_the_best_command(command, tmp_path, capsys):
     search = [
         "--search",
         "learning_rate=1e-3,0.25,1",
-        "--search",
-        "weight_decay=log:1e-3:1e-1",
-        "--processes",
-        "2",
+        *as_words(search="weight_decay=log:1e-3:1e-1", processes="2"),
     ]
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "command.json").write_text('["of a command whose input was rejected"]')
@@ -138,42 +132,8 @@ def test_a_sweep_refuses_other_choices(other, command, capsys):
     assert sweep.main(["--trials", "2", "--search", first, *command]) == 0
 
 
-@pytest.mark.parametrize(
-    ("search", "said"),
-    [
-        ("learning_rate", "has only one value"),
-        ("learning_rate=3", "has only one value"),
-        ("learning_rate=lag:1:2", "has only one value"),
-        ("learning_rate=a:b", "could not convert"),
-        ("learning_rate=2:1", "low.*high"),
-        ("lerning_rate=1,2", "did you mean --learning_rate"),
-        ("learning_rate=-1:1", "learning_rate"),
-    ],
-)
-def test_a_search_that_makes_no_sense_is_refused(search, said, command, capsys):
-    assert sweep.main(["--search", search, *command]) == 2
-    assert re.search(said, capsys.readouterr().err)
-
-
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [("--trials=0", "at least 1"), ("--processes=0", "at least 1"), ("--launch=torchrum", "no program")],
-)
-def test_numbers_and_launchers_that_make_no_sense_are_refused(option, said, command, capsys):
-    launch, task = command[:2], command[2:]
-    assert sweep.main(["--search", "learning_rate=1,2", *launch, option, *task]) == 2
-    assert said in capsys.readouterr().err
-
-
 def test_folds_hold_every_row_once_and_their_predictions_are_in_its_order(command, tmp_path, capsys):
-    command += [
-        "--validation_file",
-        str(tmp_path / "train.jsonl"),
-        "--max_eval_samples",
-        "3",
-        "--encoding",
-        "latin-1",
-    ]
+    command += as_words(validation_file=tmp_path / "train.jsonl", max_eval_samples="3", encoding="latin-1")
     assert cross_validate.main(["--folds", "3", "--processes", "2", *command]) == 0
     folder = tmp_path / "runs"
     found = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
@@ -210,23 +170,6 @@ def test_folds_of_other_rows_numbers_or_seeds_are_not_reused(
     assert cross_validate.main([*options, *command]) == 2
     assert said in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file()}
-
-
-def test_ids_and_labels_may_hold_other_line_breaks(command, tmp_path):
-    """Python's splitlines() would end a line at them."""
-    breaks = ["\x85", "\u2028", "\u2029"]
-    rows = [
-        {"id": f"r{row}{breaks[row % 3]}", "text": f"text {row}", "labels": [f"a{breaks[row % 3]}b"]}
-        for row in range(30)
-    ]
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    (tmp_path / "train.jsonl").write_text(lines, encoding="utf-8")
-    command += ["--validation_file", str(tmp_path / "train.jsonl"), "--max_eval_samples", "3"]
-    assert cross_validate.main(["--folds", "3", *command]) == 0
-    found = list(read_lines(tmp_path / "runs" / "predictions.jsonl"))
-    assert [line["id"] for line in found] == [row["id"] for row in rows]
-    labels = read_label_file(str(tmp_path / "runs" / "labels.txt"))
-    assert labels == sorted({label for row in rows for label in row["labels"]})
 
 
 def test_the_same_seed_deals_the_same_folds():

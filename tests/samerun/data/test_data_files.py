@@ -216,7 +216,7 @@ def test_permission_denied(name, monkeypatch):
 # Anything at all
 
 quick = settings(
-    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 characters = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 texts = st.one_of(st.text(characters, max_size=12), st.text('",\r\n\t a;\ufeff\u2028', max_size=8))
@@ -291,7 +291,7 @@ pieces = st.sampled_from([scrap.encode() for scrap in SCRAPS] + BYTES)
 anything = st.one_of(st.binary(max_size=60), st.lists(pieces, max_size=25).map(b"".join))
 
 
-@settings(quick, max_examples=300)
+@settings(quick, max_examples=120)
 @given(
     anything,
     st.sampled_from(["csv", "tsv", "json", "jsonl", "parquet", "csv.gz", "jsonl.gz", "json.gz"]),

@@ -40,7 +40,7 @@ def written(folder, rows, names):
     return open_rows(folder)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cells=st.lists(CELLS, min_size=1, max_size=12), data=st.data())
 def test_cells_come_back_with_their_types(tmp_path_factory, monkeypatch, cells, data):
     monkeypatch.setattr(tables, "BATCH_ROWS", 3)

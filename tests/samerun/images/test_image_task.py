@@ -7,10 +7,8 @@ from image_classify import Arguments, ImageClassification
 from images_job import write_folder, write_idx
 from PIL import Image
 
-from samerun.errors import InputError, TrainingError
-from samerun.parsing import parse
+from samerun.errors import InputError
 from samerun.plan import Modes
-from samerun.task import check_finite
 
 LAUNCH = SimpleNamespace(world_size=1, use_cpu=True, precision="no")
 TRAIN_AND_EVALUATE = Modes(True, True, False)
@@ -21,15 +19,6 @@ def load(source, modes=TRAIN_AND_EVALUATE, **given):
     """(the task, its data)."""
     task = ImageClassification(Arguments(output_dir="runs/a", train_file=str(source), **given))
     return task, task.load(LAUNCH, modes)
-
-
-def test_the_help_has_no_arguments_of_tokens(capsys):
-    with pytest.raises(SystemExit):
-        parse(Arguments, ["--help", "all"])
-    text = capsys.readouterr().out
-    assert "--global_batch_size" in text
-    assert [word for word in text.split() if "token" in word or "length" in word or "padding" in word] == []
-    assert text.count("--learning_rate X") == 1  # stands in its group, with the task's default
 
 
 def test_defaults_suit_what_is_trained():
@@ -91,17 +80,6 @@ def test_notes_say_what_is_read(tmp_path):
         "25 of 25 validation images are in the training data too",
         "2 classes, of 12 to 13 training images each",
     ]
-
-
-def test_images_that_diverge_are_named(tmp_path):
-    _, data = load(write_folder(tmp_path))
-    values = np.zeros((len(data.splits["validation"]), 2))
-    values[1] = np.nan
-    split = data.splits["validation"]
-    with pytest.raises(
-        TrainingError, match=r"logits are not finite for 1 of 2 images, first for .*\.png; leave them out"
-    ):
-        check_finite(values, "logits", split.path, "images", split.images.name)
 
 
 def test_colours_for_a_grey_model_are_refused(tmp_path):

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from samerun.reports.card import markdown_table, write_card
+from samerun.reports.card import write_card
 from samerun.task import ModelCard
 
 RUN = {
@@ -42,31 +42,11 @@ def metadata(text):
     return yaml.safe_load(head)
 
 
-def test_a_table_of_any_values():
-    assert markdown_table(["name", "f1"], [["a|b\nc", 0.5], ["标签", None], ["d", 3]]) == [
-        "| name | f1 |",
-        "| --- | --- |",
-        "| a\\|b c | 0.5000 |",
-        "| 标签 | - |",
-        "| d | 3 |",
-    ]
-
-
 def test_the_whole_card(folder):
     (folder() / "plots").mkdir()
     (folder() / "plots" / "slices.png").write_bytes(b"")
     found = card(folder(), sections=["## More"], limits=["No poems."])
     assert found == Path(__file__).with_name("card.md").read_text(encoding="utf-8")
-
-
-def test_a_card_without_metrics_of_a_split(folder):
-    found = card(folder(metrics={}))
-    assert metadata(found) == {
-        "library_name": "transformers",
-        "pipeline_tag": "text-classification",
-        "base_model": "org/base",
-    }
-    assert "| metric | validation |\n" in card(folder(metrics={"eval_loss": 0.25}))
 
 
 @pytest.mark.parametrize(

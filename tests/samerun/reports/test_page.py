@@ -100,12 +100,6 @@ def test_a_figure_that_cannot_be_drawn_does_not_fail_a_run_that_is_done(finished
     assert (finished / "README.md").exists()
 
 
-def test_without_html_there_is_a_card_alone(finished):
-    write(finished, Judged(), ("none",))
-    assert not (finished / "report.html").exists()
-    assert (finished / "README.md").exists()
-
-
 def test_predictions_that_are_too_large_are_not_kept(finished, monkeypatch):
     monkeypatch.setattr(pages, "MAX_BYTES", 8)
     pages.save_best_predictions(finished, {"error": np.arange(3.0)})

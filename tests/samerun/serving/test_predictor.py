@@ -7,6 +7,7 @@ import masks_job
 import numpy as np
 import pytest
 import torch
+from launchers import as_words
 from PIL import Image
 from transformers import (
     AutoTokenizer,
@@ -76,15 +77,7 @@ def test_lines_are_those_of_the_task_on_a_file(task, tmp_path, bert_folder, scri
         for name, size in (("a", (20, 30)), ("b", (33, 17)), ("c", (32, 32))):
             Image.fromarray(generator.integers(0, 255, (*size, 3), dtype=np.uint8)).save(rows / f"{name}.png")
         items = [path.read_bytes() for path in sorted(rows.iterdir())]
-    argv = [
-        "--do_predict",
-        "--model_name_or_path",
-        str(best),
-        "--test_file",
-        str(rows),
-        "--output_dir",
-        str(run),
-    ]
+    argv = as_words(do_predict=True, model_name_or_path=best, test_file=rows, output_dir=run)
     ended = script(task, [*argv, *options, "--report_to", "none"])
     assert (ended.code, ended.err) == (0, "")
     expected = [

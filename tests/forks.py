@@ -1,0 +1,171 @@
+"""Python and its launchers that begin with the libraries imported, because their imports take most of a short
+launch.
+
+`commands` gives a folder with python, torchrun, accelerate, accelerate-launch and deepspeed. Each hands its
+arguments, variables and files over to a server, which forks; it passes signals on and ends as the fork does.
+Launchers start their workers by the same python. Tests of kills, signals and starts use the real commands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+MODULES = {
+    "torchrun": "torch.distributed.run",
+    "accelerate": "accelerate.commands.accelerate_cli",
+    "accelerate-launch": "accelerate.commands.launch",
+    "deepspeed": "deepspeed.launcher.runner",
+}
+LIBRARIES = (
+    "accelerate.commands.launch", "datasets", "deepspeed", "sklearn.metrics", "torch.distributed.run",
+    "transformers.models.bert.modeling_bert", "transformers.trainer_pt_utils",
+)  # fmt: skip
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+KEPT: list[subprocess.Popen] = []  # or the server's standard input would be closed
+# {0}: an interpreter, {1}: the server's socket. -S and -I: it starts in a hundredth of a second.
+COMMAND = """#!{0} -ISE
+import json, os, signal, socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.connect({1!r})
+request = [sys.argv[0], sys.argv[1:], os.getcwd(), dict(os.environ)]
+data = json.dumps(request).encode("utf-8", "surrogateescape")
+socket.send_fds(server, [len(data).to_bytes(8, "big")], [0, 1, 2])
+server.sendall(data)
+for number in {2}:
+    signal.signal(number, lambda number, _: server.sendall(bytes([number])))
+code = int(server.recv(64) or -9)
+server.close()
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL) if code != -9 else None
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
+
+
+@functools.cache
+def commands() -> Path:
+    """Starts the server, which ends with this process; returns the folder of its commands."""
+    folder = Path(tempfile.mkdtemp(prefix="forks"))
+    address = str(folder / "server")
+    for name in ("python", *MODULES):
+        text = COMMAND.format(os.path.realpath(sys.executable), address, [int(number) for number in SIGNALS])
+        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).chmod(0o755)
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1"}  # as `launchers.environment` has it
+    server = subprocess.Popen(
+        [sys.executable, __file__, address], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        env={**os.environ, **hidden}, start_new_session=True,
+    )  # fmt: skip
+    KEPT.append(server)
+    until = time.monotonic() + 300
+    while not os.path.exists(address):
+        assert server.poll() is None, "the server has ended"
+        assert time.monotonic() < until, "the server does not start"
+        time.sleep(0.02)
+    return folder
+
+
+def serve(address: str) -> tuple[str, list[str], str, dict[str, str]]:
+    """Forks for every request until standard input ends; returns the request, in the fork."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address + ".starting")
+    listener.listen(64)
+    os.rename(address + ".starting", address)
+    running: dict[socket.socket, int] = {}
+    while True:
+        ready, _, _ = select.select([sys.stdin, listener, *running], [], [], 0.01 if running else None)
+        for connection in ready:
+            if connection is sys.stdin:
+                for child in running.values():
+                    os.kill(child, signal.SIGKILL)
+                os._exit(0)
+            elif connection is listener:
+                client, _ = listener.accept()
+                request, files = receive(client)
+                child = os.fork()
+                if child == 0:
+                    os.setsid()
+                    for number, file in enumerate(files):
+                        os.dup2(file, number)
+                        os.close(file)
+                    for other in (listener, client, *running):
+                        other.close()
+                    return request
+                for file in files:
+                    os.close(file)
+                running[client] = child
+            else:
+                sent = connection.recv(1)
+                os.kill(running[connection], sent[0] if sent else signal.SIGKILL)
+        for client, child in list(running.items()):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                with contextlib.suppress(OSError):  # it was killed
+                    client.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+                client.close()
+                del running[client]
+
+
+def receive(client: socket.socket) -> tuple[tuple[str, list[str], str, dict[str, str]], list[int]]:
+    """((command, arguments, folder, variables), its standard input, output and errors)."""
+    size, files, _, _ = socket.recv_fds(client, 8, 3)
+    left, data = int.from_bytes(size, "big"), b""
+    while len(data) < left:
+        data += client.recv(left - len(data))
+    return json.loads(data), files
+
+
+def become(command: str, arguments: list[str], folder: str, variables: dict[str, str]) -> None:
+    """Runs what this command would run, in this process."""
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(variables)
+    sys.executable = str(Path(command).with_name("python"))
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    while arguments and arguments[0] == "-u":
+        arguments = arguments[1:]
+        sys.stdout.reconfigure(write_through=True)
+    paths = [path for path in variables.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:1] = ["", *paths]
+    for path in paths:
+        if (Path(path) / "sitecustomize.py").exists():
+            runpy.run_path(str(Path(path) / "sitecustomize.py"))
+            break
+    import datasets
+
+    datasets.config.HF_DATASETS_CACHE = Path(
+        variables.get("HF_DATASETS_CACHE", folder)
+    )  # read when it is imported
+    module = MODULES.get(Path(command).name)
+    if module is None and arguments[0] == "-m":
+        module, arguments = arguments[1], arguments[1:]
+        arguments[0] = module
+    if module is not None:
+        sys.argv = [command, *arguments] if Path(command).name in MODULES else arguments
+        sys.modules.pop(module, None)  # or runpy would warn
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    elif arguments[0] == "-c":
+        sys.argv = ["-c", *arguments[2:]]
+        exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).resolve().parent)
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    for library in LIBRARIES:
+        importlib.import_module(library)
+    become(*serve(sys.argv[1]))
