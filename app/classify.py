@@ -1,4 +1,4 @@
-"""Multi-label text classification: one encoder, one logit per label, binary cross-entropy.
+"""Text classification and regression: several labels a row, one label, or numbers (--problem_type).
 
     python app/classify.py --model_name_or_path MODEL --train_file train.csv --validation_file valid.csv \\
         --output_dir runs/a
@@ -9,7 +9,7 @@
 Every launch trains on the same batches and gives the same model up to round-off. `best/` in the output folder
 is a plain transformers model: pipeline("text-classification", model="runs/a/best", top_k=None).
 
-Prediction needs no labels:
+Pairs of texts: --text_pair_column. Prediction needs no labels:
 
     python app/classify.py --do_predict --model_name_or_path runs/a/best --test_file new.csv \\
         --output_dir runs/a
@@ -24,19 +24,27 @@ sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unle
 
 from samerun.cli import read_arguments
 from samerun.parsing import option
-from samerun.text.arguments import DecisionArguments, LongDocumentArguments, LossArguments, TextArguments
+from samerun.text.arguments import (
+    DecisionArguments,
+    LongDocumentArguments,
+    LossArguments,
+    ProblemArguments,
+    TextArguments,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(DecisionArguments, LossArguments, LongDocumentArguments, TextArguments):
+class Arguments(DecisionArguments, LossArguments, ProblemArguments, LongDocumentArguments, TextArguments):
     """Labels"""
 
     label_column: str = option(
-        "labels", help="column of the labels: a list, or one text split at --label_separator"
+        "labels",
+        help="column of the labels: a list, or one text split at --label_separator; for single_label one "
+        "text or whole number, for regression a number",
     )
     label_separator: str = option("|", help="what separates labels in a text")
     label_columns: tuple[str, ...] | None = option(
-        help="columns of 0 and 1, one per label, instead of --label_column"
+        help="columns of 0 and 1, one per label, or for regression of numbers, instead of --label_column"
     )
     label_file: str | None = option(
         reads=True,
@@ -49,7 +57,9 @@ class Arguments(DecisionArguments, LossArguments, LongDocumentArguments, TextArg
         help="labels in validation or test data that training does not have",
     )
     head_bias: str = option(
-        "prior", choices=("prior", "zero"), help="bias of a new head: the labels' log-odds, or zero"
+        "prior",
+        choices=("prior", "zero"),
+        help="bias of a new head: the labels' log-odds (single_label: log shares), or zero",
     )
     head_learning_rate: float | None = option(
         above=0, help="peak learning rate of the new head (default: --learning_rate)"
@@ -73,7 +83,7 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelFor
 
 from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
-from samerun.errors import InputError
+from samerun.errors import InputError, raise_problems
 from samerun.export import plain_model
 from samerun.main import run
 from samerun.models import pretrained
@@ -83,8 +93,13 @@ from samerun.plan import Modes
 from samerun.runtime import Launch
 from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent
 from samerun.text import head
+from samerun.text.arguments import PROBLEM_TYPES, inapplicable
 from samerun.text.multi_label import MultiLabel
+from samerun.text.regression import Regression
+from samerun.text.single_label import SingleLabel
 from samerun.text.text import TextSplit, TextTask, check_outputs
+
+PROBLEMS = {problem.name: problem for problem in (MultiLabel, SingleLabel, Regression)}
 
 
 class TextClassification(TextTask):
@@ -94,9 +109,20 @@ class TextClassification(TextTask):
     evaluates_by_tokens = True
 
     def __init__(self, arguments: Any) -> None:
-        self.problem = MultiLabel(arguments)
+        kind = head.problem_type_of(arguments)
+        raise_problems(inapplicable(arguments, kind))
+        self.problem = PROBLEMS[kind](arguments)
         self.shown_metrics, self.metric_names = self.problem.shown_metrics, self.problem.metric_names
         super().__init__(arguments)
+
+    @property
+    def pair_column(self) -> str | None:
+        return self.arguments.text_pair_column
+
+    @property
+    def reads_pairs(self) -> bool:
+        own = getattr(self.config, "text_pair", None)
+        return self.pair_column is not None if own is None or self.modes.train else own
 
     @property
     def default_metric(self) -> str:
@@ -120,10 +146,14 @@ class TextClassification(TextTask):
 
         self.config = pretrained.load_config(a)
         pretrained.check_model(a, self.config, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classify texts")
+        if not modes.train:
+            head.check_problem_type(a, self.config)
+            if tables:
+                head.check_pairs(a, self.config)
         problem.choose(self.config, targets["train"] if modes.train else None, notes)
 
         tokenizer = self.load_tokenizer(
-            [tables["train"].columns[a.text_column]] if modes.train else [], notes
+            [tables["train"].columns[name] for name in self.text_columns] if modes.train else [], notes
         )
         self.use_tokenizer(tokenizer, self.config, 512, notes)
         ids = self.all_ids(tables, targets, notes)
@@ -156,6 +186,7 @@ class TextClassification(TextTask):
     def build(self) -> torch.nn.Module:
         arguments, config, problem = self.arguments, self.config, self.problem
         own, new_rows = None if arguments.from_scratch else pretrained.own_labels(config), None
+        has_same_type = config.problem_type == PROBLEM_TYPES[problem.name]
         renamed = own is not None and own != problem.labels
         if not renamed:
             head.configure(config, problem.labels, problem.name)
@@ -168,6 +199,8 @@ class TextClassification(TextTask):
         if renamed:
             new_rows = head.replace_output_layer(model, own, problem.labels)
             head.configure(config, problem.labels, problem.name)
+        trained = head.trained_outputs(model, new_names, new_rows, len(problem.labels))
+        problem.adopt_head(model, trained & has_same_type)
         if arguments.head_bias == "prior":
             head.set_head_bias(model, new_names, problem.initial_bias(), new_rows)
         if config.model_type == "big_bird":
@@ -193,7 +226,7 @@ class TextClassification(TextTask):
     # Evaluation and prediction
 
     def predict(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
-        outputs = {"logits": model(**batch.inputs).logits.float()}
+        outputs = {"logits": self.problem.outputs(model(**batch.inputs).logits.float())}
         if batch.labels is None:
             return outputs
         return {**outputs, "labels": self.problem.targets_to_keep(batch.labels)}
@@ -213,10 +246,16 @@ class TextClassification(TextTask):
         metrics = problem.fit(best, split)
         if best is not None:
             rows = head.rows_to_check(split.lengths)
-            expected = {split.texts[row]: problem.exported_outputs(best["logits"][row]) for row in rows}
+            pairs = split.pairs
+            expected = {
+                split.texts[row] if pairs is None else (split.texts[row], pairs[row]): (
+                    problem.exported_outputs(best["logits"][row])
+                )
+                for row in rows
+            }
         plain = plain_model(model)
-        head.store(plain.config, problem.config_entries())
-        check = partial(head.check_export, expected=expected, precision=self.rounding)
+        head.store(plain.config, problem.config_entries() | {"text_pair": self.pair_column is not None})
+        check = partial(head.check_export, expected=expected, precision=self.rounding, unit=problem.unit)
         self.save_best(path, model, plain, weights, check, partial(problem.exported_weights, plain))
         return metrics
 
@@ -231,9 +270,13 @@ class TextClassification(TextTask):
         check_outputs(predictions["logits"], "logits", split)
         return self.problem.lines(predictions, split)
 
-    def explain(self, model: torch.nn.Module, item: str, line: dict[str, Any]) -> dict[str, Any]:
-        """The thresholds, and the contributions of the first `max_length` tokens' words to the likeliest
-        labels."""
+    def explain(
+        self, model: torch.nn.Module, item: str | tuple[str, str], line: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The thresholds, and for single texts the contributions of the first `max_length` tokens' words to
+        the likeliest labels."""
+        if not isinstance(item, str):
+            return self.problem.explained()
         encoded = self.tokenizer(
             item,
             truncation=True,
@@ -242,7 +285,9 @@ class TextClassification(TextTask):
             return_tensors="pt",
         )
         has_windows = self.long_documents.method == "windows"
-        words = words_of_likeliest(model, encoded, line["probabilities"], has_windows)
+        words = words_of_likeliest(
+            model, encoded, self.labels, line.get("probabilities") or line["values"], has_windows
+        )
         return {**self.problem.explained(), "words": words}
 
     def figures(self, best: Predictions, split: TextSplit) -> ReportContent:

@@ -56,6 +56,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForImageClassification
 
+from samerun import classes
 from samerun.data.cache import fingerprint
 from samerun.errors import InputError
 from samerun.export import check_agreement, plain_model, rows_to_check
@@ -71,7 +72,6 @@ from samerun.images.image_task import (
     make_augmentation,
     split_fields,
 )
-from samerun.images.single_label import confusion_matrix
 from samerun.images.transforms import processing_of
 from samerun.main import run
 from samerun.models.pretrained import (
@@ -130,11 +130,11 @@ class ImageClassification(ImageTask):
         name_or_path = arguments.config_name or arguments.model_name_or_path
         if name_or_path is None and train is None:
             raise InputError("no model: give --model_name_or_path, or --do_train to train a small CNN")
-        classes = None if train is None else single_label.sorted_classes(names, train.declared)
+        labels = None if train is None else classes.sorted_classes(names, train.declared)
         self.config = read_config(name_or_path)
         if name_or_path is None:
             inspected = self.inspected["train"]
-            self.config = single_label.new_small_cnn(arguments, train, inspected, classes)
+            self.config = single_label.new_small_cnn(arguments, train, inspected, labels)
         elif self.config is None:
             self.config = load_config(arguments)
             check_model(arguments, self.config, MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, "classify images")
@@ -144,8 +144,8 @@ class ImageClassification(ImageTask):
             self.smoothing = getattr(self.config, "label_smoothing_factor", self.smoothing)
         self.loss_settings = {"label_smoothing_factor": self.smoothing}
         self.own_labels = None if arguments.from_scratch else own_labels(self.config)
-        self.labels = labels_of(self.config) if classes is None else classes
-        if classes is not None and self.own_labels and sorted(self.own_labels) == sorted(classes):
+        self.labels = labels_of(self.config) if labels is None else labels
+        if labels is not None and self.own_labels and sorted(self.own_labels) == sorted(labels):
             self.labels = self.own_labels  # in the model's order
         if isinstance(self.config, SmallCNNConfig):
             self.config = single_label.with_labels(self.config, self.labels, arguments)
@@ -211,7 +211,7 @@ class ImageClassification(ImageTask):
 
     def score(self, predictions: Predictions, split: ImageSplit) -> dict[str, float | None]:
         check_finite(predictions["logits"], "logits", split.path, "images", split.images.name)
-        return single_label.single_label_scores(predictions["logits"], predictions["labels"], self.smoothing)
+        return classes.single_label_scores(predictions["logits"], predictions["labels"], self.smoothing)
 
     def for_evaluate(self, predictions: Predictions, split: ImageSplit) -> tuple[Any, Any]:
         return predictions["logits"].argmax(axis=1), predictions["labels"]
@@ -227,7 +227,7 @@ class ImageClassification(ImageTask):
         if best is None:
             return {}
         confusion = self.confusion(best)
-        table = single_label.per_class_table(confusion, self.labels)
+        table = classes.per_class_table(confusion, self.labels)
         return {"eval_per_class": table, "eval_confusion_matrix": confusion.tolist()}
 
     def check_export(self, best: Predictions | None, folder: Path) -> None:
@@ -243,12 +243,10 @@ class ImageClassification(ImageTask):
         check_agreement("probabilities", exported, expected, self.tolerance(TOLERANCE))
 
     def confusion(self, best: Predictions) -> np.ndarray:
-        return confusion_matrix(best["logits"].argmax(axis=1), best["labels"], len(self.labels))
+        return classes.confusion_matrix(best["logits"].argmax(axis=1), best["labels"], len(self.labels))
 
     def previews(self, best: Predictions) -> dict[str, str]:
-        return {
-            "confusion matrix": "\n".join(single_label.confusion_table(self.confusion(best), self.labels))
-        }
+        return {"confusion matrix": "\n".join(classes.confusion_table(self.confusion(best), self.labels))}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         config = read_config(path)  # None unless it is a small CNN
@@ -259,17 +257,17 @@ class ImageClassification(ImageTask):
     def lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
         check_finite(predictions["logits"], "logits", split.path, "images", split.images.name)
         references = predictions["labels"] if split.labelled else None
-        lines = single_label.prediction_lines(predictions["logits"], self.labels, references)
+        lines = classes.prediction_lines(predictions["logits"], self.labels, references)
         if len(split.images.sources) == 1:
             return lines
         # The ids of several files are numbered through, so each line names its image.
         return ({"image": split.images.name(row), **line} for row, line in enumerate(lines))
 
     def figures(self, best: Predictions, split: ImageSplit) -> ReportContent:
-        return single_label.figures(self.confusion(best), self.labels)
+        return classes.figures(self.confusion(best), self.labels)
 
     def card(self, folder: Path) -> ModelCard:
-        sections = single_label.card_sections(folder, self.labels)
+        sections = classes.card_sections(folder, self.labels)
         tag, usage = "image-classification", single_label.USAGE
         if isinstance(self.config, SmallCNNConfig):
             tag, usage = None, single_label.SMALL_CNN_USAGE

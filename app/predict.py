@@ -67,6 +67,9 @@ def read_request(argv: list[str] | None = None) -> Request:
         "--text", action="append", help="a text to predict, instead of a file; may be given several times"
     )
     parser.add_argument(
+        "--text_pair", action="append", help="the second text of each --text, for a model of pairs of texts"
+    )
+    parser.add_argument(
         "--output", metavar="FILE", help="file for the predictions, or - for standard output (the default)"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the file of --output if it exists")
@@ -77,6 +80,13 @@ def read_request(argv: list[str] | None = None) -> Request:
         raise InputError("give either a FILE (- for standard input) or --text")
     if options.text is not None and task not in ("classify", "titlegen"):
         raise InputError(f"--text: {options.model} is a model of {task}, which takes files; name a FILE")
+    if options.text_pair is not None and (task != "classify" or options.text is None):
+        raise InputError("--text_pair is the second text of a --text, for a model of classify; leave it out")
+    if options.text_pair is not None and len(options.text_pair) != len(options.text):
+        raise InputError(
+            f"--text is given {len(options.text)} times, --text_pair {len(options.text_pair)}; give one for "
+            "each"
+        )
     return Request(task, options, task_arguments)
 
 
@@ -89,7 +99,7 @@ def task_command(request: Request) -> list[str]:
         raise InputError(
             f"--output_dir is missing: {'several processes share' if distributed else 'masks go to'} a folder"
         )
-    file = options.file if options.text is None else str(_write_texts(options.text))
+    file = options.file if options.text is None else str(_write_texts(options.text, options.text_pair))
     output = options.output or (None if options.output_dir else "-")
     output_dir = options.output_dir or str(temporary_folder("predict_"))
     if output is not None and output not in STDOUT and Path(output).is_file():
@@ -100,6 +110,7 @@ def task_command(request: Request) -> list[str]:
         "output_dir": output_dir,
         "predictions_file": output,
         "report_to": "none",
+        "text_pair_column": None if options.text_pair is None else "text_pair",
     }
     parts = [part for name, value in named.items() if value is not None for part in (f"--{name}", value)]
     script = str(Path(__file__).with_name(f"{task}.py"))
@@ -134,13 +145,17 @@ def print_predictions(request: Request) -> None:
     predictor = load_predictor(
         request.task, request.options.model, str(temporary_folder("predict_")), request.task_arguments
     )
-    for number, line in enumerate(predictor(request.options.text)):
+    texts, pairs = request.options.text, request.options.text_pair
+    items = texts if pairs is None else list(zip(texts, pairs, strict=True))
+    for number, line in enumerate(predictor(items)):
         sys.stdout.write(as_line({"id": number, **line}))
 
 
-def _write_texts(texts: list[str]) -> Path:
-    path = temporary_folder("predict_") / "texts.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+def _write_texts(texts: list[str], pairs: list[str] | None) -> Path:
+    path, rows = temporary_folder("predict_") / "texts.jsonl", [{"text": text} for text in texts]
+    for row, pair in zip(rows, pairs or [], strict=False):
+        row["text_pair"] = pair
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 

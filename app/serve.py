@@ -114,7 +114,10 @@ def make_server(options: argparse.Namespace, task_arguments: list[str], folder: 
         min(MOST_PIXELS, MOST_LOGITS // max(1, len(labels))) if task == "segment" else MOST_PIXELS,
         options.allowed_hosts,
     )
-    return Server(predictor, Path(folder), {"task": task, "model": model, "labels": labels}, limits)
+    about = {"task": task, "model": model, "labels": labels}
+    if getattr(predictor.task, "reads_pairs", False):
+        about["pairs"] = True
+    return Server(predictor, Path(folder), about, limits)
 
 
 def say(event: str, message: str) -> None:

@@ -30,8 +30,8 @@ import numpy as np
 APP = Path(__file__).resolve().parents[1] / "app"
 sys.path.insert(0, str(APP))
 
+from samerun.classes import confusion_matrix, decision_scores  # noqa: E402
 from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
-from samerun.images.single_label import confusion_matrix, decision_scores  # noqa: E402
 from samerun.reports.figures import COLORS, DPI, new_figure  # noqa: E402
 from samerun.reports.tracker import read_history  # noqa: E402
 from samerun.run_folder import METRICS, RUN_FILE  # noqa: E402
@@ -88,9 +88,15 @@ def resample(lines: Sequence[Mapping[str, Any]], rouge_tokenizer: str | None) ->
     first = lines[0] if lines else {}
     if "hd95" in first or "iou" in first:
         return bootstrap(scores_of_masks(lines), len(lines))
-    if "reference" not in first or not {"title", "labels", "label"} & first.keys():
+    if "reference" not in first or not {"title", "labels", "label", "values"} & first.keys():
         return {}
     references = [line["reference"] for line in lines]
+    if "values" in first:
+        found, true = (
+            np.array([[*line[key].values()] for line in lines], dtype=np.float64)
+            for key in ("values", "reference")
+        )
+        return bootstrap(scores_of_numbers(found, true), len(lines))
     if "title" in first:
         titles = [line["title"] for line in lines]
         tokenizer = rouge_tokenizer or choose_tokenizer(references)
@@ -106,6 +112,19 @@ def resample(lines: Sequence[Mapping[str, Any]], rouge_tokenizer: str | None) ->
     return bootstrap(
         lambda rows: decision_scores(confusion_matrix(found[rows], true[rows], len(numbers))), len(lines)
     )
+
+
+def scores_of_numbers(found: np.ndarray, true: np.ndarray) -> Scores:
+    """mse, mae and r2 of a regression, as means over the columns. `found`, `true`: (rows, columns)."""
+
+    def scores(rows: np.ndarray) -> dict[str, float]:
+        error, own = found[rows] - true[rows], true[rows]
+        spread = np.maximum(((own - own.mean(axis=0)) ** 2).sum(axis=0), np.finfo(float).tiny)
+        r2 = 1 - (error**2).sum(axis=0) / spread
+        means = {"mse": error**2, "mae": np.abs(error), "r2": r2}
+        return {name: float(values.mean()) for name, values in means.items()}
+
+    return scores
 
 
 def means_of_rows(names: Sequence[str], values: Sequence[Sequence[float]]) -> Scores:

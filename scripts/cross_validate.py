@@ -59,7 +59,7 @@ def read_rows(task: Any) -> tuple[dict[str, list[dict[str, Any]]], list[tuple[st
     """(rows with ids by split: "train", and "validation" if the arguments name it; labels of each training
     row, () for tasks without labels; label list). Raises `InputError`."""
     arguments = task.arguments
-    columns = (arguments.text_column, *task.target_columns)
+    columns = (*task.text_columns, *task.target_columns)
     required = {"train": columns, "validation": columns}
     tables, rows = read_splits(arguments, required, True, optional=(arguments.id_column,)), {}
     for split, table in tables.items():

@@ -37,9 +37,9 @@ from guarding.faults import FAULTS
 REPOSITORY = Path(__file__).resolve().parents[1]
 TIMEOUT = 300  # seconds; a fault that hangs the tests is found
 MODULES = re.compile(
-    r"samerun/.*(order|batches|step|loop|train|schedules|plan|checkpoint|saving|shards|average|selection|"
-    r"evaluat\w*|tables|json_files|splits|columns|labels|thresholds|decisions|multilabel|launch|processes|"
-    r"runtime|deepspeed|fsdp|\w+_config|\w+_state|signals|shutdown|rendezvous|machines|heartbeat|run_folder|"
+    r"samerun/.*(order|batches|training|optimizer|schedules|plan|checkpoint|average|best_models|"
+    r"evaluate|tables|splits|stream|labels|multi_label\w*|predictions|export|start|"
+    r"runtime|deepspeed|fsdp|signals|machines|run_folder|"
     r"files)\.py$"
 )
 SLOW_FOLDERS = {"launch", "faults", "gpu", "parity", "docs", "scripts", "bad_input"}

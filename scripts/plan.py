@@ -350,8 +350,8 @@ def memory_report(
 
     model = model_of(task)
     if task.arguments.gradient_checkpointing or launch.recomputes_activations:
-        checkpoint_activations(model)
-    batch = train_batches(task.arguments, data, plan, 0).largest_micro_batch()
+        checkpoint_activations(model, dropout_by_row=launch.dropout_by_row)
+    batch = train_batches(task.arguments, data, plan, launch).largest_micro_batch()
     layout = layout_of(launch, plan.batch, task.arguments.kernels, state_bytes(task.arguments, model))
     dry_runs: dict[tuple, Any] = {}
 

@@ -27,7 +27,7 @@ from launchers import JOBS, Launched
 from samerun.text.arguments import TextArguments
 
 # No deadlines: the first example of a test may import for half a second, and the machine may be busy.
-hypothesis.settings.register_profile("without a clock", hypothesis.settings(), deadline=None)
+hypothesis.settings.register_profile("without a clock", hypothesis.settings(), deadline=None, max_examples=50)
 hypothesis.settings.load_profile("without a clock")
 
 # Under nohup the suite and its jobs would ignore SIGHUP, and a test that sends it would hang.

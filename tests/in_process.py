@@ -56,10 +56,10 @@ def default_logging() -> Iterator[list[str]]:
 
     transformers.utils.logging.set_verbosity_warning()
     datasets.utils.logging.set_verbosity_warning()
-    for name in ("transformers", "datasets", "accelerate", "torch", None):
-        for handler in logging.getLogger(name).handlers:
-            if type(handler) is logging.StreamHandler:
-                handler.stream = sys.stderr  # instead of the closed one of an earlier test
+    loggers = map(logging.getLogger, ("transformers", "datasets", "accelerate", "torch", None))
+    handlers = [each for logger in loggers for each in logger.handlers if type(each) is logging.StreamHandler]
+    for handler in handlers:
+        handler.stream = sys.stderr  # instead of that of an earlier test
     with warnings.catch_warnings(record=True) as caught:
         warnings.resetwarnings()
         for category in IGNORED:
@@ -67,6 +67,8 @@ def default_logging() -> Iterator[list[str]]:
         messages: list[str] = []
         yield messages
         messages += [f"{warning.category.__name__}: {warning.message}" for warning in caught]
+    for handler in handlers:
+        handler.stream = sys.__stderr__  # the captured one will be closed
 
 
 @pytest.fixture

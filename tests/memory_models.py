@@ -17,7 +17,6 @@ from transformers import (
 )
 
 from samerun.kernels.bigbird import use_bigbird_attention
-from samerun.kernels.dropout import use_cpu_dropout
 from samerun.kernels.padding_free import use_padding_free
 from samerun.memory import Layout
 from samerun.task import Batch
@@ -37,7 +36,6 @@ ALONE = Layout(world_size=1, precision="no", on_gpu=False, accumulation=1, wrapp
 def bert(**changes):
     torch.manual_seed(0)
     model = BertForSequenceClassification(BertConfig(**{**SIZES, "num_labels": 5, **changes})).train()
-    use_cpu_dropout(model)
     return model
 
 
@@ -50,7 +48,6 @@ def big_bird_titles():
     model = EncoderDecoderModel(encoder=encoder, decoder=decoder)
     model.config.pad_token_id, model.config.decoder_start_token_id = 0, 1
     assert use_bigbird_attention(model)
-    use_cpu_dropout(model)
     return model.train()
 
 
@@ -68,12 +65,13 @@ def text_batch(rows, width, labels=None):
         torch.arange(rows),
         {"input_ids": ids, "attention_mask": mask},
         torch.ones(rows, 5) if labels is None else labels,
+        places=tuple(range(rows)),
     )
 
 
 def ragged_batch(rows, width):
     batch = text_batch(rows, width)
-    return Batch(batch.rows, batch.inputs, batch.labels, (width, *[width - 5] * (rows - 1)))
+    return replace(batch, lengths=(width, *[width - 5] * (rows - 1)))
 
 
 def title_batch(rows, width, length):

@@ -263,6 +263,11 @@ class OptimizationArguments:
         needs="loss=bce",
         help="label smoothing: weight of the uniform distribution in the targets",
     )
+    dropout_by: str | None = option(
+        choices=("row", "torch"),
+        help="row: dropout masks depend on seed, step and row only, the same under any launch; torch: on "
+        "processes and micro-batches too (default: row on CPUs; torch on GPUs and with --torch_compile)",
+    )
     gradient_checkpointing: bool = option(
         False, help="recompute activations in the backward pass: less memory, slower"
     )

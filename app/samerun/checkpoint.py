@@ -96,6 +96,7 @@ class TrainState:
     unevaluated: bool = False  # the run stopped before it finished the evaluation due at `step`
     loss_scale: dict[str, Any] | None = None
     stream: Any = None  # start of the current epoch's rows (see `data.stream`)
+    dropout_by: str | None = None  # row, torch; None in checkpoints from before there was dropout by row
 
     def count_tokens(self, tokens: int | None, padded_tokens: int | None) -> None:
         """Adds the tokens of a step (None for rows without tokens)."""

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from samerun.errors import InputError
+from samerun.kernels.dropout import recomputing
 
 # A layer is recompiled with and without gradients, for one row or several, as encoder or decoder, in fp32 or
 # autocast.
@@ -36,9 +37,9 @@ def has_statistics(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
 
 
-def checkpoint_activations(model: nn.Module) -> None:
+def checkpoint_activations(model: nn.Module, *, dropout_by_row: bool = False) -> None:
     """Recomputes activations in the backward pass instead of storing them. Raises `InputError` if the model
-    has no layers for it.
+    has no layers for it. `dropout_by_row`: as in `Launch`.
 
     transformers' models have a method for it. In other models it applies to the members of the outermost
     `nn.ModuleList`s and `nn.Sequential`s, except those with batch norm: a second forward pass would update
@@ -48,9 +49,12 @@ def checkpoint_activations(model: nn.Module) -> None:
     switch = getattr(model, "activation_checkpointing_enable", None) or getattr(
         model, "gradient_checkpointing_enable", None
     )
+    options: dict[str, Any] = {"use_reentrant": False}
+    if dropout_by_row:
+        options["context_fn"] = recomputing
     if switch is not None:
         try:
-            switch()
+            switch(options)
         except ValueError as error:
             raise InputError(f"--gradient_checkpointing: {error}") from None
         return
@@ -65,7 +69,7 @@ def checkpoint_activations(model: nn.Module) -> None:
             "nn.Sequential without batch norm; leave it out"
         )
     for layer in layers:
-        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+        layer.forward = functools.partial(checkpoint, layer.forward, **options)
 
 
 def compile_layers(model: nn.Module) -> None:

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_iter
 
 from samerun import deepspeed
 from samerun.fsdp import FsdpSettings, layers_to_shard
-from samerun.kernels.common import row_lengths
+from samerun.kernels.dropout import dropout_by_row, torch_attention, torch_dropout
 from samerun.kernels.embeddings import can_reuse_gradient_memory, reuse_gradient_memory
 from samerun.plan import BatchShape
 from samerun.task import Batch, Task
@@ -309,7 +309,7 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
             for parameter in kept:
                 parameter.grad = torch.zeros_like(parameter)  # as after an earlier step
             kernels = _GpuKernels(layout.autocast) if layout.on_gpu else nullcontext()
-            with _Counter(hollow) as counter, kernels, row_lengths(batch.lengths):
+            with _Counter(hollow) as counter, kernels, dropout_by_row(batch.lengths, batch.places):
                 _backward(
                     task.loss_sum(
                         hollow, replace(batch, rows=_empty(batch.rows), inputs=inputs, labels=labels)
@@ -435,9 +435,9 @@ class _GpuKernels(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if func is functional.scaled_dot_product_attention:
+        if func is torch_attention:
             return self._attention(*args, **kwargs)
-        if func is functional.dropout:
+        if func is torch_dropout:
             return self._dropout(*args, **kwargs)
         if func in IN_FP32 and self.autocast and torch.is_autocast_enabled("cpu"):
             with torch.autocast("cpu", enabled=False):

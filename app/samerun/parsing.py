@@ -144,7 +144,7 @@ def _unmet_conditions(arguments: Any, field: dataclasses.Field) -> list[str]:
     """The messages of `needs` and `excludes`. Arguments that the task does not have count as met."""
     problems, values, fields = [], as_dict(arguments), arguments.__dataclass_fields__
     needed, _, value = (field.metadata["needs"] or "").partition("=")
-    if value and values.get(needed, value) != value:
+    if value and (values.get(needed) or value) != value:  # None: a default that depends on others
         problems.append(f"--{field.name} needs --{needed} {value}, but --{needed} is {values[needed]}")
     if not value and needed in values and not is_given(arguments, needed):
         problems.append(f"--{field.name} is given but --{needed} is not")

@@ -88,6 +88,7 @@ class Launch:
     gpu: str = "cuda"  # torch's device type of the machine's accelerators
     torch_compile: bool = False  # the accelerate config requests it
     fsdp: FsdpSettings | None = None
+    dropout_by_row: bool = False  # otherwise dropout is torch's (see `kernels.dropout`)
 
     @property
     def device_type(self) -> str:
@@ -181,6 +182,8 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
         problems.append(f"fp16 is not available on {device}; use bf16 or no mixed precision")
     if precision == "bf16" and device_type != "cpu" and not machine.bf16:
         problems.append("bf16 is not available on this GPU; use fp16 or no mixed precision")
+    compiles = (arguments.torch_compile or torch_compile) and deepspeed.stage_of(config or {}) != 3
+    by_row = _dropout_by_row(arguments, device_type, compiles, problems)
     workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     if arguments.full_determinism and not use_cpu and workspace not in DETERMINISTIC_CUBLAS:
         problems.append(
@@ -216,7 +219,24 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
         gpu=machine.kind,
         torch_compile=torch_compile,
         fsdp=settings,
+        dropout_by_row=by_row,
     )
+
+
+def _dropout_by_row(arguments: Any, device_type: str, compiles: bool, problems: list[str]) -> bool:
+    """Whether dropout is by row; adds what prevents --dropout_by row to `problems`."""
+    attention = getattr(arguments, "attn_implementation", None)
+    obstacles = {
+        "--kernels reference": arguments.kernels == "reference",
+        "torch.compile": compiles,
+        f"--attn_implementation {attention}": attention not in (None, "eager", "sdpa"),
+    }
+    obstacle = next((name for name, present in obstacles.items() if present), None)
+    if arguments.dropout_by == "row" and obstacle is not None:
+        problems.append(f"--dropout_by row does not work with {obstacle}; leave one of them out")
+    if arguments.dropout_by is None:
+        return device_type == "cpu" and obstacle is None
+    return arguments.dropout_by == "row"
 
 
 def _ranks_and_sizes() -> tuple[int, int, int, int]:

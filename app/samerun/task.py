@@ -30,13 +30,15 @@ class Batch:
 
     `rows`: (b,) int64, each row's number in its file, or -1 for a placeholder, which gives every process the
     same number of forward passes and counts for nothing. `lengths`: tokens of each row if padding follows
-    them, for encoders that compute without padding (`samerun.kernels.common`); otherwise None.
+    them, for encoders that compute without padding (`samerun.kernels.common`); otherwise None. `places`: of
+    the rows in the global batch, for dropout by row (`samerun.kernels.dropout`); the engine sets them.
     """
 
     rows: torch.Tensor
     inputs: dict[str, torch.Tensor]
     labels: torch.Tensor | None = None
     lengths: tuple[int, ...] | None = None
+    places: tuple[int, ...] | None = None
 
     @property
     def is_real(self) -> torch.Tensor:
@@ -46,10 +48,9 @@ class Batch:
     def __getitem__(self, rows: slice) -> Batch:
         """The batch of these rows; its padding is not trimmed."""
         labels = None if self.labels is None else self.labels[rows]
-        lengths = None if self.lengths is None else self.lengths[rows]
-        return Batch(
-            self.rows[rows], {name: tensor[rows] for name, tensor in self.inputs.items()}, labels, lengths
-        )
+        lengths, places = (None if x is None else x[rows] for x in (self.lengths, self.places))
+        inputs = {name: tensor[rows] for name, tensor in self.inputs.items()}
+        return Batch(self.rows[rows], inputs, labels, lengths, places)
 
     def placeholder(self) -> Batch:
         """The first row, as a placeholder."""
@@ -71,7 +72,7 @@ class Batch:
     def _each(self, change: Callable, change_input: Callable) -> Batch:
         labels = None if self.labels is None else change(self.labels)
         inputs = {name: change_input(tensor) for name, tensor in self.inputs.items()}
-        return Batch(change(self.rows), inputs, labels, self.lengths)
+        return Batch(change(self.rows), inputs, labels, self.lengths, self.places)
 
 
 @dataclass(frozen=True)
@@ -346,6 +347,8 @@ def check_metric(name: str, metrics: Iterable[str], arguments: Any) -> None:
 
 
 def higher_is_better(arguments: Any, metric: str) -> bool:
-    """Whether higher values of the metric are better: --greater_is_better, else false for a loss."""
+    """Whether higher values of the metric are better: --greater_is_better, else false for a loss and an
+    error."""
     requested = arguments.greater_is_better
-    return "loss" not in metric if requested is None else requested
+    is_error = "loss" in metric or metric.split("_")[0] in ("mse", "mae")
+    return not is_error if requested is None else requested

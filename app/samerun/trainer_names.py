@@ -242,7 +242,7 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
     "use_mps_device": Refused("Accelerate chooses the device; --use_cpu keeps a run off it"),
     # Example scripts of transformers: run_classification.py, run_summarization.py,
     # run_image_classification.py
-    "do_regression": Only("false", "labels are classes"),
+    "do_regression": Only("false", "--problem_type regression trains on numbers"),
     "forced_bos_token": Refused(
         "--target_lang, or the model's generation_config.json, sets the first token of a title"
     ),
@@ -271,7 +271,7 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
     "summary_column": Alias("title_column"),
     "task_name": Refused("--dataset_name and --dataset_config_name name a data set of the hub: glue, sst2"),
     "test_split_name": Alias("dataset_test_split"),
-    "text_column_delimiter": Refused("only one text column is read: --text_column"),
+    "text_column_delimiter": Refused("one text is read, --text_column, or two, --text_pair_column"),
     "text_column_name": Alias("text_column"),
     "text_column_names": Alias("text_column"),
     "token": TOKEN,

@@ -30,7 +30,8 @@ from samerun.console import Phase
 from samerun.data.batches import TrainBatches, train_loader
 from samerun.errors import EXIT_STOPPED, InputError, StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.evaluate import eval_rows, evaluate, input_dtype
-from samerun.kernels.common import row_lengths, widest_float
+from samerun.kernels.common import widest_float
+from samerun.kernels.dropout import dropout_by_row, use_row_drop_path
 from samerun.kernels.embeddings import reuse_gradient_memory
 from samerun.layers import checkpoint_activations, compile_layers, has_statistics
 from samerun.memory import dry_run, layout_of, memory_lines
@@ -41,7 +42,7 @@ from samerun.profiling import StepClock, memory_mb, peak_memory_mb, profiled
 from samerun.reports.page import save_best_predictions
 from samerun.reports.tracker import Tracker, project_of, read_history
 from samerun.run_folder import BEST, BEST_MODELS, begin_best, merge_metrics, status
-from samerun.runtime import Run
+from samerun.runtime import Launch, Run
 from samerun.signals import stop_requested, stop_run
 from samerun.start import OpenedRun, replace_run
 from samerun.task import Batch, Data, Predictions, Task, higher_is_better
@@ -83,10 +84,12 @@ class Training:
             self.state = best_models.recover(
                 run, self.folder, self.state, task, arguments.keep_best, self._is_complete()
             )
+            self._note_other_dropout()
         if self.state.loss_settings is None:
             self.state.loss_settings = task.loss_settings
+        self.state.dropout_by = "row" if run.launch.dropout_by_row else "torch"
         run.from_rank0(partial(best_models.check_space, self.folder, arguments, model))
-        self.batches = train_batches(arguments, data, plan, run.launch.rank)
+        self.batches = train_batches(arguments, data, plan, run.launch)
         self.batches.begin(self.state.step, self.state.stream)
         validation = data.splits.get("validation")
         self.validation = None if validation is None else eval_rows(run, arguments, task, validation)
@@ -111,9 +114,17 @@ class Training:
     def _prepare_model(self, model: torch.nn.Module) -> None:
         """Applies gradient checkpointing, kernels and compilation before Accelerate wraps the model; prints
         the memory estimate."""
-        run, arguments = self.run, self.arguments
+        run, arguments, by_row = self.run, self.arguments, self.run.launch.dropout_by_row
+        if by_row:
+            use_row_drop_path(model)
+        run.print(
+            "dropout        by row: the same masks under any launch"
+            if by_row
+            else "dropout        by torch: another number of processes or micro-batches draws other masks "
+            "(--dropout_by row)"
+        )
         if arguments.gradient_checkpointing or run.launch.recomputes_activations:
-            checkpoint_activations(model)
+            checkpoint_activations(model, dropout_by_row=by_row)
         layout = layout_of(run.launch, self.plan.batch, arguments.kernels, state_bytes(arguments, model))
         if run.is_main:
             try:
@@ -132,6 +143,15 @@ class Training:
             run.print("note           --torch_compile is ignored under ZeRO-3")
         elif compiles:
             compile_layers(model)
+
+    def _note_other_dropout(self) -> None:
+        """Prints if the checkpoint's steps had other dropout masks than this run would have drawn."""
+        before, now = self.state.dropout_by or "torch", "row" if self.run.launch.dropout_by_row else "torch"
+        if before != now:
+            self.run.print(
+                f"note           the checkpoint's steps had dropout by {before}, from here on it is by {now} "
+                "(--dropout_by): the masks are not those of a run without this change"
+            )
 
     def _restore(self, place: Path) -> None:
         """Restores optimizer state and averaged weights from a checkpoint, whose weights the model has
@@ -195,7 +215,7 @@ class Training:
             multiplier = plan.lr_multiplier(state.updates)
             set_learning_rate(self.optimizer, multiplier)
             self.batches.enter(state.step)
-            seed_step(arguments.seed, state.step, run.launch.rank)
+            seed_step(arguments.seed, state.step, run.launch.rank, run.launch.dropout_by_row)
             with self._out_of_memory_explained(micro_batches):
                 unread.append(
                     train_step(
@@ -524,9 +544,10 @@ class Training:
         reserved = 0 if self.optimizer.state else round(state_bytes(self.arguments, model) * trained)
         error_message = None
         try:
-            with buffers_kept(model), run.accelerator.no_sync(model), row_lengths(batch.lengths):
+            with buffers_kept(model), run.accelerator.no_sync(model):
                 state = torch.empty(reserved, dtype=torch.uint8, device=run.device)
-                loss = self.task.loss_sum(model, batch.to(run.device, input_dtype(run, model)))
+                with dropout_by_row(batch.lengths, batch.places):
+                    loss = self.task.loss_sum(model, batch.to(run.device, input_dtype(run, model)))
                 run.accelerator.backward(loss)
                 del state
         except Exception as error:
@@ -590,12 +611,14 @@ def train_step(
     batches = [batch.to(run.device, dtype) for batch in micro_batches]
     targets = run.sum(torch.stack([task.num_targets(batch) for batch in batches]).sum()).clamp(min=1)
     scale = weight * accelerator.gradient_accumulation_steps * run.launch.world_size / targets
-    loss = torch.zeros((), device=run.device)
+    loss, random_state = torch.zeros((), device=run.device), torch.get_rng_state()
     for position, batch in enumerate(batches, 1):
+        if batch.places is not None:  # a call of dropout draws the same number in each micro-batch
+            torch.set_rng_state(random_state)
         # Not `accumulate()`: it relies on the dataloader's end, which is wrong when batches are prefetched.
         accelerator.sync_gradients = last = position == len(batches)
         with nullcontext() if last else accelerator.no_sync(model):
-            with record_function("forward"), row_lengths(batch.lengths):
+            with record_function("forward"), dropout_by_row(batch.lengths, batch.places):
                 loss_sum = task.loss_sum(model, batch)
             machines.progress()
             with record_function("backward"):
@@ -624,19 +647,30 @@ def _clip(run: Run, model: Any, max_norm: float) -> torch.Tensor:
     return norm
 
 
-def seed_step(seed: int, step: int, rank: int) -> None:
-    """Makes dropout a function of (seed, step, rank), so that checkpoints need no random state."""
-    number = int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0] >> 1)
+def seed_step(seed: int, step: int, rank: int, dropout_by_row: bool) -> None:
+    """Makes dropout a function of (seed, step), or of (seed, step, rank) if it is torch's, so that
+    checkpoints need no random state. A GPU's own generator always depends on the rank."""
+    place = [seed, step] if dropout_by_row else [seed, step, rank]
     if torch.accelerator.is_available():
-        torch.manual_seed(number)
-    else:  # saves 0.2 ms: manual_seed visits every kind of device
-        torch.default_generator.manual_seed(number)
+        torch.manual_seed(_random_number([seed, step, rank]))
+    # Alone it saves 0.2 ms: manual_seed visits every kind of device.
+    torch.default_generator.manual_seed(_random_number(place))
 
 
-def train_batches(arguments: Any, data: Data, plan: Plan, rank: int) -> TrainBatches:
-    """The training batches of process `rank` by optimizer step."""
+def _random_number(place: list[int]) -> int:
+    return int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0] >> 1)
+
+
+def train_batches(arguments: Any, data: Data, plan: Plan, launch: Launch) -> TrainBatches:
+    """The training batches of this process by optimizer step."""
     return TrainBatches(
-        data.splits["train"], plan, rank, arguments.seed, arguments.length_grouping, data.padding_free
+        data.splits["train"],
+        plan,
+        launch.rank,
+        arguments.seed,
+        arguments.length_grouping,
+        data.padding_free,
+        dropout_by_row=launch.dropout_by_row,
     )
 
 

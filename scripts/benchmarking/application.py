@@ -98,7 +98,7 @@ def prepare(script: str, options: Options) -> tuple[Any, Any]:
 
     task, data = load(script, options | TRAINING)
     plan = make_plan(task.arguments, data.splits["train"], task.launch)
-    return task, train_batches(task.arguments, data, plan, task.launch.rank)
+    return task, train_batches(task.arguments, data, plan, task.launch)
 
 
 def build(task: Any, **changes: Any) -> Any:

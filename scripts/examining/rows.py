@@ -50,7 +50,8 @@ def rows_of(task: Task, launch: Launch, modes: Modes) -> tuple[dict[str, Rows], 
         for name, table in tables.items():
             labels = getattr(targets[name], "rows", None)
             titles = table.columns.get(getattr(arguments, "title_column", None))
-            rows[name] = of_texts(table.columns[arguments.text_column], titles and list(titles), labels)
+            texts = joined(*(table.columns[column] for column in task.text_columns))
+            rows[name] = of_texts(texts, titles and list(titles), labels)
         return rows, notes
     data = task.load(launch, modes)
     if isinstance(task, TextTask):
@@ -61,6 +62,11 @@ def rows_of(task: Task, launch: Launch, modes: Modes) -> tuple[dict[str, Rows], 
         rows = {name: _of_volumes(task.prepared[name], task.settings.classes) for name in data.splits}
         return rows, data.notes
     return {}, data.notes
+
+
+def joined(*columns: Iterable[str]) -> Iterable[str]:
+    """The texts of each row as one text."""
+    return columns[0] if len(columns) == 1 else map("\n".join, zip(*columns, strict=True))
 
 
 def of_texts(
@@ -95,8 +101,13 @@ def of_texts(
 def _of_text_split(task: TextTask, split: Any) -> Rows:
     labels, titles = None, None if split.titles is None else list(split.titles)
     if split.titles is None and isinstance(split.targets, Ragged):
-        labels = [tuple(task.labels[number] for number in split.targets[row]) for row in range(len(split))]
-    return of_texts(split.texts, titles, labels, (split.lengths, task.max_length))
+        targets = (split.targets[row].tolist() for row in range(len(split)))
+        if split.targets.values.dtype.kind == "f":  # numbers of a regression
+            titles = list(map(tuple, targets))
+        else:
+            labels = [tuple(task.labels[number] for number in row) for row in targets]
+    texts = joined(split.texts, *([] if split.pairs is None else [split.pairs]))
+    return of_texts(texts, titles, labels, (split.lengths, task.max_length))
 
 
 def _of_images(task: ImageTask, name: str) -> Rows:

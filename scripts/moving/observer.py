@@ -59,9 +59,9 @@ def _record_steps(engine: ModuleType, folder: Path) -> None:
         with path.open("a", encoding="utf-8") as current["file"]:
             return fit(training)
 
-    def seed_step_observed(seed: int, step: int, rank: int) -> None:
+    def seed_step_observed(seed: int, step: int, *rest: Any) -> None:
         current["step"] = step
-        seed_step(seed, step, rank)
+        seed_step(seed, step, *rest)
 
     def train_step_observed(
         run: Any, model: Any, optimizer: Any, task: Any, micro_batches: list, *rest: Any, **named: Any

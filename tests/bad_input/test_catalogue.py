@@ -12,6 +12,7 @@ import pytest
 import refused_arguments
 import refused_files
 import refused_models
+import refused_problems
 import refused_targets
 import segment
 import segment3d
@@ -26,6 +27,7 @@ SCRIPTS |= {"segment": segment, "segment3d": segment3d}
 REFUSED = [
     *by_turns(refused_files.CASES),
     *refused_targets.CASES,
+    *refused_problems.CASES,
     *by_turns(refused_arguments.CASES),
     *refused_models.CASES,
 ]

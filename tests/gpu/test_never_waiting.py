@@ -28,7 +28,7 @@ def test_steps_between_logs(kind, precision, start_gpu_run, never_waiting, argum
     for step, micro_batches in zip(range(STEPS), train_loader(steps, 0, 0, True), strict=False):
         if step == WARM:  # kernels are compiled, states made
             never_waiting()
-        seed_step(1, step, 0)
+        seed_step(1, step, 0, False)
         losses.append(train_step(run, model, optimizer, KINDS[kind][0], micro_batches, 1.0))
         clock.mark()
     torch.cuda.set_sync_debug_mode("default")

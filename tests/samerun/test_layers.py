@@ -21,14 +21,14 @@ from samerun.layers import checkpoint_activations, compile_layers
 )
 def test_the_name_that_the_installed_transformers_wants(names):
     called = []
-    model = type("Model", (), {name: lambda self, name=name: called.append(name) for name in names})()
+    model = type("Model", (), {name: lambda self, _, name=name: called.append(name) for name in names})()
     checkpoint_activations(model)
     assert called == [names[0]]
 
 
 def test_a_model_that_cannot():
     class Model:
-        def gradient_checkpointing_enable(self):
+        def gradient_checkpointing_enable(self, _):
             raise ValueError("Model does not support gradient checkpointing.")
 
     with pytest.raises(InputError, match="--gradient_checkpointing: Model does not support"):

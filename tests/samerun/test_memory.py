@@ -25,7 +25,8 @@ from torch.nn import functional
 import samerun.kernels.dropout
 from samerun.fsdp import FsdpSettings
 from samerun.kernels import embeddings
-from samerun.kernels.common import row_lengths
+from samerun.kernels.dropout import dropout_by_row
+from samerun.layers import checkpoint_activations
 from samerun.memory import (
     GIB,
     OUTSIDE_TENSORS,
@@ -258,7 +259,7 @@ def test_weights_in_few_bits_are_counted_as_what_they_will_take(arguments, given
 
 def forward_and_backward(model, task, batch, autocast):
     with (
-        row_lengths(batch.lengths),
+        dropout_by_row(batch.lengths, batch.places),
         torch.autocast("cpu", dtype=autocast or torch.bfloat16, enabled=autocast is not None),
     ):
         outputs = model(
@@ -292,7 +293,7 @@ def forward_and_backward(model, task, batch, autocast):
 def test_a_pass_takes_what_the_dry_run_counted(make, task, batch, checkpointing, precision, tolerance):
     model = make()
     if checkpointing:
-        model.gradient_checkpointing_enable()
+        checkpoint_activations(model, dropout_by_row=True)
     layout = replace(ALONE, precision=precision)
     found = dry_run(model, task, batch, layout)
     forward_and_backward(model, task, batch, layout.autocast)  # caches and workspaces
@@ -361,7 +362,7 @@ def test_recomputation_on_a_gpu_takes_less():
     model = bert()
     layout = replace(ALONE, on_gpu=True, precision="bf16")
     kept = dry_run(model, CLASSIFY, text_batch(6, 48), layout).activations
-    model.gradient_checkpointing_enable()
+    checkpoint_activations(model, dropout_by_row=True)
     assert dry_run(model, CLASSIFY, text_batch(6, 48), layout).activations < kept / 2
 
 

@@ -134,14 +134,15 @@ def test_a_step_of_placeholders_only_is_zero_not_nan(start_run):
     assert (float(loss), float(norm)) == (0, 0)
 
 
-def test_noise_is_a_function_of_seed_step_and_rank():
-    def noise(*place):
-        seed_step(*place)
+@pytest.mark.parametrize("by_row", [False, True])
+def test_random_numbers_are_a_function_of_seed_and_step_and_for_torchs_dropout_of_the_rank(by_row):
+    def numbers(*place):
+        seed_step(*place, by_row)
         return tuple(torch.rand(4).tolist())
 
     places = [(seed, step, rank) for seed in (0, 1, 2**31 - 1) for step in range(3) for rank in range(3)]
-    assert len({noise(*place) for place in places}) == len(places)
-    assert noise(1, 2, 0) == noise(1, 2, 0)
+    assert len({numbers(*place) for place in places}) == len(places) // (3 if by_row else 1)
+    assert numbers(1, 2, 0) == numbers(1, 2, 0)
 
 
 class Scripted(LinearTask):

@@ -23,7 +23,7 @@ def home(tmp_path):
 
 
 def test_one_process_has_nobody_to_talk_to(home):
-    finished = launchers.run([*launchers.python(), str(SCRIPT)], home)
+    finished = launchers.run([*launchers.python(), str(SCRIPT)], home, real=True)
     assert finished.code == 2
     assert finished.err.strip() == (
         "error: found one process, expected two or more; launch with torchrun --nproc_per_node 2, for example"

@@ -78,8 +78,8 @@ def test_a_classifier_under_onnx_runtime_and_what_int8_costs(
     ] * 2
     write_csv(tmp_path / "test.csv", ["body", "labels"], rows)
     output = tmp_path / "onnx"
-    measured = as_words(int8=True, test_file=tmp_path / "test.csv", text_column="body", max_length="24")
-    assert export_onnx.main([str(bert_folder), "--output_dir", str(output), *measured]) == 0
+    measured = as_words(test_file=tmp_path / "test.csv", text_column="body", max_length="24")
+    assert export_onnx.main([str(bert_folder), "--output_dir", str(output), "--int8", *measured]) == 0
     said = capfd.readouterr().out.splitlines()
     assert said[0].startswith("difference     ")
     assert said[2].split() == ["torch", "onnx", "int8"]

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.queues import Queue
 from typing import Any, NamedTuple
@@ -45,10 +45,13 @@ class TrainBatches(Dataset):
         seed: int,
         length_grouping: bool,
         padding_free: bool = False,
+        *,
+        dropout_by_row: bool = False,
     ) -> None:
-        """`padding_free`: the model skips the padding of a batch."""
+        """`padding_free`: the model skips the padding of a batch; `dropout_by_row`: sets `Batch.places`."""
         self.split, self.plan, self.rank, self.seed = split, plan, rank, seed
         self.has_tokens, self.padding_free = split.lengths is not None, padding_free
+        self.dropout_by_row = dropout_by_row
         self.length_grouping = length_grouping and self.has_tokens
         self._entered: int | None = None  # current epoch of a stream
         self._epochs: dict[int, Epoch] = {}
@@ -132,14 +135,33 @@ class TrainBatches(Dataset):
         if batch.max_tokens is not None:
             size = min(size, max(1, batch.max_tokens // int(widths_of(self.split).max())))
         longest = np.argpartition(-lengths, size - 1)[:size]
-        return self.split.collate(longest[np.argsort(-lengths[longest], kind="stable")])
+        rows = longest[np.argsort(-lengths[longest], kind="stable")]
+        return self._with_places(self.split.collate(rows), np.arange(size))
 
     def __getitem__(self, step: int) -> list[Batch]:
         rows, split = self.rows(step), self._epoch_at(step).split
         collate = split.collate
         if split.augment is not None:
             collate = partial(split.augment, epoch=self.plan.epoch_of(step)[0])
-        return [collate_share(collate, share[self.rank], rows) for share in self.shares(step)]
+        shares = self.shares(step)
+        return [
+            self._with_places(collate_share(collate, share[self.rank], rows), places[self.rank])
+            for share, places in zip(shares, places_of(rows, shares), strict=True)
+        ]
+
+    def _with_places(self, batch: Batch, places: np.ndarray) -> Batch:
+        """`places`: empty for a placeholder."""
+        return replace(batch, places=tuple(places.tolist()) or (0,)) if self.dropout_by_row else batch
+
+
+def places_of(rows: np.ndarray, shares: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
+    """The place in the global batch `rows` of each row in `shares` of it, shaped as `shares`. A row that
+    occurs twice has two places."""
+    given = np.concatenate([share for micro_batch in shares for share in micro_batch])
+    places = np.empty_like(given)
+    places[np.argsort(given, kind="stable")] = np.argsort(rows, kind="stable")
+    parts = iter(np.split(places, np.cumsum([len(share) for m in shares for share in m])))
+    return [[next(parts) for _ in micro_batch] for micro_batch in shares]
 
 
 def collate_share(collate: Collate, rows: np.ndarray, others: np.ndarray) -> Batch:

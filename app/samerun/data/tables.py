@@ -45,6 +45,7 @@ class Cells(Sequence[Any]):
         (feature,) = rows.features.values()
         is_stored = getattr(feature, "dtype", None) == "large_string"
         self.decode = _from_stored if is_stored else partial(cell_of, class_names(feature))
+        self.decoders = (self.decode,)  # of each column of `rows`
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -66,6 +67,22 @@ class Cells(Sequence[Any]):
     def fingerprint(self) -> str:
         """`fingerprint` of the cells. All of them must be texts."""
         return fingerprint(self)
+
+
+class CellPairs:
+    """The cells of two columns of texts of one table, for `encode_cached`."""
+
+    def __init__(self, table: Table, names: tuple[str, str]) -> None:
+        self.rows = table.rows.select_columns(list(names))
+        self.parts = [table.columns[name] for name in self.rows.column_names]
+        self.decoders = tuple(part.decode for part in self.parts)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return fingerprint(part.fingerprint for part in self.parts)
 
 
 class Source(NamedTuple):

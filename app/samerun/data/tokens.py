@@ -8,7 +8,7 @@ import signal
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from samerun.console import Phase
 from samerun.data.cache import fingerprint, get_or_create
-from samerun.data.tables import Cells, open_rows
+from samerun.data.tables import CellPairs, Cells, open_rows
 from samerun.errors import InputError
 
 FORMAT_VERSION = "3"  # of the cached tokens; part of their cache key
@@ -76,32 +76,46 @@ class Ragged:
 
 
 def encode_cached(
-    texts: Cells, encode: Callable[[list[str]], dict[str, list]], settings: str, num_proc: int | None = None
+    texts: Cells | CellPairs,
+    encode: Callable[..., dict[str, list]],
+    settings: str,
+    num_proc: int | None = None,
+    has_types: bool = False,
 ) -> dict[str, Any]:
     """Tokenizes `texts`, or loads their tokens from the cache.
 
-    `encode` maps a list of texts to columns: "input_ids" (a list of ids per text) and "cut" (whether the text
-    was truncated). `settings`: everything that the result of `encode` depends on. Returns {"input_ids":
-    Ragged, "cut": (rows,) bool}. Raises `InputError` if a tokenizing process is killed.
+    `encode` maps a list of texts, or two lists of pairs, to columns: "input_ids" (a list of ids per text),
+    "cut" (whether the text was truncated), and with `has_types` "token_type_ids". `settings`: everything that
+    the result of `encode` depends on. Returns {"input_ids": Ragged, "cut": (rows,) bool, "token_type_ids":
+    Ragged or None}. Raises `InputError` if a tokenizing process is killed.
     """
     key = fingerprint([FORMAT_VERSION, settings, texts.fingerprint])[:40]
-    folder = get_or_create("tokens", key, lambda folder: _tokenize(texts, encode, folder, num_proc))
+    folder = get_or_create("tokens", key, partial(_tokenize, texts, encode, num_proc, has_types))
     tokens = open_rows(folder).data
     cut = tokens.column("cut").to_numpy()
-    return {"input_ids": Ragged.from_arrow(tokens.column("input_ids")), "cut": cut}
+    types = Ragged.from_arrow(tokens.column("token_type_ids")) if has_types else None
+    return {
+        "input_ids": Ragged.from_arrow(tokens.column("input_ids")),
+        "cut": cut,
+        "token_type_ids": types,
+    }
 
 
-def _tokenize(texts: Cells, encode: Callable, folder: Path, num_proc: int | None) -> None:
+def _tokenize(
+    texts: Cells | CellPairs, encode: Callable, num_proc: int | None, has_types: bool, folder: Path
+) -> None:
     """Writes one Arrow file per tokenizing process into the folder."""
     import datasets  # takes half a second; texts in memory do not need it
     from datasets import List, Value
 
-    global _encode, _decode, _bar
+    global _encode, _decoders, _bar
     datasets.disable_progress_bars()  # they would also appear in log files
     processes = min(num_proc or 1, len(texts))
+    features = {"input_ids": List(Value("int32")), "cut": Value("bool")}
+    features |= {"token_type_ids": List(Value("int8"))} if has_types else {}
     environment, parallelism = os.environ, os.environ.get(PARALLELISM)
     with Phase("tokenizing", "texts", len(texts) // processes) as _bar:
-        _encode, _decode = encode, texts.decode
+        _encode, _decoders = encode, texts.decoders
         try:
             texts.rows.map(
                 _encode_batch,
@@ -109,7 +123,7 @@ def _tokenize(texts: Cells, encode: Callable, folder: Path, num_proc: int | None
                 input_columns=texts.rows.column_names,
                 remove_columns=texts.rows.column_names,
                 batched=True,
-                features=datasets.Features({"input_ids": List(Value("int32")), "cut": Value("bool")}),
+                features=datasets.Features(features),
                 cache_file_name=str(folder / "tokens.arrow"),
                 new_fingerprint="tokens",
                 num_proc=processes if processes > 1 else None,
@@ -122,7 +136,7 @@ def _tokenize(texts: Cells, encode: Callable, folder: Path, num_proc: int | None
                 "--preprocessing_num_workers"
             ) from None
         finally:
-            _encode = _decode = _bar = None
+            _encode = _decoders = _bar = None
             # With several processes, `map` sets the variable and replaces os.environ by a copy.
             os.environ = environment  # noqa: B003
             os.environ.pop(PARALLELISM, None)
@@ -132,16 +146,17 @@ def _tokenize(texts: Cells, encode: Callable, folder: Path, num_proc: int | None
 
 # Module variables, because forked processes inherit them. Arguments would be pickled, which some tokenizers
 # do not support.
-_encode: Callable[[list[str]], dict[str, list]] | None = None
-_decode: Callable[[Any], str] | None = None
+_encode: Callable[..., dict[str, list]] | None = None
+_decoders: tuple[Callable[[Any], str], ...] = ()
 _bar: Any = None
 
 
-def _encode_batch(cells: list[str], rank: int | None) -> dict[str, list]:
-    """`rank`: of the tokenizing process; None if it is the only one."""
+def _encode_batch(*columns_and_rank: Any) -> dict[str, list]:
+    """The cells of each column, and the rank of the tokenizing process; None if it is the only one."""
+    *columns, rank = columns_and_rank
     if rank is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
-    encoded = _encode(list(map(_decode, cells)))
+    encoded = _encode(*(list(map(decode, cells)) for decode, cells in zip(_decoders, columns, strict=True)))
     if not rank:  # all processes have equal shares, so the first one's progress stands for all
-        _bar.update(len(cells))
+        _bar.update(len(columns[0]))
     return encoded

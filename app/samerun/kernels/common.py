@@ -1,9 +1,10 @@
-"""What the kernels share: lengths of the current batch's rows, threads of one core each, copies to a GPU.
+"""What the kernels share: the current batch's rows, threads of one core each, copies to a GPU.
 
-Row lengths: kernels without padding, BigBird's attention and windows need the number of tokens. Reading it
-from a GPU would make the host wait for all queued work. The collator has counted them already, so the engine
-sets the lengths while it calls a task, and modules read them in their forward pass. They are not set in the
-backward pass.
+Rows: kernels without padding, BigBird's attention and windows need the number of tokens. Reading it from a
+GPU would make the host wait for all queued work. The collator has counted them already, so the engine sets
+the lengths while it calls a task, and modules read them in their forward pass. In training it also sets each
+row's place in the global batch, of which dropout by row is a function. Both are set again where the backward
+pass recomputes layers (`dropout.recomputing`).
 
 Threads: if torch parallelised every operation, its threads would wait for each other after hundreds of small
 operations. That costs little on a quiet machine, but a factor of ten when other processes compute too.
@@ -20,28 +21,42 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-_LENGTHS: ContextVar[tuple[int, ...] | None] = ContextVar("lengths", default=None)
+
+class BatchRows(NamedTuple):
+    """The rows of a micro-batch. `lengths`: tokens of each, None if they are unknown; `places`: of each in
+    the global batch, None outside of training and with torch's dropout."""
+
+    lengths: tuple[int, ...] | None = None
+    places: tuple[int, ...] | None = None
+
+
+UNKNOWN = BatchRows()
+_ROWS: ContextVar[BatchRows] = ContextVar("rows", default=UNKNOWN)
 
 
 @contextlib.contextmanager
-def row_lengths(lengths: tuple[int, ...] | None) -> Iterator[None]:
-    """Sets `Batch.lengths` for the forward passes inside the `with` block."""
-    token = _LENGTHS.set(lengths)
+def row_lengths(lengths: tuple[int, ...] | None, places: tuple[int, ...] | None = None) -> Iterator[None]:
+    """Sets the rows (`Batch.lengths` and `Batch.places`) for the forward passes inside the `with` block."""
+    token = _ROWS.set(BatchRows(lengths, places))
     try:
         yield
     finally:
-        _LENGTHS.reset(token)
+        _ROWS.reset(token)
+
+
+def current_rows() -> BatchRows:
+    return _ROWS.get()
 
 
 def current_row_lengths(rows: int, width: int) -> tuple[int, ...] | None:
     """The lengths of a batch of this many rows, padded to `width`; None if they are unknown or do not fit its
     shape."""
-    lengths = _LENGTHS.get()
+    lengths = _ROWS.get().lengths
     fits = lengths is not None and len(lengths) == rows and max(lengths, default=0) <= width
     return lengths if fits else None
 

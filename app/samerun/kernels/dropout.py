@@ -1,29 +1,41 @@
-"""Dropout on CPUs, of hidden states and attention weights. For a seed, the sample differs from torch's.
+"""Dropout by row: a mask is a function of (seed, step, the row's place in the global batch, the number of the
+dropout call in the forward pass, position within the row).
 
-Replaces: `torch.nn.functional.dropout` in every `nn.Dropout`, and `scaled_dot_product_attention` with
-dropout, for which torch has no fused kernel on a CPU. Active: in training on a CPU, in code that is not
-compiled; attention if it is transformers' `sdpa`. Gain: a MiniLM's training pass is 1.47 times as fast
-(docs/speed.md: median of 30 pairs, 185 to 486 tokens a row, two threads; 1.3 to 1.6 over several runs), and
-with attention another 0.98 (rows of 20 tokens), 1.04 (180) and 1.6 times (500).
+Replaces: in training steps, `torch.nn.functional.dropout`, which every `nn.Dropout` calls, its relatives for
+whole channels, `scaled_dot_product_attention` with dropout, and stochastic depth. Active: with --dropout_by
+row, the default on CPUs. Gain: masks do not depend on the number of processes, micro-batches, padding, the
+packing of rows, gradient checkpointing or the device. On a CPU it is also faster than torch (2.13), which
+draws dropout element by element in one thread (docs/speed.md).
 
-Masks: on a CPU, torch (2.13) draws dropout element by element in one thread, which takes a quarter of a
-BERT's training step. Here numpy's SFC64 draws 64 bits for four elements at a time. Its seed comes from
-torch's generator and the number of the piece, so the sample depends on the seed but not on the number of
-threads. The dropout rate is rounded to a multiple of 2**-16, and the scale follows the rounded rate, so the
-expectation is exactly the input.
+Numbers: the engine seeds torch's generator by (seed, step) before the forward pass of each micro-batch, and
+each call draws one number from it. It tells which call it is, and gradient checkpointing restores it.
+SplitMix64 (Steele, Lea and Flood, OOPSLA 2014; its mixing function is Stafford's variant 13) hashes this
+number and the row's place to the row's key, and the key and a position to 64 bits for four neighbours along
+the last dimension. Integers only, so numpy and torch compute the same bits on any device. The dropout rate is
+rounded to a multiple of 2**-16, and the scale follows the rounded rate, so the expectation is exactly the
+input.
 
-Attention works in pieces: some rows, some heads of one row, or some queries of one head. The backward pass
-recomputes attention weights (as in FlashAttention, arXiv 2205.14135, algorithm 4) but stores the dropout
-mask, a byte per weight, because drawing it is slow. The softmax's division, dropout's scale and the scores'
-scale apply to the smaller (tokens, size) tensors. The softmax uses powers of 2: MKL's exp (torch 2.13) is 5
-to 20 times slower on results too small for fp32, as of masked scores.
+Layouts: the first dimension has the rows of the micro-batch, or so many heads, images or windows of each row.
+Without padding (`padding_free`), a tensor is (1, tokens of all rows, features). A parameter, or a tensor of
+one row in a micro-batch of several, is shared by all rows and micro-batches, and so is its mask. Any other
+tensor has a mask of its own in each micro-batch; scripts/parity.py names it.
+
+Attention on a CPU works in pieces: some rows, some heads of one row, or some queries of one head. The
+backward pass recomputes attention weights (as in FlashAttention, arXiv 2205.14135, algorithm 4) but stores
+the dropout mask, a byte per weight, because drawing it is slow. The softmax's division, dropout's scale and
+the scores' scale apply to the smaller (tokens, size) tensors. The softmax uses powers of 2: MKL's exp (torch
+2.13) is 5 to 20 times slower on results too small for fp32, as of masked scores. On a GPU, attention with
+dropout stores all weights, as transformers' eager attention does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,27 +44,81 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torch.overrides import has_torch_function_unary
-from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from samerun.kernels.common import in_threads
+from samerun.kernels.common import current_rows, in_threads, row_lengths, send
 
 LEVELS = 2**16
-PIECE = 2**20  # elements per random stream; the sample depends on it
+LANES = 4  # elements of a word, which has 64 random bits
+WORDS_AT_ONCE, WORDS_ON_GPU = 2**15, 2**22  # on a CPU they fit a core's cache
+INCREMENT = 0x9E3779B97F4A7C15  # of SplitMix64's counter
+ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))  # (shift, factor) of its mixing
+SHARED, OTHER = 2**63, 2**63 + 1  # instead of a row's place: for shared tensors; from here on for others
+
+torch_dropout, torch_attention = functional.dropout, functional.scaled_dot_product_attention
+
+
+# Where dropout is by row
+
+
+@contextlib.contextmanager
+def dropout_by_row(lengths: tuple[int, ...] | None, places: tuple[int, ...] | None) -> Iterator[None]:
+    """`row_lengths`; dropout is by row in the `with` block, unless `places` is None."""
+    before = {name: getattr(functional, name) for name in (OURS if places is not None else ())}
+    try:
+        for name in before:
+            setattr(functional, name, OURS[name])
+        with row_lengths(lengths, places):
+            yield
+    finally:
+        for name, function in before.items():
+            setattr(functional, name, function)
+
+
+def recomputing() -> tuple[AbstractContextManager, AbstractContextManager]:
+    """The `context_fn` of torch's `checkpoint`: layers are recomputed with the rows of their forward pass."""
+    return nullcontext(), dropout_by_row(*current_rows())
+
+
+def use_row_drop_path(model: nn.Module) -> None:
+    """Replaces every stochastic depth in `model`; its classes have this name in transformers and timm.
+    Parameters, state dict and configuration stay unchanged."""
+    for module in model.modules():
+        if type(module).__name__.endswith("DropPath") and hasattr(module, "drop_prob"):
+            module.__class__ = DropPath
+
+
+class DropPath(nn.Module):
+    """Stochastic depth (Huang et al., arXiv 1603.09382): drops a layer's output (rows, ...) for some rows."""
+
+    drop_prob: float | None
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        ones = hidden_states.new_ones(len(hidden_states), *[1] * (hidden_states.dim() - 1))
+        return hidden_states * functional.dropout(ones, self.drop_prob or 0.0, self.training)
+
+
+# Masks
 
 
 class DropoutMask(NamedTuple):
-    """A random mask for one tensor."""
+    """The random mask of one call of dropout."""
 
-    seed: int
+    call: int
+    places: tuple[int, ...]  # of the rows
     dropped_levels: int  # of LEVELS: the dropout rate
 
     @classmethod
     def draw(cls, p: float) -> DropoutMask:
-        """A mask of dropout probability `p`, 0 < p < 1. Draws one number from torch's generator."""
-        seed = torch.randint(2**63 - 1, ())
+        """A mask of dropout probability `p`, 0 < p < 1, for the current rows. Draws one number from torch's
+        generator."""
+        call = torch.randint(2**63 - 1, (), device="cpu")
         # In a dry run tensors have no values.
-        return cls(0 if isinstance(seed, FakeTensor) else int(seed), min(round(p * LEVELS), LEVELS - 1))
+        call = 0 if isinstance(call, FakeTensor) else int(call)
+        return cls(call, current_rows().places, min(round(p * LEVELS), LEVELS - 1))
+
+    def of(self, rows: slice) -> DropoutMask:
+        """The mask of some rows."""
+        return self._replace(places=self.places[rows])
 
     @property
     def scale(self) -> float:
@@ -61,48 +127,129 @@ class DropoutMask(NamedTuple):
 
     def fill(self, kept: Tensor) -> None:
         """Sets `kept` (uint8, contiguous) to 0 for dropped elements and 1 for kept ones."""
-        pieces = kept.view(-1).split(PIECE)
-        if not isinstance(kept, FakeTensor):
-            in_threads(lambda number: self._fill(number, pieces[number]), range(len(pieces)))
+        if isinstance(kept, FakeTensor) or not kept.numel():
+            return
+        *sizes, last = kept.shape if kept.dim() > 1 else (kept.numel(), 1)
+        keys, inner = self._layout(sizes)
+        bits = 64 // (len(inner) + 1)
+        strides = [INCREMENT << bits * (len(inner) - number) for number in range(len(inner))]
+        fill = _fill_on_cpu if kept.device.type == "cpu" else _fill
+        fill(kept.view(-1, last), keys, list(zip(inner, strides, strict=True)), self.dropped_levels)
 
-    def _fill(self, number: int, kept: Tensor) -> None:
-        levels = (
-            np.random.SFC64([self.seed, number]).random_raw(-(-len(kept) // 4)).view(np.int16)[: len(kept)]
-        )
-        # numpy compares 5 to 20 times faster than torch.
-        np.greater_equal(levels, self.dropped_levels - LEVELS // 2, out=kept.numpy().view(np.bool_))
+    def keys(self, places: Sequence[int]) -> np.ndarray:
+        """(places,) uint64."""
+        keys = np.array(places, dtype=np.uint64) * _u64(INCREMENT) + _u64(self.call)
+        _mix(keys, np.empty_like(keys))
+        return keys
+
+    def _layout(self, sizes: list[int]) -> tuple[np.ndarray, list[int]]:
+        """(keys (n,) uint64, sizes of the dimensions of each key) for a mask that has these sizes before its
+        last dimension. n times the sizes are the mask's, without the last."""
+        (first, *inner), rows, lengths = sizes, len(self.places), current_rows().lengths
+        if first == 1 < rows:
+            if lengths is not None and len(lengths) == rows and inner == [sum(lengths)]:
+                return self._keys_of_tokens(lengths), []
+            return self.keys([SHARED]), inner
+        if first % rows == 0:
+            return self.keys(self.places), inner if first == rows else [first // rows, *inner]
+        return self.keys_of_other_layout(), sizes
+
+    def _keys_of_tokens(self, lengths: tuple[int, ...]) -> np.ndarray:
+        """(tokens of all rows,): what (rows, tokens, features) has for each token."""
+        positions = np.concatenate([np.arange(length, dtype=np.uint64) for length in lengths])
+        return np.repeat(self.keys(self.places), lengths) + positions * _u64(INCREMENT << 32)
+
+    def keys_of_other_layout(self) -> np.ndarray:
+        """(1,) uint64."""
+        return self.keys([OTHER + self.places[0]])
 
 
-def is_active(x: Tensor, p: float) -> bool:
-    """Whether our dropout applies to `x`: on a CPU, except in compiled code and under a torch function mode
-    (a dry run for a GPU), which must see torch's function."""
-    return (
-        x.device.type == "cpu"
-        and 0 < p < 1
-        and not torch.compiler.is_compiling()
-        and not has_torch_function_unary(x)
-    )
+def _u64(number: int) -> np.uint64:
+    return np.uint64(number % 2**64)
 
 
-def dropout(x: Tensor, p: float) -> Tensor:
-    """`torch.nn.functional.dropout(x, p)` with another sample."""
-    return _DropoutFunction.apply(x, p) if is_active(x, p) else functional.dropout(x, p)
+def _i64(number: int) -> int:
+    """The same bits as a signed number: torch computes with these only."""
+    return (number + 2**63) % 2**64 - 2**63
 
 
-class Dropout(nn.Dropout):
-    """`nn.Dropout` with this function."""
+def _mix(words: np.ndarray, scratch: np.ndarray) -> None:
+    """SplitMix64's mixing function, in place."""
+    for shift, factor in ROUNDS:
+        np.right_shift(words, _u64(shift), out=scratch)
+        words ^= scratch
+        if factor != 1:
+            words *= _u64(factor)
 
-    def forward(self, input: Tensor) -> Tensor:
-        return dropout(input, self.p) if self.training else input
+
+def _fill_on_cpu(
+    kept: Tensor, keys: np.ndarray, inner: list[tuple[int, int]], dropped_levels: int
+) -> None:  # fmt: skip
+    """Fills `kept` (lines, elements of a line). `keys` (n,) uint64; `inner`: sizes and strides of the
+    dimensions of each key, whose product with n is the number of lines."""
+    for size, stride in inner:
+        keys = keys[..., None] + np.arange(size, dtype=np.uint64) * _u64(stride)
+    lines, elements = kept.shape
+    words = np.arange(-(-elements // LANES), dtype=np.uint64) * _u64(INCREMENT)
+    pieces = -(-lines * len(words) // WORDS_AT_ONCE)
+    step = -(-lines // pieces)
+    work = partial(_fill_piece, kept.numpy().view(np.bool_), keys.reshape(-1), words, dropped_levels)
+    in_threads(work, [slice(first, first + step) for first in range(0, lines, step)])
 
 
-class _DropoutFunction(torch.autograd.Function):
+def _fill_piece(
+    kept: np.ndarray, keys: np.ndarray, words: np.ndarray, dropped_levels: int, lines: slice
+) -> None:
+    random = keys[lines, None] + words
+    _mix(random, np.empty_like(random))
+    levels = random.view(np.int16)[:, : kept.shape[1]]
+    np.greater_equal(levels, dropped_levels - LEVELS // 2, out=kept[lines])
+
+
+def _fill(kept: Tensor, keys: np.ndarray, inner: list[tuple[int, int]], dropped_levels: int) -> None:
+    """`_fill_on_cpu` by torch operations on any device."""
+    device, elements = kept.device, kept.shape[1]
+    lines = send(torch.from_numpy(keys.view(np.int64)), device)
+    for size, stride in inner:
+        lines = lines[..., None] + torch.arange(size, device=device) * _i64(stride)
+    words = torch.arange(-(-elements // LANES), device=device) * _i64(INCREMENT)
+    step = max(1, WORDS_ON_GPU // len(words))
+    for part, keys_of_part in zip(kept.split(step), lines.flatten().split(step), strict=True):
+        random = keys_of_part[:, None] + words
+        for shift, factor in ROUNDS:
+            random ^= (random >> shift) & (2 ** (64 - shift) - 1)  # the shift repeats the sign
+            random *= _i64(factor)
+        part.copy_(random.view(torch.int16)[:, :elements] >= dropped_levels - LEVELS // 2)
+
+
+# torch's functions
+
+
+def is_active(p: float, training: bool = True) -> bool:
+    return training and 0 < p < 1 and current_rows().places is not None
+
+
+def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """`torch.nn.functional.dropout` by row."""
+    if not is_active(p, training):
+        return torch_dropout(input, p, training, inplace)
+    mask = DropoutMask.draw(p)
+    if isinstance(input, nn.Parameter):
+        mask = mask._replace(places=(SHARED,))
+    result = _Dropout.apply(input, mask)
+    return input.copy_(result) if inplace else result
+
+
+def channel_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """`torch.nn.functional.dropout1d`, `2d` and `3d` by row, of (rows, channels, ...)."""
+    factors = dropout(input.new_ones(*input.shape[:2], *[1] * (input.dim() - 2)), p, training)
+    return input.mul_(factors) if inplace else input * factors
+
+
+class _Dropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        kept, mask = (
-            torch.empty_like(x, dtype=torch.uint8, memory_format=torch.contiguous_format),
-            DropoutMask.draw(p),
-        )
+    def forward(ctx: Any, x: Tensor, mask: DropoutMask) -> Tensor:
+        kept = torch.empty_like(x, dtype=torch.uint8, memory_format=torch.contiguous_format)
         mask.fill(kept)
         ctx.scale = mask.scale
         ctx.save_for_backward(kept)
@@ -120,74 +267,75 @@ def _apply(x: Tensor, kept: Tensor, scale: float) -> Tensor:
     return (x.contiguous() * kept.to(x.dtype)).mul_(scale)
 
 
-IGNORED_OPTIONS = {"output_attentions", "use_cache"}  # they do not affect the result
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention`, with dropout by row."""
+    if not is_active(dropout_p):
+        return torch_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    if enable_gqa:
+        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+    if is_causal:
+        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+    return dropout_attention(query, key, value, attn_mask, DropoutMask.draw(dropout_p), scale)
+
+
+OURS = {
+    "dropout": dropout,
+    "dropout1d": channel_dropout,
+    "dropout2d": channel_dropout,
+    "dropout3d": channel_dropout,
+    "scaled_dot_product_attention": attention,
+}  # by their names in torch.nn.functional
+
+
+# Attention
+
+
 WEIGHTS_AT_ONCE = 2**21
 LOG2E = math.log2(math.e)
 
 Place = tuple[slice, ...]  # rows and heads, or rows, heads and queries
 
 
-def use_cpu_dropout(model: nn.Module) -> None:
-    """Replaces every `nn.Dropout` of `model` by ours, and transformers' `sdpa` attention in this process by
-    `attend`. Parameters, state dict and configuration stay unchanged."""
-    for module in model.modules():
-        if type(module) is nn.Dropout and not module.inplace:
-            module.__class__ = Dropout
-    AttentionInterface.register("sdpa", attend)
-
-
-def attend(
-    module: nn.Module,
+def dropout_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    *,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """transformers' AttentionInterface: query, key and value (batch, heads, tokens, size) -> (batch, tokens,
-    heads, size)."""
-    unknown = key.shape[1] != query.shape[1] or any(
-        x is not None for name, x in options.items() if name not in IGNORED_OPTIONS
-    )
-    if unknown or not is_active(query, dropout):
-        return sdpa_attention_forward(
-            module,
-            query,
-            key,
-            value,
-            attention_mask,
-            dropout=dropout,
-            scaling=scaling,
-            is_causal=is_causal,
-            **options,
-        )
-    if is_causal is None:
-        is_causal = getattr(module, "is_causal", True)
-    if attention_mask is None and is_causal and query.shape[2] > 1:
-        attention_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
-    context = dropout_attention(query, key, value, attention_mask, dropout, scaling)
-    return context.transpose(1, 2).contiguous(), None
-
-
-def dropout_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, p: float, scale: float | None = None
-) -> Tensor:  # fmt: skip
-    """`scaled_dot_product_attention` of (rows, heads, tokens, size) with dropout probability `p`.
+    mask: Tensor | None,
+    dropout: DropoutMask,
+    scale: float | None = None,
+) -> Tensor:
+    """Attention of (rows, heads, tokens, size) with dropout.
 
     `mask` expands to (rows, heads, queries, keys): bool, true where a query sees a key, or a float to add to
     the scores.
     """
-    if not is_active(query, p) or (mask is not None and mask.requires_grad):
-        return functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, dropout_p=p, scale=scale
-        )
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    with torch.autocast("cpu", enabled=False):
-        return DropoutAttention.apply(query, key, value, None if mask is None else _compact(mask), p, scale)
+    # A dry run for a GPU is a torch function mode.
+    on_cpu = query.device.type == "cpu" and not has_torch_function_unary(query)
+    alike = query.dim() == 4 and query.shape[:2] == key.shape[:2] == value.shape[:2]
+    if on_cpu and alike and not (mask is not None and mask.requires_grad):
+        mask = None if mask is None else _compact(mask)
+        with torch.autocast("cpu", enabled=False):
+            return DropoutAttention.apply(query, key, value, mask, dropout, scale)
+    scores = (query * scale) @ key.mT
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    elif mask is not None:
+        scores = scores + mask
+    weights = functional.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
+    return _Dropout.apply(weights, dropout) @ value
 
 
 def _compact(mask: Tensor) -> Tensor:
@@ -212,11 +360,17 @@ class DropoutAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, p: float, scale: float
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        dropout: DropoutMask,
+        scale: float,
+    ) -> Tensor:
         rows, heads, queries, _ = query.shape
         dtype = torch.promote_types(query.dtype, torch.float32)
-        limits, dropout = torch.finfo(dtype), DropoutMask.draw(p)
+        limits = torch.finfo(dtype)
         # Contiguous after transformers transposes heads and tokens.
         context = query.new_empty(rows, queries, heads, value.shape[-1]).transpose(1, 2)
         highest, total = (query.new_empty(rows, heads, queries, 1, dtype=dtype) for _ in range(2))

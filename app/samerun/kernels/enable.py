@@ -4,7 +4,7 @@ With --kernels reference none of our kernels is active:
 
 - BigBird is transformers' own: a document's result depends on the padding of its batch, and one batch of at
   most 5 + 2 r blocks switches the model to full attention for the rest of the run (transformers issue 20031).
-- Dropout masks on a CPU are torch's, another sample for the same seed.
+- Dropout is torch's (--dropout_by torch).
 - Batches are padded, and embedding gradients are reallocated.
 """
 
@@ -16,7 +16,6 @@ from torch import nn
 
 from samerun.errors import InputError
 from samerun.kernels.bigbird import use_bigbird_attention
-from samerun.kernels.dropout import use_cpu_dropout
 from samerun.kernels.padding_free import use_padding_free
 
 SUPPORTED = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert")
@@ -54,16 +53,11 @@ def _reason(config: Any, device_type: str, padding_side: str) -> str | None:
     return None
 
 
-def enable_kernels(model: nn.Module, *, kernels: str, padding_free: bool, on_cpu: bool) -> None:
-    """Switches our kernels on in `model` if `kernels` is auto; reference changes nothing.
-
-    Parameters, state dict and exported configuration stay unchanged. Kernels of `sdpa` attention apply to the
-    whole process.
-    """
+def enable_kernels(model: nn.Module, *, kernels: str, padding_free: bool) -> None:
+    """Switches our kernels on in `model` if `kernels` is auto; reference changes nothing. Parameters, state
+    dict and exported configuration stay unchanged."""
     if kernels == "reference":
         return
     use_bigbird_attention(model)
-    if on_cpu:
-        use_cpu_dropout(model)
     if padding_free:
         use_padding_free(model)

@@ -9,7 +9,7 @@ Between the embeddings and the last layer, a padded batch (rows, width) becomes 
 tokens, in which attention is restricted to each row. Everything else in a layer works token by token. If the
 host does not know the row lengths (`common.row_lengths`), the forward pass is padded.
 
-Without dropout, padded and padding-free passes agree up to rounding; with dropout they draw different masks.
+Padded and padding-free passes agree up to rounding, with dropout by row too.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.models.bert.modeling_bert import BertEncoder
@@ -31,7 +32,7 @@ from transformers.models.roberta.modeling_roberta import RobertaEncoder
 from transformers.models.xlm_roberta.modeling_xlm_roberta import XLMRobertaEncoder
 
 from samerun.kernels.common import current_row_lengths
-from samerun.kernels.dropout import dropout_attention
+from samerun.kernels.dropout import DropoutMask, dropout_attention, is_active
 
 NAME = "padding_free"  # of our attention in transformers' AttentionInterface; never exported
 ENCODERS = (
@@ -152,7 +153,7 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if not isinstance(rows, PaddingFreeBatch):
         mask = None if rows is None else rows[:, None, None, :].expand(-1, 1, query.shape[2], -1)
-        context = dropout_attention(query, key, value, mask, dropout, scale)
+        context = functional.scaled_dot_product_attention(query, key, value, mask, dropout, scale=scale)
         return context.transpose(1, 2), None
     tokens = (x[0].transpose(0, 1) for x in (query, key, value))
     return _by_length(*tokens, rows, dropout, scale)[None], None
@@ -165,9 +166,14 @@ def _by_length(
     consecutive rows of equal length."""
     groups = [(length, len(list(same))) for length, same in itertools.groupby(rows.lengths)]
     sizes = [length * number for length, number in groups]
-    contexts = []
+    contexts, first = [], 0
+    mask = DropoutMask.draw(dropout) if is_active(dropout) else None
     for (length, number), *parts in zip(groups, *(x.split(sizes) for x in (query, key, value)), strict=True):
         q, k, v = (x.unflatten(0, (number, length)).transpose(1, 2) for x in parts)
-        context = dropout_attention(q, k, v, None, dropout, scale)
+        if mask is None:
+            context = functional.scaled_dot_product_attention(q, k, v, None, dropout, scale=scale)
+        else:
+            context = dropout_attention(q, k, v, None, mask.of(slice(first, first + number)), scale)
+        first += number
         contexts.append(context.transpose(1, 2).flatten(0, 1))
     return torch.cat(contexts)

@@ -42,12 +42,11 @@ def word_contributions(
 
 
 def words_of_likeliest(
-    model: Any, encoded: Any, probabilities: dict[str, float], in_windows: bool
+    model: Any, encoded: Any, labels: list[str], probabilities: dict[str, float], in_windows: bool
 ) -> dict[str, Words]:
-    """`word_contributions` to the likeliest labels, likeliest first. `probabilities`: of all labels, in the
-    model's order."""
-    labels = list(probabilities)
-    likeliest = sorted(labels, key=probabilities.get, reverse=True)[:EXPLAINED_LABELS]
+    """`word_contributions` to the likeliest labels, likeliest first. `labels`: of the model; `probabilities`:
+    of some."""
+    likeliest = sorted(probabilities, key=probabilities.get, reverse=True)[:EXPLAINED_LABELS]
     contributions = word_contributions(
         model, encoded, [labels.index(label) for label in likeliest], in_windows
     )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from samerun.kernels.common import current_row_lengths, row_lengths, send
+from samerun.kernels.common import current_row_lengths, current_rows, row_lengths, send
 
 
 def pool_windows(model: Any, window: int, pooling: str, side: str) -> Any:
@@ -33,14 +33,16 @@ def _document_logits(
     window_lengths = [
         [min(window, length - first) for first in range(0, max(1, length), window)] for length in lengths
     ]
-    places = [
-        row * most + number for row, windows in enumerate(window_lengths) for number in range(len(windows))
-    ]
-    index = send(torch.tensor(places), input_ids.device)
+    numbers = [(row, number) for row, windows in enumerate(window_lengths) for number in range(len(windows))]
+    index = send(torch.tensor([row * most + number for row, number in numbers]), input_ids.device)
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
     inputs = {name: tensor.flatten(0, 1).index_select(0, index) for name, tensor in inputs.items()}
     flat_lengths = tuple(length for windows in window_lengths for length in windows)
-    with row_lengths(flat_lengths if side == "right" and min(flat_lengths) > 0 else None):
+    known_lengths = flat_lengths if side == "right" and min(flat_lengths) > 0 else None
+    places = current_rows().places
+    if places is not None:  # a window's place, for dropout by row
+        places = tuple(places[row] + number * 2**32 for row, number in numbers)
+    with row_lengths(known_lengths, places):
         logits = forward(**inputs).logits
     empty = logits.new_full((documents * most, logits.shape[-1]), -torch.inf if pooling == "max" else 0.0)
     grid = empty.index_copy(0, index, logits).unflatten(0, (documents, most))

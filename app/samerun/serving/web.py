@@ -31,7 +31,8 @@ MOST_CONNECTIONS = 512
 MOST_EXPLAINED = 32  # texts of a request
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")  # others may start programs, such as Ghostscript
 EXPECTED = {
-    "texts": 'a JSON object with "text", a text, or "texts", a list of them, and optionally "explain": true',
+    "texts": 'a JSON object with "text", a text, or "texts", a list of them (for a model of pairs also '
+    '"text_pair" or "text_pairs"), and optionally "explain": true',
     "images": f"the bytes of an image file as the body ({', '.join(FORMATS)})",
 }
 
@@ -247,13 +248,14 @@ def _is_ip_address(name: str) -> bool:
     return True
 
 
-def _parse_texts(body: bytes) -> tuple[list[str], bool]:
-    """(texts, whether to explain them). Raises `InputError` for a body that does not match EXPECTED."""
+def _parse_texts(body: bytes) -> tuple[list[str] | list[tuple[str, str]], bool]:
+    """(texts or pairs of texts, whether to explain them). Raises `InputError` for a body that does not match
+    EXPECTED."""
     try:
         content = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise InputError(f"the body is no JSON ({error}); expected {EXPECTED['texts']}") from None
-    known = {"text", "texts", "explain"}
+    known = {"text", "texts", "text_pair", "text_pairs", "explain"}
     if (
         not isinstance(content, dict)
         or not content.keys() <= known
@@ -261,12 +263,24 @@ def _parse_texts(body: bytes) -> tuple[list[str], bool]:
     ):
         raise InputError(f"expected {EXPECTED['texts']}; found {str(content)[:60]}")
     texts = content["texts"] if "texts" in content else [content["text"]]
-    explain = content.get("explain", False)
-    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-        raise InputError(f"expected {EXPECTED['texts']}; found {str(texts)[:60]}")
+    explain, one = content.get("explain", False), "text" in content
+    _check_list(texts)
+    if ("text_pairs" if one else "text_pair") in content:
+        raise InputError('"text" takes "text_pair", "texts" takes "text_pairs"')
+    pairs = [content["text_pair"]] if "text_pair" in content else content.get("text_pairs")
+    if pairs is not None:
+        _check_list(pairs)
+        if len(pairs) != len(texts):
+            raise InputError(f"{len(texts)} texts, but {len(pairs)} text_pairs; give one for each")
+        texts = list(zip(texts, pairs, strict=True))
     if not isinstance(explain, bool):
         raise InputError(f'"explain" is {explain!r:.60}; expected true or false')
     return texts, explain
+
+
+def _check_list(texts: Any) -> None:
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise InputError(f"expected {EXPECTED['texts']}; found {str(texts)[:60]}")
 
 
 def _count_pixels(body: bytes) -> int:

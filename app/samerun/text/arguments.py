@@ -14,8 +14,23 @@ from samerun.arguments import (
     OptimizationArguments,
     RunArguments,
 )
-from samerun.parsing import Setting, SpaceSeparated, option, read_settings
+from samerun.parsing import Setting, SpaceSeparated, is_given, option, read_settings
 
+# Names of --problem_type: ours -> those of transformers' configurations.
+PROBLEM_TYPES = {
+    "multi_label": "multi_label_classification",
+    "single_label": "single_label_classification",
+    "regression": "regression",
+}
+# Arguments without a meaning for a --problem_type.
+INAPPLICABLE = {
+    "multi_label": (),
+    "single_label": ("label_columns", "label_separator", "unknown_labels", "threshold", "loss", "loss_args"),
+    "regression": (
+        *("label_separator", "label_file", "unknown_labels", "threshold", "calibration", "pos_weight"),
+        *("sampling", "label_smoothing_factor"),
+    ),
+}
 # --loss -> its settings (--loss_args). Exported models store them with the prefix of `PREFIXES`.
 LOSSES = {
     "bce": {},
@@ -30,6 +45,8 @@ LOSSES = {
         "lambda": Setting(2.0, at_least=None, above=0),
         "kappa": Setting(0.05),
     },
+    "mse": {},
+    "huber": {"delta": Setting(1.0, at_least=None, above=0)},
 }
 # What --threshold can tune, and its number.
 SHARE = Setting(0.9, at_least=None, above=0, at_most=1)
@@ -47,7 +64,13 @@ WINDOWS = {
     }
 }
 BALANCED_LIMIT = Setting(20.0, at_least=1)
-PREFIXES = {"focal": "focal_", "asymmetric": "asl_", "distribution_balanced": "db_"}
+# The losses of each --problem_type, the default first.
+LOSSES_OF = {
+    "multi_label": ("bce", "focal", "asymmetric", "distribution_balanced"),
+    "single_label": ("cross_entropy",),
+    "regression": ("mse", "huber"),
+}
+PREFIXES = {"huber": "huber_", "focal": "focal_", "asymmetric": "asl_", "distribution_balanced": "db_"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,27 +133,80 @@ class StreamingArguments:
         return problems
 
 
+def problem_kind(name: str) -> str:
+    """Our name of a problem type that may be given by transformers' name."""
+    return next((ours for ours, theirs in PROBLEM_TYPES.items() if name in (ours, theirs)), name)
+
+
+def inapplicable(arguments: Any, kind: str) -> list[str]:
+    """The messages on arguments that have no meaning for this problem type."""
+    problems = [
+        f"--{name} does not apply to --problem_type {kind}; leave it out"
+        for name in INAPPLICABLE[kind]
+        if is_given(arguments, name)
+    ]
+    known = LOSSES_OF[kind]
+    if arguments.loss not in (None, *known) and "loss" not in INAPPLICABLE[kind]:
+        problems.append(
+            f"--loss {arguments.loss} is not for --problem_type {kind}, which has {', '.join(known)}"
+        )
+    if kind == "single_label" and arguments.calibration == "temperature_per_label":
+        problems.append(
+            "--calibration temperature_per_label does not apply to --problem_type single_label, whose "
+            "softmax has one temperature; give temperature"
+        )
+    return problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemArguments:
+    """Targets"""
+
+    problem_type: str | None = option(
+        choices=tuple(dict.fromkeys([*PROBLEM_TYPES, *PROBLEM_TYPES.values()])),
+        help="multi_label: any number of labels a row; single_label: exactly one; regression: numbers; "
+        "transformers' names are accepted (default: multi_label; without training, the model's own)",
+    )
+
+    text_pair_column: str | None = option(
+        help="column of a second text of each row, such as an entailed sentence or a duplicate question; "
+        "both are cut to --max_length together, the longer one first"
+    )
+
+    @property
+    def problem_kind(self) -> str | None:
+        """--problem_type by our name; in training multi_label by default; None: the model's own."""
+        if self.problem_type is not None:
+            return problem_kind(self.problem_type)
+        return "multi_label" if self.modes.train else None
+
+    def problems(self) -> list[str]:
+        return [] if self.problem_kind is None else inapplicable(self, self.problem_kind)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LossArguments:
     """Loss and sampling"""
 
-    loss: str = option(
-        "bce",
+    loss: str | None = option(
         choices=tuple(LOSSES),
-        help="binary cross-entropy; or, for rare labels, the losses of arXiv:1708.02002, "
-        "arXiv:2009.14119 and arXiv:2007.09654",
+        help="bce: binary cross-entropy; or, for rare labels, the losses of arXiv:1708.02002, "
+        "arXiv:2009.14119 and arXiv:2007.09654. For regression: mse or huber (default: bce, mse; "
+        "single_label always has cross-entropy)",
     )
     loss_args: str | None = option(
         help="settings of --loss. focal: gamma=2 (focus on hard targets), alpha=0.25 (weight of positive "
         "ones, or none); asymmetric: gamma_neg=4,gamma_pos=0 (as gamma), margin=0.05 (negatives below this "
         "probability have no loss); distribution_balanced: mu=0.2 (label frequency ratio at half weight), "
-        "lambda=2 (scale of the logits of negatives), kappa=0.05 (shift by class frequency)"
+        "lambda=2 (scale of the logits of negatives), kappa=0.05 (shift by class frequency); huber: delta=1 "
+        "(standard deviations from which errors count linearly)"
     )
     pos_weight: str = option(
         "none",
         path=True,
         needs="loss=bce",
-        help="none, balanced (negatives / positives per label, at most 20), balanced:LIMIT or a json FILE",
+        help="none, balanced (negatives / positives per label, or for single_label rows / (classes x rows of "
+        "the class); at most 20), balanced:LIMIT or a json FILE",
     )
     sampling: str = option(
         "random",
@@ -140,11 +216,17 @@ class LossArguments:
     )
 
     @property
+    def loss_name(self) -> str:
+        """The loss that is trained, if there is a choice."""
+        return self.loss or LOSSES_OF[self.problem_kind or "multi_label"][0]
+
+    @property
     def loss_settings(self) -> dict[str, float | None]:
         """The settings of the loss, by the names of an exported model's configuration."""
-        known = LOSSES[self.loss]
-        given = read_settings("loss_args", self.loss, known, self.loss_args, [])
-        return {f"{PREFIXES[self.loss]}{n}": given.get(n, setting.default) for n, setting in known.items()}
+        name = self.loss_name
+        known = LOSSES.get(name, {})
+        given = read_settings("loss_args", name, known, self.loss_args, [])
+        return {f"{PREFIXES.get(name, '')}{n}": given.get(n, setting.default) for n, setting in known.items()}
 
     @property
     def pos_weight_cap(self) -> float:
@@ -153,7 +235,7 @@ class LossArguments:
 
     def problems(self) -> list[str]:
         problems: list[str] = []
-        read_settings("loss_args", self.loss, LOSSES[self.loss], self.loss_args, problems)
+        read_settings("loss_args", self.loss_name, LOSSES.get(self.loss_name, {}), self.loss_args, problems)
         if self.pos_weight.startswith("balanced:"):
             limit = self.pos_weight.partition(":")[2]
             read_settings("pos_weight", "balanced", {"": BALANCED_LIMIT}, limit, problems)

@@ -7,19 +7,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from samerun.errors import InputError, TrainingError
 from samerun.models.adapters import loadable
-from samerun.models.pretrained import labels_of, set_labels
+from samerun.models.pretrained import labels_of, load_config, set_labels
 from samerun.text import long_documents
+from samerun.text.arguments import PROBLEM_TYPES, problem_kind
 
-# --problem_type -> transformers' name for it
-PROBLEM_TYPES = {
-    "multi_label": "multi_label_classification",
-    "single_label": "single_label_classification",
-    "regression": "regression",
-}
+# What an exported configuration stores beside transformers' own entries.
+STORED = (
+    *("thresholds", "threshold_tuning", "temperatures", "pos_weight", "class_weight"),
+    *("label_smoothing_factor", "multilabel_loss", "regression", "text_pair"),
+)
 CHECKED_ROWS = 4  # of the exported model
 # Largest difference in probability, by the run's precision. The pipeline computes in fp32.
 TOLERANCE = {"no": 1e-5, "bf16": 5e-2, "fp16": 1e-2}
@@ -71,6 +72,16 @@ def replace_output_layer(model: Any, own: list[str], labels: list[str]) -> np.nd
     return rows < 0
 
 
+def trained_outputs(
+    model: Any, new_names: set[str], new_rows: np.ndarray | None, num_labels: int
+) -> np.ndarray:
+    """(labels,) bool: the outputs with trained weights. Arguments as of `set_head_bias`."""
+    named_layer = output_layer(model, num_labels)
+    if named_layer is None or f"{named_layer[0]}.weight" in new_names:
+        return np.zeros(num_labels, dtype=bool)
+    return np.ones(num_labels, dtype=bool) if new_rows is None else ~new_rows
+
+
 def set_head_bias(
     model: Any, new_names: set[str], bias: np.ndarray, new_rows: np.ndarray | None = None
 ) -> None:
@@ -96,13 +107,69 @@ def check_calibration(calibration: str, model: Any, num_labels: int) -> None:
         )
 
 
+def check_pairs(arguments: Any, config: Any) -> None:
+    """Raises `InputError` for files of single texts for a model of pairs, and the reverse."""
+    own, given = getattr(config, "text_pair", None), arguments.text_pair_column is not None
+    if own is None or own == given:
+        return
+    name = arguments.model_name_or_path
+    if own:
+        raise InputError(f"{name} reads pairs of texts; name the column of the second by --text_pair_column")
+    raise InputError(
+        f"--text_pair_column {arguments.text_pair_column}: {name} was trained on single texts; leave it out"
+    )
+
+
 def store(config: Any, entries: dict[str, Any]) -> None:
-    """Sets the entries of an exported configuration; removes those that are None."""
-    for name, value in entries.items():
-        if value is not None:
-            setattr(config, name, value)
+    """Sets our entries of an exported configuration; removes those of an earlier training."""
+    for name in STORED:
+        if entries.get(name) is not None:
+            setattr(config, name, entries[name])
         elif hasattr(config, name):
             delattr(config, name)
+
+
+def problem_type_of(arguments: Any) -> str:
+    """--problem_type by our name; without training, the model's own. Loading the model raises its errors."""
+    if arguments.problem_kind is not None:
+        return arguments.problem_kind
+    try:
+        own = load_config(arguments).problem_type
+    except InputError:
+        own = None
+    return problem_kind(own or "multi_label")
+
+
+def check_problem_type(arguments: Any, config: Any) -> None:
+    """Raises `InputError` if --problem_type is given for a model that was trained for another."""
+    own, given = config.problem_type, arguments.problem_type
+    if own is not None and given is not None and problem_kind(given) != problem_kind(own):
+        name = arguments.model_name_or_path
+        raise InputError(
+            f"--problem_type {given}: {name} was trained for {problem_kind(own)}; leave the argument out"
+        )
+
+
+def calibrated(plain: Any, temperatures: np.ndarray, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights with the output layer divided by the temperatures, (labels,), so that plain transformers
+    gives calibrated probabilities."""
+    return weights if (temperatures == 1).all() else rescaled(plain, weights, temperatures)
+
+
+def rescaled(
+    plain: Any, weights: dict[str, Tensor], divisor: np.ndarray, shift: np.ndarray | None = None
+) -> dict[str, Tensor]:
+    """The weights with the outputs, (outputs,), divided by `divisor`, then shifted. `plain`: the model."""
+    layer, _ = output_layer(plain, len(divisor))
+    scale, scaled = torch.as_tensor(divisor, dtype=torch.float64), {}
+    for name in (f"{layer}.weight", f"{layer}.bias"):
+        if name in weights:
+            wide = weights[name].double()
+            wide = wide / scale.view(-1, *[1] * (wide.ndim - 1))
+            if shift is not None and wide.ndim == 1:
+                wide = wide + torch.as_tensor(shift, dtype=torch.float64)
+            scaled[name] = wide.to(weights[name].dtype)
+    return {**weights, **scaled}
 
 
 def rows_to_check(lengths: np.ndarray) -> list[int]:
@@ -112,9 +179,14 @@ def rows_to_check(lengths: np.ndarray) -> list[int]:
     return by_length[places].tolist()
 
 
-def check_export(folder: Path, expected: dict[str, np.ndarray], precision: str) -> None:
+def check_export(
+    folder: Path,
+    expected: dict[str | tuple[str, str], np.ndarray],
+    precision: str,
+    unit: np.ndarray | float = 1.0,
+) -> None:
     """Loads the folder into transformers' pipeline and compares its probabilities with the run's. `expected`:
-    text -> (labels,) probabilities.
+    text -> (labels,) probabilities or, of a regression, values; `unit`: what a difference of 1 is.
 
     With --long_documents the function on the model card is checked, too; the pipeline only on texts that need
     no truncation.
@@ -126,13 +198,15 @@ def check_export(folder: Path, expected: dict[str, np.ndarray], precision: str) 
     classify = pipeline("text-classification", model=model, tokenizer=tokenizer, top_k=None, device="cpu")
     labels, setting = labels_of(classify.model.config), getattr(classify.model.config, "long_documents", None)
     for text, probabilities in expected.items():
-        outputs = []
+        outputs, inputs = [], text
+        if isinstance(text, tuple):
+            inputs = dict(zip(("text", "text_pair"), text, strict=True))
         if setting is None or len(tokenizer(text, verbose=False)["input_ids"]) <= tokenizer.model_max_length:
-            outputs.append({item["label"]: item["score"] for item in classify([text], truncation=True)[0]})
+            outputs.append({item["label"]: item["score"] for item in classify([inputs], truncation=True)[0]})
         if setting is not None:
             outputs.append(long_documents.classifier_of(setting)(classify.model, tokenizer, text))
         exported = np.array([[output[label] for label in labels] for output in outputs])
-        difference = float(np.abs(exported - probabilities).max())
+        difference = float(np.abs((exported - probabilities) / unit).max())
         if not difference <= TOLERANCE[precision]:
             raise TrainingError(
                 f"the exported model does not give the run's probabilities (difference {difference:.1e}); "

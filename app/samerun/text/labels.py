@@ -143,6 +143,34 @@ def _from_bits(table: Table, columns: tuple[str, ...]) -> Labelled:
     return Labelled(rows, columns)
 
 
+def read_classes(table: Table, column: str, notes: list[str]) -> Labelled | None:
+    """The one label of each row; None for a file without the column. A cell is a text, a whole number, or a
+    list with one of these. Raises `InputError` with the line of every other cell."""
+    if column not in table.columns:
+        return None
+    rows, problems, interned = [], [], {}
+    for row, cell in enumerate(table.columns[column]):
+        value = cell[0] if isinstance(cell, list) and len(cell) == 1 else cell
+        name = str(value).strip()
+        if isinstance(value, list):
+            problem = f"has {len(value)} labels, expected one; several need --problem_type multi_label"
+        elif type(value) not in (str, int) or not name:
+            found = "empty" if value == "" or not name else described(value)
+            problem = f"is {found}, expected one label: a text or a whole number"
+        else:
+            rows.append(interned.setdefault(name, (name,)))
+            continue
+        problems.append(f"{table.where(row)}: {column} {problem}")
+    raise_problems(problems)
+    declared = tuple(table.classes.get(column, ()))
+    if several := 0 if declared else sum("|" in name for (name,) in rows):
+        notes.append(
+            f"{table.path}: {several} row(s) have a label with '|' in it, which counts as one label; several "
+            "need --problem_type multi_label"
+        )
+    return Labelled(rows, declared)
+
+
 def read_label_file(path: str) -> list[str]:
     """The labels of --label_file, one per line, in its order. Raises `InputError`."""
     names = [line.strip() for line in read_text(path).split("\n") if line.strip()]
@@ -189,11 +217,12 @@ def label_ids(
     table: Table,
     labelled: Labelled,
     labels: list[str],
-    ignore_unknown: bool,
+    ignore_unknown: bool | None,
     notes: list[str],
     source: str = "training data",
 ) -> Ragged:
-    """Each row's label ids, ascending. `source`: of the list `labels`, for messages.
+    """Each row's label ids, ascending. `ignore_unknown`: --unknown_labels, None if it does not apply;
+    `source`: of the list `labels`, for messages.
 
     Raises `InputError` with the lines of labels that are not in the list. With `ignore_unknown` it drops them
     and notes their number.
@@ -215,7 +244,12 @@ def label_ids(
             "have are ignored"
         )
     elif unknown:
-        advice = "correct it, name it in --label_file, or leave such labels out with --unknown_labels ignore"
+        leave = "" if ignore_unknown is None else ", or leave such labels out with --unknown_labels ignore"
+        advice = (
+            f"correct it, name it in --label_file{leave}"
+            if leave
+            else "correct it, or name it in --label_file"
+        )
         problems = []
         for name, rows in list(unknown.items())[:SHOWN]:
             near = nearest(name, labels)
@@ -233,3 +267,15 @@ def label_source(arguments: Any) -> str:
     if arguments.label_file is not None:
         return f"--label_file {arguments.label_file}"
     return "first buffer of the training data" if arguments.streaming else "training data"
+
+
+def class_balanced(targets: Ragged, num_labels: int) -> np.ndarray:
+    """(rows,) probability of each row if a label is drawn first, then one of its rows (Shen et al.,
+    arXiv:1512.05830, section 3.2). "No label" counts as a label of its own, so that rows without labels are
+    drawn, too."""
+    count = np.bincount(targets.values, minlength=num_labels)
+    weights = np.zeros(len(targets))
+    np.add.at(weights, np.repeat(np.arange(len(targets)), targets.lengths), 1 / count[targets.values])
+    unlabelled = targets.lengths == 0
+    weights[unlabelled] = 1 / max(1, unlabelled.sum())
+    return weights / weights.sum()

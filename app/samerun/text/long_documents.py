@@ -210,7 +210,7 @@ def classifier_of(setting: dict[str, Any]) -> Callable[[Any, Any, str], dict[str
 
 
 def classify_windows(model, tokenizer, text):
-    """Probability of every label, pooled over all windows of the text."""
+    """Probability of every label (or value of every column), pooled over all windows of the text."""
     setting = model.config.long_documents
     windows = tokenizer(
         text,
@@ -224,15 +224,19 @@ def classify_windows(model, tokenizer, text):
     with torch.no_grad():
         logits = model(**inputs).logits
     pooled = logits.amax(dim=0) if setting["pooling"] == "max" else logits.mean(dim=0)
-    return dict(zip(model.config.id2label.values(), pooled.sigmoid().tolist(), strict=True))
+    other = {"single_label_classification": pooled.softmax(-1), "regression": pooled}
+    outputs = other.get(model.config.problem_type, pooled.sigmoid())
+    return dict(zip(model.config.id2label.values(), outputs.tolist(), strict=True))
 
 
 def classify_head_and_tail(model, tokenizer, text):
-    """Probability of every label, from the text's first and last tokens."""
+    """Probability of every label (or value of every column), from the text's first and last tokens."""
     limit, head = tokenizer.model_max_length, model.config.long_documents["head"]
     ids = tokenizer(text, verbose=False)["input_ids"]
     if len(ids) > limit:
         ids = ids[:head] + ids[head - limit :]
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([ids])).logits[0]
-    return dict(zip(model.config.id2label.values(), logits.sigmoid().tolist(), strict=True))
+    other = {"single_label_classification": logits.softmax(-1), "regression": logits}
+    outputs = other.get(model.config.problem_type, logits.sigmoid())
+    return dict(zip(model.config.id2label.values(), outputs.tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Losses of multi-label classification, per row and label."""
+"""Losses of multi-label classification, per row and label, and weights of labels and classes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def loss_of_arguments(
 ) -> MultiLabelLoss:
     """The loss of --loss. `positive`: (labels,) number of the training `rows` with each label. Raises
     `InputError`."""
-    if arguments.loss == "bce":
+    if arguments.loss_name == "bce":
         weight = positive_weights(arguments, positive, rows, labels)
         if weight is not None:
             notes.append(
@@ -77,8 +77,8 @@ def loss_of_arguments(
             )
         return MultiLabelLoss("bce", arguments.label_smoothing_factor, weight)
     # Half a row is added on both sides, as in `prior_bias`.
-    prior = (positive + 0.5) / (rows + 1) if arguments.loss == "distribution_balanced" else None
-    return MultiLabelLoss(arguments.loss, settings=arguments.loss_settings, prior=prior)
+    prior = (positive + 0.5) / (rows + 1) if arguments.loss_name == "distribution_balanced" else None
+    return MultiLabelLoss(arguments.loss_name, settings=arguments.loss_settings, prior=prior)
 
 
 def loss_of_config(config: Any) -> MultiLabelLoss | None:
@@ -110,6 +110,26 @@ def positive_weights(arguments: Any, positive: np.ndarray, rows: int, labels: li
     if choice.partition(":")[0] == "balanced":
         ratio = np.divide(rows - positive, positive, out=np.ones(len(positive)), where=positive > 0)
         return np.clip(ratio, 1.0, arguments.pos_weight_cap)
+    return _weights_of_file(choice, labels)
+
+
+def class_weights(arguments: Any, count: np.ndarray, labels: list[str]) -> np.ndarray | None:
+    """(classes,) weights of the rows' cross-entropy; None for --pos_weight none.
+
+    "balanced": rows / (classes * rows of the class), as scikit-learn's, at most 20 or LIMIT
+    (balanced:LIMIT); 1 for a class without rows. `count`: (classes,) training rows. Raises `InputError` as
+    `positive_weights` does."""
+    choice = arguments.pos_weight
+    if choice == "none":
+        return None
+    if choice.partition(":")[0] == "balanced":
+        even = count.sum() / np.count_nonzero(count)
+        ratio = np.divide(even, count, out=np.ones(len(count)), where=count > 0)
+        return np.minimum(ratio, arguments.pos_weight_cap)
+    return _weights_of_file(choice, labels)
+
+
+def _weights_of_file(choice: str, labels: list[str]) -> np.ndarray:
     try:
         weights = read_object(choice)
     except InputError as error:

@@ -23,7 +23,7 @@ from samerun.models.pretrained import labels_of, own_labels
 from samerun.reports.card import markdown_table
 from samerun.task import ModelCard, Predictions, ReportContent
 from samerun.text import long_documents
-from samerun.text.head import output_layer
+from samerun.text.head import calibrated
 from samerun.text.labels import Labelled, choose_labels, label_ids, label_source, read_labels
 from samerun.text.losses import MultiLabelLoss, loss_of_arguments, loss_of_config
 from samerun.text.multi_label_scores import (
@@ -108,6 +108,11 @@ class MultiLabel(Problem):
         if "validation" in ids and not len(ids["validation"].values):
             self.default_metric = "loss"  # precision is undefined without a label
         note_labels(tables, ids, self.labels, notes)
+        if self.arguments.problem_type is None and (ids["train"].lengths == 1).all() and len(self.labels) > 1:
+            notes.append(
+                "every training row has exactly one label; --problem_type single_label trains labels that "
+                "exclude each other"
+            )
 
     def check_best_metric(self, name: str, ids: Ragged) -> None:
         check_best_metric(name, ids, len(self.labels))
@@ -115,17 +120,14 @@ class MultiLabel(Problem):
     def fingerprint(self) -> dict[str, Any]:
         return {"label_list": list(self.labels), "sampling": self.arguments.sampling}
 
-    def row_weights(self, ids: Ragged) -> np.ndarray:
-        return class_balanced(ids, len(self.labels))
-
     # Training
 
     def initial_bias(self) -> np.ndarray:
         smoothing = self.arguments.label_smoothing_factor
         return prior_bias(self.positive, self.num_rows, self.loss.pos_weight, smoothing)
 
-    def num_targets(self, rows: Tensor) -> Tensor:
-        return rows.sum() * len(self.labels)
+    def num_targets(self, is_real: Tensor) -> Tensor:
+        return is_real.sum() * len(self.labels)
 
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         return self.loss(logits, targets.float())
@@ -165,7 +167,7 @@ class MultiLabel(Problem):
         return {"thresholds": dict(zip(self.labels, map(float, self.thresholds), strict=True))}
 
     def figures(self, best: Predictions, split: TextSplit) -> ReportContent:
-        return report_content(self.tuner, best["logits"], best["labels"], self.labels, split.texts)
+        return report_content(self.tuner, best["logits"], best["labels"], self.labels, split)
 
     def card(self, folder: Path, config: Any, limits: list[str]) -> ModelCard:
         return model_card(folder, config, limits)
@@ -187,7 +189,7 @@ class MultiLabel(Problem):
         return config_entries(self.fitted, self.loss)
 
     def exported_weights(self, plain: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        return calibrated(plain, self.fitted, weights)
+        return calibrated(plain, self.fitted.temperatures, weights)
 
     def use_exported(self, config: Any) -> None:
         fixed = self.tuner.fixed
@@ -237,18 +239,6 @@ def one_hot(labels: Ragged, rows: np.ndarray, num_labels: int) -> Tensor:
     if counts.sum():
         dense[np.repeat(np.arange(len(rows)), counts), np.concatenate([labels[row] for row in rows])] = 1
     return dense
-
-
-def class_balanced(targets: Ragged, num_labels: int) -> np.ndarray:
-    """(rows,) probability of each row if a label is drawn first, then one of its rows (Shen et al.,
-    arXiv:1512.05830, section 3.2). "No label" counts as a label of its own, so that rows without labels are
-    drawn, too."""
-    count = np.bincount(targets.values, minlength=num_labels)
-    weights = np.zeros(len(targets))
-    np.add.at(weights, np.repeat(np.arange(len(targets)), targets.lengths), 1 / count[targets.values])
-    unlabelled = targets.lengths == 0
-    weights[unlabelled] = 1 / max(1, unlabelled.sum())
-    return weights / weights.sum()
 
 
 def check_best_metric(name: str, labels: Ragged, num_labels: int) -> None:
@@ -360,21 +350,6 @@ def thresholds_of(config: Any) -> np.ndarray:
     """(labels,) the thresholds in a configuration; 0.5 if it has none."""
     stored = getattr(config, "thresholds", None)
     return np.full(config.num_labels, 0.5) if stored is None else np.asarray(stored, dtype=np.float64)
-
-
-def calibrated(plain: Any, fitted: Thresholds, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights with the output layer divided by the temperatures, so that plain transformers gives
-    calibrated probabilities."""
-    if not fitted.calibrates:
-        return weights
-    layer, _ = output_layer(plain, len(fitted.temperatures))
-    divisor = torch.as_tensor(fitted.temperatures, dtype=torch.float64)
-    scaled = {}
-    for name in (f"{layer}.weight", f"{layer}.bias"):
-        if name in weights:
-            wide = weights[name].double()
-            scaled[name] = (wide / divisor.view(-1, *[1] * (wide.ndim - 1))).to(weights[name].dtype)
-    return {**weights, **scaled}
 
 
 def model_card(folder: Path, config: Any, limits: list[str]) -> ModelCard:

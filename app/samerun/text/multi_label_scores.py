@@ -14,7 +14,7 @@ single label for a binary target, which has other averages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -383,17 +383,31 @@ def fit_temperatures(logits: np.ndarray, targets: np.ndarray, per_label: bool) -
 
 
 def _bisect(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """(m,) temperatures of the columns of (rows, m): cross-entropy is convex in 1 / T, so its slope changes
-    its sign at most once."""
-    low, high = (np.full(logits.shape[1], bound) for bound in TEMPERATURE_RANGE)
+    """(m,) temperatures of the columns of (rows, m)."""
+    return lowest_temperatures(
+        lambda middle: (logits * (sigmoid(logits / middle) - targets)).sum(axis=0), logits.shape[1]
+    )
+
+
+def lowest_temperatures(slope: Callable[[np.ndarray], np.ndarray], size: int) -> np.ndarray:
+    """(size,) temperatures with the lowest cross-entropy, by bisection: it is convex in 1 / T, so its slope
+    changes its sign at most once. `slope`: temperatures -> slopes with respect to 1 / T."""
+    low, high = (np.full(size, bound) for bound in TEMPERATURE_RANGE)
     for _ in range(HALVINGS):
         middle = np.sqrt(low * high)
-        slope = (logits * (sigmoid(logits / middle) - targets)).sum(axis=0)  # with respect to 1 / T
-        low, high = np.where(slope > 0, middle, low), np.where(slope > 0, high, middle)
+        rises = slope(middle) > 0
+        low, high = np.where(rises, middle, low), np.where(rises, high, middle)
     return np.sqrt(low * high)
 
 
 # From logits to decisions
+
+
+def folds(rows: int, seed: int) -> list[np.ndarray]:
+    """(rows,) bool masks of at most FOLDS random folds."""
+    fold_of = np.empty(rows, dtype=int)
+    fold_of[np.random.default_rng(seed).permutation(rows)] = np.arange(rows) % FOLDS
+    return [fold_of == number for number in range(min(FOLDS, rows))]
 
 
 class Thresholds(NamedTuple):
@@ -447,9 +461,7 @@ class ThresholdTuner:
         if self.fixed is not None and self.calibration == "none":
             return logits, sigmoid(logits) >= self.fixed
         calibrated, decisions = np.array(logits, dtype=np.float64), np.zeros(logits.shape, dtype=bool)
-        fold_of = np.empty(len(logits), dtype=int)
-        fold_of[np.random.default_rng(self.seed).permutation(len(logits))] = np.arange(len(logits)) % FOLDS
-        for fold in (fold_of == number for number in range(min(FOLDS, len(logits)))):
+        for fold in folds(len(logits), self.seed):
             fitted = self.fit(logits[~fold], targets[~fold])
             calibrated[fold] = logits[fold] / fitted.temperatures
             decisions[fold] = fitted.probabilities(logits[fold]) >= fitted.values
@@ -494,24 +506,32 @@ class ThresholdTuner:
 
 
 def report_content(
-    tuner: ThresholdTuner, logits: np.ndarray, targets: np.ndarray, names: Sequence[str], texts: Sequence[str]
+    tuner: ThresholdTuner, logits: np.ndarray, targets: np.ndarray, names: Sequence[str], split: Any
 ) -> ReportContent:
     """Figures of the most frequent labels and the rows with the largest binary cross-entropy. `logits` and
-    `targets`: (rows, labels); `texts`: by row."""
+    `targets`: (rows, labels); `split`: their `TextSplit`."""
     calibrated, predicted = tuner.held_out(logits, targets)
     probabilities, truth = sigmoid(calibrated), targets.astype(bool)
     losses = -np.log(np.clip(np.where(truth, probabilities, 1 - probabilities), 1e-12, 1)).mean(axis=1)
-    worst = []
-    for row in np.argsort(-losses, kind="stable")[:MAX_ROWS].tolist():
-        listed = (
-            ", ".join(names[label] for label in np.flatnonzero(matrix[row])) or "none"
-            for matrix in (truth, predicted)
-        )
-        worst.append([f"{losses[row]:.4f}", *listed, texts[row][:MAX_CHARACTERS]])
-    header = ["loss", "labels", "predicted", "text"]
-    rows = Section("Worst validation rows", "By loss, worst first.", header, worst)
+    listed = (
+        [", ".join(names[label] for label in np.flatnonzero(row)) or "none" for row in matrix]
+        for matrix in (truth, predicted)
+    )
+    rows = worst_rows(losses, dict(zip(("labels", "predicted"), listed, strict=True)), split)
     thresholds = tuner.fit(logits, targets).values
     return ReportContent(figures(probabilities, truth, thresholds, predicted, names), [rows])
+
+
+def worst_rows(losses: np.ndarray, columns: dict[str, Sequence[str]], split: Any) -> Section:
+    """The table of the rows with the largest `losses`, (rows,). `columns`: cells of each row, by header;
+    `split`: a `TextSplit`."""
+    columns = {**columns, "text": split.texts, **({} if split.pairs is None else {"text_pair": split.pairs})}
+    worst = [
+        [f"{losses[row]:.4f}", *(cells[row][:MAX_CHARACTERS] for cells in columns.values())]
+        for row in np.argsort(-losses, kind="stable")[:MAX_ROWS].tolist()
+    ]
+    header = ["loss", *columns]
+    return Section("Worst validation rows", "By loss, worst first.", header, worst)
 
 
 def figures(

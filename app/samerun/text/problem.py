@@ -13,6 +13,7 @@ from torch import Tensor
 from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
 from samerun.task import ModelCard, Predictions, ReportContent
+from samerun.text.labels import class_balanced
 from samerun.text.text import TextSplit
 
 
@@ -23,6 +24,7 @@ class Problem(ABC):
     """
 
     name: str  # of --problem_type
+    unit: np.ndarray | float = 1.0  # of exported outputs: differences of 1 matter like those of probabilities
     default_metric: str
     shown_metrics: tuple[str, ...]
     metric_names: tuple[str, ...]
@@ -61,17 +63,17 @@ class Problem(ABC):
     def prepare(self, tables: dict[str, Table], ids: dict[str, Ragged], notes: list[str]) -> None:
         """Before training: sets the loss and notes what is remarkable. `ids`: by split."""
 
-    @abstractmethod
     def check_best_metric(self, name: str, ids: Ragged) -> None:
         """Raises `InputError` if the metric is undefined on the validation rows with these `ids`."""
+        return
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
         """Entries of the run's fingerprint."""
 
-    @abstractmethod
     def row_weights(self, ids: Ragged) -> np.ndarray:
         """(rows,) probabilities of --sampling class_balanced."""
+        return class_balanced(ids, len(self.labels))
 
     # Training
 
@@ -79,17 +81,26 @@ class Problem(ABC):
     def initial_bias(self) -> np.ndarray:
         """(outputs,) bias of a new head by --head_bias prior."""
 
+    def adopt_head(self, model: Any, trained: np.ndarray) -> None:
+        """Prepares the output layer of a model of this problem type. `trained`: (outputs,) bool, those with
+        trained weights. Raises `InputError`."""
+        return
+
     @abstractmethod
-    def num_targets(self, rows: Tensor) -> Tensor:
-        """() int64: the number of targets. `rows`: (b,) bool, False for placeholders."""
+    def num_targets(self, is_real: Tensor) -> Tensor:
+        """() int64: the number of targets. `is_real`: (b,) bool, False for placeholders."""
 
     @abstractmethod
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         """(b, ...) the losses of the targets."""
 
-    @abstractmethod
+    def outputs(self, logits: Tensor) -> Tensor:
+        """`logits` of predictions."""
+        return logits
+
     def targets_to_keep(self, targets: Tensor) -> Tensor:
         """The targets as `labels` of predictions, in a small type."""
+        return targets
 
     # Scores and predictions
 

@@ -17,11 +17,13 @@ from samerun.data.cache import fingerprint
 from samerun.data.splits import read_splits
 from samerun.data.stream import Buffers, Stream
 from samerun.data.tables import (
+    CellPairs,
     Cells,
     Table,
     check_ids,
     drop_blank,
     ids_of,
+    is_blank,
     note_blank,
     note_cut,
     note_repeated_texts,
@@ -29,7 +31,7 @@ from samerun.data.tables import (
     texts_of,
 )
 from samerun.data.tokens import Ragged, encode_cached
-from samerun.errors import InputError
+from samerun.errors import InputError, raise_problems
 from samerun.export import export_model
 from samerun.kernels.bigbird import choose_attention, padding_of
 from samerun.kernels.enable import check_padding_free, enable_kernels
@@ -39,7 +41,13 @@ from samerun.models.weight_files import model_content
 from samerun.plan import Modes
 from samerun.task import Batch, Data, Mixture, Split, Task, check_finite, mixing_fingerprint
 from samerun.text.long_documents import LongDocuments
-from samerun.text.tokenizer import choose_max_length, load_tokenizer, note_unknown, tokenizer_fingerprint
+from samerun.text.tokenizer import (
+    PairEncoder,
+    choose_max_length,
+    load_tokenizer,
+    note_unknown,
+    tokenizer_fingerprint,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +58,7 @@ class TextSplit(Split):
     tokens: Ragged
     targets: Ragged | None  # label ids or title token ids of each row; None for an unlabelled split
     titles: Cells | None = None
+    pairs: Sequence[str] | None = None  # the second text of each row
     where: Callable[[int], str] | None = None  # row -> file and line, if the split has several files
 
 
@@ -79,6 +88,8 @@ class TextTask(Task):
     input_kind = "texts"
     memory_advice = "a smaller --max_tokens_per_micro_batch or --max_length, "
     source_prefix = ""  # put before each text
+    pair_column: str | None = None  # of the second text of each row
+    has_types = False  # whether the model gets token types
     buffers: Buffers | None = None  # of streamed training rows
 
     @property
@@ -99,6 +110,11 @@ class TextTask(Task):
     def target_tensor(self, targets: Ragged, rows: np.ndarray) -> torch.Tensor:
         """(b, ...) targets of these rows, for `Batch.labels`."""
 
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        """The columns of the texts."""
+        return (self.arguments.text_column, *([] if self.pair_column is None else [self.pair_column]))
+
     def more_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Model inputs besides ids and mask."""
         return {}
@@ -112,7 +128,7 @@ class TextTask(Task):
         Validation rows are split off the training rows if there is no validation file. Raises `InputError`.
         """
         arguments, columns = self.arguments, self.target_columns
-        text, full = (arguments.text_column,), (arguments.text_column, *columns)
+        text, full = self.text_columns, (*self.text_columns, *columns)
         if arguments.streaming and modes.train:
             self.buffers = Buffers(arguments, full)
         required = {"train": full} if modes.train and self.buffers is None else {}
@@ -130,9 +146,22 @@ class TextTask(Task):
             for name, rows in zip(("train", "validation"), parts, strict=True):
                 tables[name], targets[name] = table.take(rows), train_targets.take(rows)
             notes.append(f"{len(parts[1])} training rows are kept for validation (--validation_split)")
-        for table in tables.values():
-            texts_of(table, arguments.text_column)
+        for name, table in tables.items():
+            self._check_texts(table, name != "test")
         return tables, targets
+
+    def _check_texts(self, table: Table, needs_pairs: bool) -> None:
+        """Raises `InputError` for cells that are no texts and, with `needs_pairs`, for blank second texts."""
+        for column in self.text_columns:
+            cells = texts_of(table, column)
+            if column == self.pair_column and needs_pairs:
+                blank = (row for row, text in enumerate(cells) if is_blank(text))
+                raise_problems(
+                    [
+                        f"{table.where(row)}: {column} is empty; give it a text or leave the row out"
+                        for row in blank
+                    ]
+                )
 
     def all_ids(
         self, tables: dict[str, Table], targets: dict[str, Any], notes: list[str]
@@ -161,6 +190,16 @@ class TextTask(Task):
         self.max_length = choose_max_length(arguments.max_length, encoder, tokenizer, default_max_length)
         self.long_documents = LongDocuments.of(arguments, self.config, tokenizer, self.max_length)
         self.limits = [f"Texts are cut to {self.long_documents.limit} tokens."]
+        if self.pair_column is not None:
+            self.limits = [f"The two texts are cut to {self.max_length} tokens, the longer one first."]
+            if self.long_documents.method != "truncate":
+                raise InputError(
+                    f"--text_pair_column: --long_documents {self.long_documents.method} is for single texts; "
+                    "give --long_documents truncate"
+                )
+        self.has_types = (
+            "token_type_ids" in tokenizer.model_input_names and getattr(encoder, "type_vocab_size", 0) > 1
+        )
         note = choose_attention(encoder, self.max_length)
         notes += [note] if note else []
         self.padding_multiple = padding_of(encoder)
@@ -192,12 +231,13 @@ class TextTask(Task):
         if trains:
             tokens = int(self.splits["train"].tokens.lengths.sum())
             notes.insert(0, f"{len(self.splits['train'])} training rows, {tokens} tokens")
-            note_repeated_texts({name: split.texts for name, split in self.splits.items()}, notes)
+            texts = {
+                name: split.texts if split.pairs is None else zip(split.texts, split.pairs, strict=True)
+                for name, split in self.splits.items()
+            }
+            note_repeated_texts(texts, notes)
         if arguments.padding_free:
-            notes.append(
-                "the encoder computes without padding (--padding_free); dropout masks differ from those with "
-                "padding"
-            )
+            notes.append("the encoder computes without padding (--padding_free)")
         if arguments.test_file is not None and "test" not in tables:
             paths = " ".join(arguments.test_file)
             notes.append(f"--test_file {paths} is not read: --do_predict is not given")
@@ -214,18 +254,27 @@ class TextTask(Task):
         settings = f"{tokenizer} {self.max_length}"
         settings += f" {self.source_prefix!r}" if self.source_prefix else ""
         settings = " ".join([settings, *map(str, self.long_documents.fingerprint().values())])
-        encoder = self.long_documents.encoder(self.tokenizer, self.source_prefix)
-        encoded = encode_cached(texts, encoder, settings, arguments.preprocessing_num_workers)
+        encoder, cells, has_types = (
+            self.long_documents.encoder(self.tokenizer, self.source_prefix),
+            texts,
+            False,
+        )
+        if self.pair_column is not None:
+            encoder, has_types = PairEncoder(self.tokenizer, self.max_length, self.has_types), self.has_types
+            cells, settings = CellPairs(table, self.text_columns), f"{settings} pairs {has_types}"
+        encoded = encode_cached(cells, encoder, settings, arguments.preprocessing_num_workers, has_types)
         note_unknown(encoded["input_ids"], self.tokenizer, table.path, notes)
         note_cut(table, "texts", encoded["cut"], self.long_documents.limit, notes)
         if name != "train":  # blank training rows were dropped
-            note_blank(table, texts, notes)
+            note_blank(table, texts, notes)  # second texts are read as they are
         return self.make_split(
             table.path,
             texts,
             encoded["input_ids"],
             targets,
             table.columns.get(getattr(arguments, "title_column", None)),
+            pairs=table.columns.get(self.pair_column),
+            types=encoded["token_type_ids"],
             ids=ids_of(table, arguments.id_column),
             mixture=mixture_of(table, arguments.mixing_weights, notes) if name == "train" else None,
             where=table.where if table.sources else None,
@@ -238,13 +287,17 @@ class TextTask(Task):
         tokens: Ragged,
         targets: Ragged | None,
         titles: Cells | None = None,
+        *,
+        pairs: Sequence[str] | None = None,
+        types: Ragged | None = None,
         **more: Any,
     ) -> TextSplit:
-        """The split of these texts. `path`: name in messages; `more`: further fields of `TextSplit`."""
+        """The split of these texts. `path`: name in messages; `types`: token types; `more`: further fields of
+        `TextSplit`."""
         lengths = tokens.lengths.astype(np.int64)
         return TextSplit(
             path=path,
-            collate=partial(self.collate, tokens, targets),
+            collate=partial(self.collate, tokens, targets, types=types),
             num_rows=len(texts),
             labelled=targets is not None,
             lengths=lengths,
@@ -254,14 +307,15 @@ class TextTask(Task):
             tokens=tokens,
             targets=targets,
             titles=titles,
-            content=partial(_content, texts, targets, titles),
+            pairs=pairs,
+            content=partial(_content, texts, targets, titles, pairs),
             **more,
         )
 
     def _split_of_buffer(self, table: Table) -> TextSplit:
         """Tokenizes the rows of a later buffer. Raises `InputError`."""
         notes: list[str] = []  # not shown; the notes on the first buffer are
-        texts_of(table, self.arguments.text_column)
+        self._check_texts(table, True)
         targets = self.ids_of_targets(table, self.read_targets(table, "train", notes), notes)
         return self._split("train", table, targets, tokenizer_fingerprint(self.tokenizer), notes)
 
@@ -292,9 +346,11 @@ class TextTask(Task):
 
     # Batches
 
-    def collate(self, tokens: Ragged, targets: Ragged | None, rows: np.ndarray) -> Batch:
-        """Pads ids and mask to the longest row and to the multiple: (b, width), or with windows (b, windows,
-        width)."""
+    def collate(
+        self, tokens: Ragged, targets: Ragged | None, rows: np.ndarray, types: Ragged | None = None
+    ) -> Batch:
+        """Pads ids, mask and token types to the longest row and to the multiple: (b, width), or with windows
+        (b, windows, width)."""
         tokenizer, multiple = self.tokenizer, self.padding_multiple
         side, ids = tokenizer.padding_side, [tokens[row] for row in rows]
         pieces, windows = self.long_documents.pieces(ids)
@@ -302,6 +358,8 @@ class TextTask(Task):
             "input_ids": pad_rows(pieces, tokenizer.pad_token_id, side, multiple),
             "attention_mask": pad_rows([np.ones_like(row) for row in pieces], 0, side, multiple),
         }
+        if types is not None:
+            inputs["token_type_ids"] = pad_rows([types[row] for row in rows], 0, side, multiple)
         inputs |= self.more_inputs(inputs)
         lengths = lengths_of(ids, side)
         if windows is not None:
@@ -310,16 +368,31 @@ class TextTask(Task):
         labels = None if targets is None else self.target_tensor(targets, rows)
         return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels, lengths)
 
-    def rows_in_memory(self, items: Sequence[str]) -> TextSplit:
-        for number, text in enumerate(items):
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether a row has two texts."""
+        return self.pair_column is not None
+
+    def rows_in_memory(self, items: Sequence[str | tuple[str, str]]) -> TextSplit:
+        """`items`: texts, or pairs of texts for a model that reads pairs."""
+        for number, item in enumerate(items):
+            if isinstance(item, str) is self.reads_pairs:
+                advice = "a text and a text_pair" if self.reads_pairs else "one text, without a text_pair"
+                raise InputError(f"text {number}: the model reads {advice}")
             try:
-                text.encode()
+                "".join(item).encode()
             except UnicodeEncodeError:
                 raise InputError(
                     f"text {number}: holds half of a character (a lone surrogate): remove or complete it"
                 ) from None
-        texts = list(items)
-        return self.make_split("texts", texts, Ragged.of(self.encode(texts)["input_ids"]), None)
+        if not self.reads_pairs:
+            texts = list(items)
+            return self.make_split("texts", texts, Ragged.of(self.encode(texts)["input_ids"]), None)
+        texts, pairs = (list(column) for column in zip(*items, strict=True))
+        encoded = PairEncoder(self.tokenizer, self.max_length, self.has_types)(texts, pairs)
+        types = Ragged.of(encoded["token_type_ids"]) if self.has_types else None
+        tokens = Ragged.of(encoded["input_ids"])
+        return self.make_split("texts", texts, tokens, None, pairs=pairs, types=types)
 
     # The model
 
@@ -341,7 +414,6 @@ class TextTask(Task):
             model,
             kernels=self.arguments.kernels,
             padding_free=self.arguments.padding_free,
-            on_cpu=self.launch.device_type == "cpu",
         )
         return self.long_documents.prepare(model, self.tokenizer.padding_side)
 
@@ -429,9 +501,10 @@ def lengths_of(rows: Sequence[np.ndarray], side: str) -> tuple[int, ...] | None:
     return lengths if side == "right" and min(lengths) > 0 else None
 
 
-def _content(texts: Cells, targets: Ragged | None, titles: Cells | None) -> str:
+def _content(texts: Cells, targets: Ragged | None, titles: Cells | None, pairs: Cells | None) -> str:
     """A hash of a split's texts and targets."""
     if titles is not None:
         return fingerprint([texts.fingerprint, titles.fingerprint])
     labels = [] if targets is None else [targets.values.tobytes(), targets.offsets.tobytes()]
-    return fingerprint([texts.fingerprint, *labels])
+    seconds = [] if pairs is None else [pairs.fingerprint]
+    return fingerprint([texts.fingerprint, *seconds, *labels])

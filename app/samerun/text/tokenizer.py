@@ -164,6 +164,24 @@ class TextEncoder:
 
 
 @dataclass(frozen=True)
+class PairEncoder:
+    """As `TextEncoder`, for the two texts of each row, of which the longer one is cut first. With `has_types`
+    also "token_type_ids", which tell the model the texts apart."""
+
+    tokenizer: Any
+    max_length: int
+    has_types: bool
+
+    def __call__(self, texts: list[str], pairs: list[str]) -> dict[str, list]:
+        settings = IDS_ALONE | {"return_token_type_ids": self.has_types}
+        encoded = self.tokenizer(
+            texts, pairs, truncation="longest_first", max_length=self.max_length, **settings
+        )
+        cut = [bool(each.overflowing) for each in encoded.encodings]
+        return {**encoded, "cut": cut}
+
+
+@dataclass(frozen=True)
 class TitleEncoder:
     """As `TextEncoder`, for titles as decoder targets: at most `max_length` ids and the end token, without
     the start token."""

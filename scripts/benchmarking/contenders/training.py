@@ -8,7 +8,7 @@ import torch
 
 from benchmarking import application
 from benchmarking.watch import Watch
-from samerun.kernels.common import row_lengths
+from samerun.kernels.dropout import dropout_by_row
 
 MAX_GRAD_NORM = 1.0
 
@@ -72,7 +72,7 @@ class TrainingContender:
         batches = [(batch.pin_memory() if self.cuda else batch).to(self.device) for batch in batches]
         targets = sum(task.num_targets(batch) for batch in batches)
         for batch in batches:
-            with self.autocast(), row_lengths(batch.lengths):
+            with self.autocast(), dropout_by_row(batch.lengths, batch.places):
                 loss = task.loss_sum(model, batch) / targets
             yield loss
 

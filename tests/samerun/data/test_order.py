@@ -33,6 +33,8 @@ def test_weighted_rows_are_there_as_often_as_their_weights_say(weights, size, se
 def test_the_first_batch_of_a_run_has_the_longest_row(lengths, size, seed):
     first = epoch_order(seed, 0, lengths, size, True)[:size]
     assert lengths[first].max() == lengths.max()
+    batches = epoch_order(seed, 0, np.arange(64), 8, True).reshape(8, 8)
+    assert (np.diff(batches) < 0).all()  # a whole batch came first, and rows are with others of their length
 
 
 @pytest.mark.parametrize("grouping", [True, False])

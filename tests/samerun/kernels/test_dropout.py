@@ -1,79 +1,235 @@
-"""Dropout: the share it should be, scaled to the same expectation, drawn again from the same seed."""
+"""Dropout masks: golden bits, their distribution, and the functions of torch that use them."""
 
+import copy
+
+import numpy as np
 import pytest
 import torch
+from scipy.stats import binomtest, chi2
+from torch import nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import samerun.kernels.dropout
-from samerun.kernels.dropout import LEVELS, Dropout, dropout
+from samerun.kernels.dropout import (
+    LEVELS,
+    DropoutMask,
+    DropPath,
+    _fill,
+    dropout_by_row,
+    recomputing,
+    use_row_drop_path,
+)
+from samerun.training import seed_step
+
+PLACES = tuple(range(16))
 
 
 def scale_of(p):
     return LEVELS / (LEVELS - round(p * LEVELS))
 
 
-@pytest.mark.parametrize("p", [0.001, 0.1, 0.5, 0.9])
-def test_a_share_is_dropped_and_the_rest_scaled(p):
-    torch.manual_seed(0)
-    x = torch.ones(1000, 1003)
-    y = dropout(x, p)
-    dropped = (y == 0).float()
-    deviation = (p * (1 - p) / x.numel()) ** 0.5
-    assert dropped.mean().item() == pytest.approx(p, abs=5 * deviation + 0.5 / LEVELS)
-    assert y.max().item() == pytest.approx(scale_of(p)) == pytest.approx(1 / (1 - p), rel=1e-4)
-    assert set(y.unique().tolist()) == {0.0, y.max().item()}
-    # Four elements come of one number drawn: each alike, and independent of its neighbours.
-    lanes = dropped.flatten()[: x.numel() // 4 * 4].view(-1, 4)
-    assert torch.allclose(lanes.mean(dim=0), torch.tensor(p), atol=10 * deviation + 0.5 / LEVELS)
-    for i in range(3):
-        assert (lanes[:, i] * lanes[:, i + 1]).mean().item() == pytest.approx(p * p, abs=12 * deviation)
+def kept_of(shape, call=0, places=PLACES, p=0.5, lengths=None):
+    """The mask (shape) of call number `call`, as bool."""
+    kept = torch.full(shape, 7, dtype=torch.uint8)
+    with dropout_by_row(lengths, places):
+        DropoutMask(call, places, round(p * LEVELS)).fill(kept)
+    assert kept.max() <= 1
+    return kept.bool()
 
 
-def test_the_seed_decides():
-    x = torch.ones(50, 7)
-    found = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        found.append((dropout(x, 0.5), dropout(x, 0.5)))
-    assert torch.equal(found[0][0], found[1][0])
-    assert torch.equal(found[0][1], found[1][1])
-    assert not torch.equal(found[0][0], found[0][1])
-    assert not torch.equal(found[0][0], found[2][0])
+# The bits
 
 
-def test_the_mask_depends_on_the_seed_and_not_on_threads(monkeypatch):
-    monkeypatch.setattr(samerun.kernels.dropout, "PIECE", 1000)
-    before, found = torch.get_num_threads(), []
+def test_the_bits_are_those_of_splitmix64_and_never_change():
+    """Computed in Python's integers, from the formula in the paper."""
+
+    def mix(z):
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
+        return z ^ (z >> 31)
+
+    def kept(call, place, index, lane):
+        key = mix((call + place * 0x9E3779B97F4A7C15) % 2**64)
+        word = mix((key + index * 0x9E3779B97F4A7C15) % 2**64)
+        level = (word >> 16 * lane) % 2**16
+        return (level - 2**16 if level >= 2**15 else level) >= round(0.3 * LEVELS) - 2**15
+
+    assert mix(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF  # the generator's first number from seed 0
+    places, call = (5, 0, 2**33 + 1), 2**62 + 12345
+    hidden = kept_of((3, 4, 9), call, places, 0.3)
+    weights = kept_of((3, 2, 5, 6), call, places, 0.3)
+    for row, place in enumerate(places):
+        for token, feature in np.ndindex(4, 9):
+            assert hidden[row, token, feature] == kept(call, place, token * 2**32 + feature // 4, feature % 4)
+        for head, query, key in np.ndindex(2, 5, 6):
+            index = head * 2**42 + query * 2**21 + key // 4
+            assert weights[row, head, query, key] == kept(call, place, index, key % 4)
+    bits = "".join("01"[bit] for bit in hidden[0].flatten().tolist())
+    assert bits == "111101111100111111111111110011100110"
+
+
+@pytest.mark.parametrize(
+    "shape", [(16,), (16, 7), (16, 5, 12), (32, 3, 9), (16, 3, 6, 6), (16, 2, 3, 4, 5), (1, 6, 8), (15, 4)]
+)
+def test_torch_draws_the_bits_of_numpy(shape, monkeypatch):
+    expected = kept_of(shape, 2**62 + 3)
+    monkeypatch.setattr(samerun.kernels.dropout, "_fill_on_cpu", _fill)
+    monkeypatch.setattr(samerun.kernels.dropout, "WORDS_ON_GPU", 5)
+    assert torch.equal(kept_of(shape, 2**62 + 3), expected)
+
+
+def test_bits_depend_neither_on_threads_nor_on_pieces(monkeypatch):
+    shape = (16, 30, 33)
+    expected, before = kept_of(shape), torch.get_num_threads()
+    monkeypatch.setattr(samerun.kernels.dropout, "WORDS_AT_ONCE", 50)
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            torch.manual_seed(0)
-            x = torch.ones(70, 99, requires_grad=True)
-            y = dropout(x, 0.5)
-            y.sum().backward()
-            assert torch.equal(x.grad, y)
-            found.append(y)
+            assert torch.equal(kept_of(shape), expected)
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(*found)
-    dropped = (found[0] == 0).flatten()
-    assert not torch.equal(dropped[:1000], dropped[1000:2000])  # each piece has its own
+
+
+# Rows
+
+
+def test_a_rows_bits_depend_on_its_place_and_on_nothing_else():
+    hidden, weights = kept_of((16, 9, 12)), kept_of((16, 2, 9, 9))
+    some, wide = (11, 3), (16, 20, 12)
+    assert torch.equal(kept_of((2, 9, 12), places=some), hidden[list(some)])
+    assert torch.equal(kept_of(wide)[:, :9], hidden)
+    assert torch.equal(kept_of((16, 2, 14, 22))[:, :, :9, :9], weights)
+    assert torch.equal(kept_of((32, 9, 9)), weights.flatten(0, 1))  # heads beside rows
+    lengths = (9, 2, 5)
+    packed = kept_of((1, 16, 12), places=(4, 0, 15), lengths=lengths)[0].split(lengths)
+    for place, length, rows in zip((4, 0, 15), lengths, packed, strict=True):
+        assert torch.equal(rows, hidden[place, :length])
+
+
+def test_a_shared_tensor_has_one_mask_and_another_layout_one_of_each_micro_batch():
+    assert torch.equal(kept_of((1, 9, 12)), kept_of((1, 9, 12), places=(8, 9, 4)))
+    assert not torch.equal(kept_of((7, 12)), kept_of((7, 12), places=(8, 9, 4)))
+    weight = nn.Parameter(torch.ones(4, 8))
+    found = []
+    for places in ((0,), (1,), (0, 1), (2, 3)):
+        torch.manual_seed(0)
+        with dropout_by_row(None, places):
+            found.append(functional.dropout(weight, 0.5))
+    assert all(torch.equal(mask, found[0]) for mask in found)
+
+
+# The distribution
+
+
+def chance_of_counts(observed, expected):
+    """The p-value of a chi-square test; counts shaped (cells,)."""
+    statistic = float((((observed - expected) ** 2) / expected).sum())
+    return chi2.sf(statistic, len(observed) - 1)
+
+
+@pytest.mark.parametrize("p", [0.001, 0.1, 0.5, 0.9])
+def test_the_rate_is_exact_to_a_level(p):
+    dropped = ~kept_of((16, 100, 1003), p=p)
+    rate = round(p * LEVELS) / LEVELS
+    assert binomtest(int(dropped.sum()), dropped.numel(), rate).pvalue > 1e-4
+    for dimension in range(3):  # each row, each position, each feature
+        other = [d for d in range(3) if d != dimension]
+        counts = torch.stack([dropped.sum(other), (~dropped).sum(other)]).double()
+        of_all = counts.sum(0) * torch.tensor([[rate], [1 - rate]], dtype=torch.float64)
+        statistic = float(((counts - of_all) ** 2 / of_all).sum())
+        assert chi2.sf(statistic, counts.shape[1]) > 1e-4, dimension
+
+
+def call_of(step):
+    """The number that the first call of a step draws."""
+    seed_step(42, step, 0, True)
+    return DropoutMask.draw(0.5).call
+
+
+PAIRS = {
+    "rows": lambda: (kept_of((16, 90, 96)), kept_of((16, 90, 96), places=tuple(range(1, 17)))),
+    "distant rows": lambda: (
+        kept_of((16, 90, 96)),
+        kept_of((16, 90, 96), places=tuple(n + 2**32 for n in PLACES)),
+    ),
+    "calls": lambda: (kept_of((16, 90, 96), 5), kept_of((16, 90, 96), 6)),
+    "distant calls": lambda: (
+        kept_of((16, 90, 96), 5),
+        kept_of((16, 90, 96), 5 + 0x9E3779B97F4A7C15 % 2**63),
+    ),
+    "positions": lambda: (kept_of((16, 91, 96))[:, :-1], kept_of((16, 91, 96))[:, 1:]),
+    "features": lambda: (kept_of((16, 90, 97))[..., :-1], kept_of((16, 90, 97))[..., 1:]),
+    "words": lambda: (kept_of((16, 90, 100))[..., :-4], kept_of((16, 90, 100))[..., 4:]),
+    "heads": lambda: (kept_of((16, 12, 40, 40))[:, :-1], kept_of((16, 12, 40, 40))[:, 1:]),
+    "queries": lambda: (kept_of((16, 4, 40, 40))[:, :, :-1], kept_of((16, 4, 40, 40))[:, :, 1:]),
+    "keys": lambda: (kept_of((16, 4, 40, 40))[..., :-1], kept_of((16, 4, 40, 40))[..., 1:]),
+    "steps": lambda: (kept_of((16, 90, 96), call_of(3)), kept_of((16, 90, 96), call_of(4))),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_neighbours_are_independent(pair):
+    a, b = (mask.flatten().long() for mask in PAIRS[pair]())
+    counts = torch.bincount(2 * a + b, minlength=4).double()
+    assert chance_of_counts(counts, counts.sum() / 4) > 1e-4
+    correlation = torch.corrcoef(torch.stack([a, b]).double())[0, 1]
+    assert abs(correlation) < 4.5 / len(a) ** 0.5
+
+
+def test_the_expectation_is_the_input():
+    """Over calls: the mean is off by less than 4.5 standard deviations of any element."""
+    x = torch.linspace(-1, 2, 24).expand(16, 24).contiguous()
+    torch.manual_seed(0)
+    with dropout_by_row(None, PLACES):
+        found = torch.stack([functional.dropout(x, 0.3) for _ in range(2000)])
+    deviation = x.abs() * (0.3 / 0.7 / len(found)) ** 0.5
+    assert ((found.mean(0) - x).abs() <= 4.5 * deviation + 1e-6).all()
+
+
+# torch's functions
+
+
+@pytest.fixture
+def by_row():
+    torch.manual_seed(0)
+    with dropout_by_row(None, tuple(range(9))):
+        yield
+
+
+def test_outside_of_the_context_and_without_places_dropout_is_torchs():
+    names = ("dropout", "dropout1d", "dropout2d", "dropout3d", "scaled_dot_product_attention")
+    before = [getattr(functional, name) for name in names]
+    with dropout_by_row(None, (0,)):
+        assert all(getattr(functional, n) is not f for n, f in zip(names, before, strict=True))
+    with pytest.raises(ZeroDivisionError), dropout_by_row(None, (0,)):
+        1 / 0  # noqa: B018
+    with dropout_by_row((3,), None):
+        assert [getattr(functional, name) for name in names] == before
+    assert [getattr(functional, name) for name in names] == before
+
+
+def test_torchs_function_computes_what_drops_all_or_nothing(by_row):
+    x, module = torch.ones(9, 8), nn.Dropout(0.5)
+    assert torch.equal(module.eval()(x), x)
+    assert not torch.equal(module.train()(x), x)
+    for p, expected in ((0.0, x), (1.0, torch.zeros(9, 8))):
+        module.p = p
+        assert torch.equal(module(x), expected)
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_gradients_come_in_any_layout(turned):
-    torch.manual_seed(0)
-    x = torch.ones(6, 7).T.requires_grad_() if turned else torch.ones(7, 6, requires_grad=True)
-    y = dropout(x, 0.5)
-    y.backward(torch.ones(6, 7).T)
+def test_gradients_come_in_any_layout(turned, by_row):
+    x = torch.ones(6, 9).T.requires_grad_() if turned else torch.ones(9, 6, requires_grad=True)
+    y = functional.dropout(x, 0.5)
+    y.backward(torch.ones(6, 9).T)
     assert torch.equal(x.grad, y.detach())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_gradients_pass_where_values_do(dtype):
-    torch.manual_seed(0)
+def test_gradients_pass_where_values_do(dtype, by_row):
     x = torch.randn(9, 11, dtype=dtype, requires_grad=True)
-    y = dropout(x, 0.3)
+    y = functional.dropout(x, 0.3)
     assert y.dtype == dtype
     weights = torch.randn(9, 11, dtype=dtype)
     y.backward(weights)
@@ -83,34 +239,57 @@ def test_gradients_pass_where_values_do(dtype):
     torch.testing.assert_close(y.detach(), torch.where(kept, x.detach() * scale_of(0.3), 0.0))
 
 
-def test_what_is_computed_again_has_the_same_mask():
+def test_in_place(by_row):
+    x = torch.ones(9, 50)
+    assert functional.dropout(x, 0.5, inplace=True) is x
+    assert set(x.unique().tolist()) == {0.0, 2.0}
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_channels_are_dropped_as_a_whole(dimensions, by_row):
+    module = getattr(nn, f"Dropout{dimensions}d")(0.5)
+    x = torch.ones(9, 20, *[3] * dimensions)
+    found = module(x)
+    channels = found.flatten(2).unique(dim=2)
+    assert channels.shape == (9, 20, 1)
+    assert set(channels.unique().tolist()) == {0.0, 2.0}
+    assert len(channels.unique(dim=0)) == 9
+
+
+class SomeDropPath(nn.Module):
+    def __init__(self, drop_prob):
+        super().__init__()
+        self.drop_prob = drop_prob
+
+
+def test_stochastic_depth_drops_rows_as_a_whole(by_row):
+    model = nn.ModuleList([SomeDropPath(0.5), SomeDropPath(0.0), SomeDropPath(None), nn.Dropout(0.5)])
+    use_row_drop_path(model)
+    assert [isinstance(module, DropPath) for module in model] == [True, True, True, False]
+    x = torch.ones(9, 4, 5)
+    assert set(model[0](x).flatten(1).unique(dim=1).flatten().tolist()) == {0.0, 2.0}
+    for module in (model[1], model[2], copy.deepcopy(model[0]).eval()):
+        assert torch.equal(module(x), x)
+
+
+def test_what_is_computed_again_has_the_same_mask_after_the_context_too():
     gradients = []
     for again in (False, True):
         torch.manual_seed(0)
         x = torch.ones(40, 40, requires_grad=True)
-        y = checkpoint(dropout, x, 0.5, use_reentrant=False) if again else dropout(x, 0.5)
+        with dropout_by_row(None, (6, 2)):
+            if again:
+                y = checkpoint(
+                    lambda x: functional.dropout(x, 0.5), x, use_reentrant=False, context_fn=recomputing
+                )
+            else:
+                y = functional.dropout(x, 0.5)
         torch.rand(3)  # the generator goes on
         (y * y).sum().backward()
         gradients.append(x.grad)
     assert torch.equal(*gradients)
 
 
-def test_the_module_is_torchs_elsewhere(monkeypatch):
-    module, x = Dropout(0.5), torch.ones(8, 8)
-    assert torch.equal(module.eval()(x), x)
-    module.train()
-    assert not torch.equal(module(x), x)
-    for p, expected in ((0.0, x), (1.0, torch.zeros(8, 8))):
-        module.p = p
-        assert torch.equal(module(x), expected)
-    module.p = 0.5
-    torch.manual_seed(0)
-    expected = torch.nn.functional.dropout(x, 0.5)
-    torch.manual_seed(0)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert torch.equal(module(x), expected)
-
-
-def test_tiny_tensors():
-    for size in (0, 1, 3, 5):
-        assert dropout(torch.ones(size), 0.5).shape == (size,)
+def test_tiny_tensors(by_row):
+    for shape in ((0,), (9, 0), (9,), (1,), (9, 1), ()):
+        assert functional.dropout(torch.ones(shape), 0.5).shape == shape

@@ -1,5 +1,5 @@
 """Attention with dropout: torch's own but for the sample of the mask, in every model whose attention is
-transformers' sdpa."""
+torch's scaled_dot_product_attention."""
 
 import copy
 from collections import Counter
@@ -22,11 +22,11 @@ from samerun.kernels.dropout import (
     DropoutAttention,
     DropoutMask,
     _compact,
-    attend,
-    dropout_attention,
-    use_cpu_dropout,
+    attention,
+    dropout_by_row,
 )
 
+LEVEL = round(0.1 * 2**16)
 SIZES = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -37,15 +37,22 @@ SIZES = {
 DISTIL = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
 
 
+def attend(query, key, value, mask, p, scale=None):
+    with dropout_by_row(None, tuple(range(len(query)))):
+        return attention(query, key, value, mask, p, scale=scale)
+
+
 @pytest.fixture
 def calls(monkeypatch):
-    """The probability of each call of the attention with dropout, which drops nothing here: the rest can be
+    """The dropped levels of each call of our attention, which drops nothing here: the rest can be
     compared."""
     asked = []
     monkeypatch.setattr(DropoutMask, "fill", lambda mask, kept: kept.fill_(1))
     monkeypatch.setattr(DropoutMask, "scale", 1.0)
     monkeypatch.setattr(
-        DropoutAttention, "apply", lambda *x, apply=DropoutAttention.apply: asked.append(x[4]) or apply(*x)
+        DropoutAttention,
+        "apply",
+        lambda *x, apply=DropoutAttention.apply: asked.append(x[4].dropped_levels) or apply(*x),
     )
     return asked
 
@@ -84,14 +91,14 @@ MASKS = (
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_without_the_dropping_it_is_torchs(mask, scale, calls):
     ours, theirs = tensors(2, 3, 7, 8), tensors(2, 3, 7, 8)
-    found = dropout_attention(*ours, mask_of(mask), 0.1, scale)
+    found = attend(*ours, mask_of(mask), 0.1, scale)
     expected = scaled_dot_product_attention(*theirs, attn_mask=mask_of(mask), scale=scale)
     torch.testing.assert_close(found, expected)
     found.square().sum().backward()
     expected.square().sum().backward()
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a.grad, b.grad)
-    assert calls == [0.1]
+    assert calls == [LEVEL]
 
 
 def kept_of(query, key, mask=None, p=0.3):
@@ -99,7 +106,7 @@ def kept_of(query, key, mask=None, p=0.3):
     one key."""
     torch.manual_seed(0)
     ones = torch.eye(key.shape[2]).expand(*key.shape[:2], -1, -1)
-    return dropout_attention(query.detach(), key.detach(), ones, mask, p) != 0
+    return attend(query.detach(), key.detach(), ones, mask, p) != 0
 
 
 def explicit(query, key, value, mask, kept, p=0.3):
@@ -126,7 +133,7 @@ def test_however_the_work_is_cut_it_is_attention_with_some_weights_dropped(
     assert share == pytest.approx(0.7, abs=0.1)
     ours, theirs = tensors(3, 4, 9, 8, keys=keys), tensors(3, 4, 9, 8, keys=keys)
     torch.manual_seed(0)
-    found, expected = dropout_attention(*ours, mask, 0.3), explicit(*theirs, mask, kept)
+    found, expected = attend(*ours, mask, 0.3), explicit(*theirs, mask, kept)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)  # 0.3 is a multiple of 2**-16 here
     direction = torch.randn(found.shape, generator=torch.Generator().manual_seed(2))
     found.backward(direction)
@@ -136,17 +143,17 @@ def test_however_the_work_is_cut_it_is_attention_with_some_weights_dropped(
 
 
 def test_the_mask_depends_on_the_seed_and_not_on_threads(monkeypatch):
-    monkeypatch.setattr(samerun.kernels.dropout, "PIECE", 100)
+    monkeypatch.setattr(samerun.kernels.dropout, "WORDS_AT_ONCE", 100)
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 3, 3):
             torch.set_num_threads(threads)
             given = tensors(3, 4, 9, 8)
             torch.manual_seed(threads)
-            context = dropout_attention(*given, None, 0.3)
+            context = attend(*given, None, 0.3)
             context.square().sum().backward()
             torch.manual_seed(3)
-            again = dropout_attention(*given, None, 0.3)
+            again = attend(*given, None, 0.3)
             found.append((context.detach(), again.detach(), *(x.grad for x in given)))
     finally:
         torch.set_num_threads(before)
@@ -158,7 +165,7 @@ def test_the_mask_depends_on_the_seed_and_not_on_threads(monkeypatch):
 def test_half_precision_is_computed_in_single(calls):
     q, k, v = (x.detach().bfloat16().requires_grad_() for x in tensors(2, 3, 7, 8))
     with torch.autocast("cpu", torch.bfloat16):
-        found = dropout_attention(q, k, v, None, 0.1)
+        found = attend(q, k, v, None, 0.1)
     exact = [x.detach().float().requires_grad_() for x in (q, k, v)]
     expected = scaled_dot_product_attention(*exact)
     assert found.dtype == torch.bfloat16
@@ -168,13 +175,13 @@ def test_half_precision_is_computed_in_single(calls):
     for a, b in zip((q, k, v), exact, strict=True):
         assert a.grad.dtype == torch.bfloat16
         torch.testing.assert_close(a.grad.float(), b.grad, rtol=0.05, atol=0.02)
-    assert calls == [0.1]
+    assert calls == [LEVEL]
 
 
 def test_for_the_backward_pass_a_byte_of_each_weight_is_kept():
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
-        dropout_attention(*tensors(2, 3, 50, 8), None, 0.1)
+        attend(*tensors(2, 3, 50, 8), None, 0.1)
     large = [x for x in saved if x.numel() >= 2 * 3 * 50 * 50]
     assert [(x.dtype, x.numel()) for x in large] == [(torch.uint8, 2 * 3 * 50 * 50)]
 
@@ -186,28 +193,38 @@ def test_a_mask_that_repeats_itself_is_small():
     assert _compact(torch.ones(7, 7, dtype=torch.bool).tril()).shape == (1, 1, 7, 7)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_layer_without_a_mask_may_be_causal(causal, calls):
-    q, k, v = tensors(2, 3, 7, 8)
-    found, weights = attend(torch.nn.Module(), q, k, v, None, dropout=0.1, is_causal=causal)
-    expected = scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
-    torch.testing.assert_close(found, expected)
-    assert weights is None
-    assert calls == [0.1]
-
-
-def test_what_it_does_not_know_is_transformers_own(calls):
+def test_causal_attention_and_heads_that_share_keys(calls):
     q, k, v = tensors(2, 4, 7, 8)
-    layer = torch.nn.Module()
-    layer.num_key_value_groups = 2
-    attend(layer, q, k[:, :2], v[:, :2], None, dropout=0.1, is_causal=False)  # heads that share keys
-    layer.num_key_value_groups = 1
-    attend(layer, q, k, v, None, dropout=0.1, is_causal=False, position_bias=torch.zeros(2, 4, 7, 7))
-    attend(layer, q, k, v, None, dropout=0.0, is_causal=False)
+    k, v = k[:, :2], v[:, :2]
+    with dropout_by_row(None, (0, 1)):
+        found = attention(q, k, v, dropout_p=0.1, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(found, scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))
+    assert calls == [LEVEL]
+
+
+def test_a_learned_mask_and_other_shapes_are_computed_as_in_the_textbook(calls):
+    """And so is everything on a GPU: with the same mask."""
+    q, k, v = tensors(2, 3, 7, 8)
     learned = torch.zeros(2, 1, 7, 7, requires_grad=True)
-    attend(layer, q, k, v, learned, dropout=0.1, is_causal=False)[0].square().sum().backward()
+    found = attend(q, k, v, learned, 0.1)
+    torch.testing.assert_close(found, scaled_dot_product_attention(q, k, v))
+    found.square().sum().backward()
     assert learned.grad.abs().sum() > 0
-    assert calls == []
+    merged = [x.flatten(0, 1) for x in (q, k, v)]
+    torch.testing.assert_close(attend(*merged, None, 0.1).unflatten(0, (2, 3)), found)
+    seen = torch.ones(2, 1, 1, 7, dtype=torch.bool).index_fill_(0, torch.tensor([0]), False)
+    assert attend(q, k, v, seen.requires_grad_(False), 0.1).isfinite().all()
+    assert calls == [LEVEL]
+
+
+def test_both_ways_drop_the_same_weights():
+    q, k, v = tensors(3, 4, 9, 8)
+    learned = torch.zeros(9, 9, requires_grad=True)
+    found = []
+    for mask in (None, learned):
+        torch.manual_seed(0)
+        found.append(attend(q, k, v, mask, 0.3))
+    torch.testing.assert_close(*found)
 
 
 class Drawn(TorchDispatchMode):
@@ -251,12 +268,11 @@ def test_torch_draws_no_dropout_of_a_model(kind):
     if kind == "writer":
         given |= {"decoder_input_ids": ids[:, :4], "use_cache": False}
     plain, names = copy.deepcopy(model), list(model.state_dict())
-    use_cpu_dropout(model)
-    assert list(model.state_dict()) == names
-    with Drawn() as drawn:
-        first = model(**given).logits
-    assert drawn.calls == {}
+    with dropout_by_row(None, (0, 1, 2)):
+        with Drawn() as drawn:
+            first = model(**given).logits
+        assert drawn.calls == {}
+        assert not torch.equal(first, model(**given).logits)
     first.square().sum().backward()
-    assert not torch.equal(first, model(**given).logits)
+    assert list(model.state_dict()) == names
     torch.testing.assert_close(model.eval()(**given).logits, plain.eval()(**given).logits)
-    assert "attend" not in str(model.config)

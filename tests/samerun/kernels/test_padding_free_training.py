@@ -19,6 +19,7 @@ from samerun.text.text import lengths_of, pad_rows
 from samerun.training import seed_step, train_step
 
 TASK = classification(3)
+DROPOUT = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2}
 ROWS = np.array([*LENGTHS, 3, 18, 30, 2])
 
 
@@ -49,12 +50,20 @@ def trained(start_run, arguments):
         if state:
             optimizer.load_state_dict(state[1])
         batches, found = (
-            TrainBatches(Split("rows", collate, len(ROWS), lengths=ROWS), plan, 0, 1, True, padding_free),
+            TrainBatches(
+                Split("rows", collate, len(ROWS), lengths=ROWS),
+                plan,
+                0,
+                1,
+                True,
+                padding_free,
+                dropout_by_row=True,
+            ),
             [],
         )
         for step in range(first, steps):
             found.append(copy.deepcopy((model.state_dict(), optimizer.state_dict())))
-            seed_step(7, step, 0)
+            seed_step(7, step, 0, True)
             train_step(run, model, optimizer, TASK, batches[step], 0.5)
         return run, model, found
 
@@ -62,9 +71,9 @@ def trained(start_run, arguments):
 
 
 def test_weights_after_some_steps_are_those_of_padded_passes(trained):
-    _, expected, _ = trained(False, 1000)
+    _, expected, _ = trained(False, 1000, **DROPOUT)
     for padding_free, max_tokens in ((True, 1000), (True, 50), (False, 50)):
-        _, model, _ = trained(padding_free, max_tokens)
+        _, model, _ = trained(padding_free, max_tokens, **DROPOUT)
         for (name, ours), theirs in zip(model.named_parameters(), expected.parameters(), strict=True):
             if not name.endswith("key.bias"):  # softmax does not depend on it
                 torch.testing.assert_close(
@@ -73,9 +82,8 @@ def test_weights_after_some_steps_are_those_of_padded_passes(trained):
 
 
 def test_with_dropout_a_run_goes_on_to_the_bit(trained):
-    dropout = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2}
-    _, whole, states = trained(True, 50, **dropout)
-    _, resumed, _ = trained(True, 50, first=2, state=states[2], **dropout)
+    _, whole, states = trained(True, 50, **DROPOUT)
+    _, resumed, _ = trained(True, 50, first=2, state=states[2], **DROPOUT)
     for ours, theirs in zip(resumed.parameters(), whole.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 

@@ -24,6 +24,7 @@ from samerun.export import export_model
 from samerun.export import plain_model as exported
 from samerun.models.pretrained import labels_of, own_labels
 from samerun.text.head import (
+    calibrated,
     check_calibration,
     check_export,
     configure,
@@ -33,12 +34,10 @@ from samerun.text.head import (
     set_head_bias,
     store,
 )
-from samerun.text.labels import choose_labels, label_ids, read_label_file, read_labels
+from samerun.text.labels import choose_labels, class_balanced, label_ids, read_label_file, read_labels
 from samerun.text.losses import MultiLabelLoss, loss_of_config, positive_weights
 from samerun.text.multi_label import (
-    calibrated,
     check_best_metric,
-    class_balanced,
     config_entries,
     fixed_thresholds,
     model_card,
@@ -523,7 +522,7 @@ def test_a_stock_pipeline_gives_the_calibrated_probabilities(model, tokenizer, t
     with torch.no_grad():
         expected = found.probabilities(model(**encoded).logits.numpy())
     plain = plain_model(model, found, MultiLabelLoss())
-    weights = calibrated(plain, found, model.state_dict())
+    weights = calibrated(plain, found.temperatures, model.state_dict())
     checked = dict(zip(WORDS, expected, strict=True))
     export_model(
         tmp_path / "best", plain, weights, lambda place: check_export(place, checked, "no"), tokenizer, 16
@@ -611,7 +610,7 @@ def test_the_layer_divides_its_logits(bias):
     model.base_model_prefix = "bert"
     x, temperatures, before = torch.randn(6, 4), np.array([2.0, 0.5, 1.0]), model.state_dict()
     expected = model(x) / torch.tensor([2.0, 0.5, 1.0])
-    model.load_state_dict(calibrated(model, Thresholds(temperatures, np.full(3, 0.5)), before))
+    model.load_state_dict(calibrated(model, temperatures, before))
     torch.testing.assert_close(model(x), expected)
 
 

@@ -4,8 +4,7 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_support, top_k_accuracy_score
 from sklearn.metrics import confusion_matrix as their_confusion
 
-from samerun.errors import InputError
-from samerun.images.single_label import (
+from samerun.classes import (
     MAX_FIGURE,
     confusion_matrix,
     figures,
@@ -13,6 +12,7 @@ from samerun.images.single_label import (
     single_label_scores,
     sorted_classes,
 )
+from samerun.errors import InputError
 
 
 def test_classes_stand_as_they_are_declared_or_else_in_order():

@@ -1,0 +1,297 @@
+"""Regression: a text has one or several numbers. The model is trained on standardised targets; the exported
+output layer includes the scale, so that plain transformers gives the original units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import huber_loss
+
+from samerun.data.tables import Table
+from samerun.data.tokens import Ragged
+from samerun.errors import InputError, described, listed, raise_problems
+from samerun.kernels.common import send
+from samerun.models.pretrained import labels_of, load_config, own_labels
+from samerun.parsing import is_given
+from samerun.reports.figures import BLUE, GREY, new_figure
+from samerun.task import ModelCard, Predictions, ReportContent
+from samerun.text import long_documents
+from samerun.text.head import output_layer, rescaled
+from samerun.text.multi_label_scores import worst_rows
+from samerun.text.problem import Problem
+from samerun.text.text import TextSplit
+
+METRICS = ("mse", "mae", "r2", "pearson", "spearman")
+FEWEST_STEPS = 1e-5  # smallest standard deviation, relative to the mean, that fp32 outputs resolve
+MAX_FIGURES = 9
+USAGE = """from transformers import pipeline
+estimate = pipeline("text-classification", model="best", top_k=None)
+estimate("a text", truncation=True)  # the value of every column as "score", in the original units"""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The targets of a file, (rows, columns) float64."""
+
+    values: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def take(self, rows: np.ndarray) -> Numbers:
+        return Numbers(self.values[rows])
+
+
+class Regression(Problem):
+    """A row has one target per column. Predictions and `labels` are in the original units."""
+
+    name = "regression"
+    default_metric = "mse"
+    shown_metrics = ("loss", *METRICS)
+
+    def __init__(self, arguments: Any) -> None:
+        super().__init__(arguments)
+        self.own = () if arguments.modes.train else columns_of_model(arguments)
+        several = self.columns if len(self.columns) > 1 else ()
+        by_column = (f"{metric}_{column}" for column in several for metric in METRICS)
+        self.metric_names = (*self.shown_metrics, *by_column)
+        self.loss = {"kind": arguments.loss_name, **arguments.loss_settings}
+        self.mean, self.scale = (np.full(len(self.columns), value) for value in (0.0, 1.0))
+        self.is_exported = False  # whether the model's outputs are in the original units
+
+    # Targets
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Without training, those of the model unless others are named."""
+        named = is_given(self.arguments, "label_columns") or is_given(self.arguments, "label_column")
+        own = () if named else self.own
+        return own or self.arguments.label_columns or (self.arguments.label_column,)
+
+    def read(self, table: Table, notes: list[str]) -> Numbers | None:
+        """Raises `InputError` with line and column for cells that are no finite number."""
+        if any(column not in table.columns for column in self.columns):
+            return None
+        values, problems = np.empty((len(table), len(self.columns))), []
+        for place, column in enumerate(self.columns):
+            for row, cell in enumerate(table.columns[column]):
+                number = as_number(cell)
+                if number is None:
+                    found = "empty" if cell == "" else described(cell)
+                    problems.append(f"{table.where(row)}: {column} is {found}, expected a number")
+                else:
+                    values[row, place] = number
+        raise_problems(problems)
+        return Numbers(values)
+
+    def choose(self, config: Any, train: Numbers | None, notes: list[str]) -> None:
+        """Raises `InputError` for a training column with one value only, and for other columns than the
+        model's."""
+        self.labels = list(self.columns)
+        if train is not None:
+            self.mean, self.scale = train.values.mean(axis=0), train.values.std(axis=0)
+            problems = [
+                f"{column}: its training rows have {'one value only' if scale == 0 else 'values too close'} "
+                f"({mean:g}{'' if scale == 0 else f' plus or minus {scale:g}; subtract an offset'})"
+                for column, mean, scale in zip(self.columns, self.mean, self.scale, strict=True)
+                if not scale > FEWEST_STEPS * abs(mean)
+            ]
+            raise_problems(problems)
+            return
+        self.labels = labels_of(config)
+        if len(self.labels) != len(self.columns):
+            raise InputError(
+                f"{self.arguments.model_name_or_path} gives {len(self.labels)} number(s), "
+                f"{listed(self.labels)}, but {len(self.columns)} column(s) are named, "
+                f"{listed(self.columns)}; name one for each, in this order, by --label_columns"
+            )
+
+    def ids(self, table: Table, targets: Numbers, notes: list[str]) -> Ragged:
+        return Ragged.of(targets.values.tolist(), "float64")
+
+    def tensor(self, ids: Ragged, rows: np.ndarray) -> Tensor:
+        return torch.tensor(np.stack([ids[row] for row in rows]), dtype=torch.float32)
+
+    def prepare(self, tables: dict[str, Table], ids: dict[str, Ragged], notes: list[str]) -> None:
+        self.loss_settings = {**self.loss, "mean": self.mean.tolist(), "scale": self.scale.tolist()}
+        notes += [
+            f"{column}: mean {mean:.6g}, standard deviation {scale:.6g}; the loss is of standardised values"
+            for column, mean, scale in zip(self.columns, self.mean, self.scale, strict=True)
+        ]
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"problem_type": self.name, "label_list": list(self.labels), "loss": self.loss}
+
+    # Training
+
+    def initial_bias(self) -> np.ndarray:
+        return np.zeros(len(self.labels))
+
+    def adopt_head(self, model: Any, trained: np.ndarray) -> None:
+        """An exported model's output layer is in the original units; here it is standardised.
+        `trained`: (outputs,) bool."""
+        layer = output_layer(model, len(self.labels))
+        if layer is None or layer[1].bias is None:
+            raise InputError(
+                f"--problem_type regression: the head of {model.name_or_path or type(model).__name__} has no "
+                f"linear layer with a bias for its {len(self.labels)} value(s), which would hold their scale"
+            )
+        with torch.no_grad():
+            for row in np.flatnonzero(trained).tolist():
+                layer[1].bias[row] = (layer[1].bias[row].double() - self.mean[row]) / self.scale[row]
+                layer[1].weight[row] /= self.scale[row]
+
+    def num_targets(self, is_real: Tensor) -> Tensor:
+        return is_real.sum() * len(self.labels)
+
+    def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
+        mean, scale = (
+            send(torch.as_tensor(value, dtype=logits.dtype), logits.device)
+            for value in (self.mean, self.scale)
+        )
+        return self.standard_losses(logits, (targets - mean) / scale)
+
+    def standard_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """(b, columns) losses of standardised values: squared errors, or Huber's."""
+        if self.loss["kind"] == "huber":
+            return huber_loss(outputs, targets, reduction="none", delta=self.loss["huber_delta"])
+        return (outputs - targets) ** 2
+
+    def outputs(self, logits: Tensor) -> Tensor:
+        if self.is_exported:
+            return logits
+        mean, scale = (
+            send(torch.as_tensor(value, dtype=logits.dtype), logits.device)
+            for value in (self.mean, self.scale)
+        )
+        return logits * scale + mean
+
+    # Scores and predictions
+
+    def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
+        found, true = (predictions[name].astype(np.float64) for name in ("logits", "labels"))
+        standard = (torch.as_tensor((values - self.mean) / self.scale) for values in (found, true))
+        loss = float(self.standard_losses(*standard).mean()) if len(true) else None
+        return {"loss": loss, **regression_scores(found, true, self.columns)}
+
+    def for_evaluate(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
+        found, true = predictions["logits"], predictions["labels"]
+        return (found[:, 0], true[:, 0]) if len(self.labels) == 1 else (found, true)
+
+    def lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
+        for row, values in enumerate(predictions["logits"]):
+            line = {"values": named(self.labels, values)}
+            if split.labelled:
+                line["reference"] = named(self.labels, predictions["labels"][row])
+            yield line
+
+    def figures(self, best: Predictions, split: TextSplit) -> ReportContent:
+        found, true = best["logits"].astype(np.float64), best["labels"].astype(np.float64)
+        figures = {}
+        for place, column in list(enumerate(self.columns))[:MAX_FIGURES]:
+            figure, axes = new_figure(f"{column}: predicted and true values", "true", "predicted", height=4.6)
+            axes.plot(true[:, place], found[:, place], ".", color=BLUE, markersize=4)
+            ends = [true[:, place].min(), true[:, place].max()]
+            axes.plot(ends, ends, color=GREY, linewidth=1, linestyle="--")
+            figures[f"values_{place}"] = figure
+        losses = (((found - true) / self.scale) ** 2).mean(axis=1)
+        cells = {
+            header: [", ".join(f"{value:.4g}" for value in row) for row in values]
+            for header, values in (("values", true), ("predicted", found))
+        }
+        return ReportContent(figures, [worst_rows(losses, cells, split)])
+
+    def card(self, folder: Path, config: Any, limits: list[str]) -> ModelCard:
+        usage, metrics = long_documents.usage(config) or USAGE, list(self.metric_names)
+        return ModelCard("Text regression", "text-classification", usage, metrics, [], limits)
+
+    # The exported model
+
+    def fit(self, best: Predictions | None, split: TextSplit | None) -> dict[str, Any]:
+        return {"target_mean": named(self.labels, self.mean), "target_std": named(self.labels, self.scale)}
+
+    def exported_outputs(self, logits: np.ndarray) -> np.ndarray:
+        return logits
+
+    @property
+    def unit(self) -> np.ndarray:
+        """As a sigmoid has a slope of 1/4 at most, errors of a quarter of the scale count like those of
+        probabilities; and fp32 rounds values by their size."""
+        return 4 * self.scale + np.abs(self.mean) / 10
+
+    def config_entries(self) -> dict[str, Any]:
+        values = {"mean": self.mean.tolist(), "scale": self.scale.tolist()}
+        return {"regression": {**self.loss, **values}}
+
+    def exported_weights(self, plain: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        return rescaled(plain, weights, 1 / self.scale, self.mean)
+
+    def use_exported(self, config: Any) -> None:
+        self.is_exported, stored = True, dict(getattr(config, "regression", None) or {})
+        mean, scale = (stored.pop(name, default) for name, default in (("mean", 0.0), ("scale", 1.0)))
+        self.mean, self.scale = (np.broadcast_to(value, len(self.labels)) for value in (mean, scale))
+        self.loss = stored or self.loss
+
+
+def columns_of_model(arguments: Any) -> tuple[str, ...]:
+    """The columns that a model was trained on; () for a model that cannot be loaded, which `load` reports."""
+    try:
+        return tuple(own_labels(load_config(arguments)) or ())
+    except InputError:
+        return ()
+
+
+def as_number(cell: Any) -> float | None:
+    """The finite number in a cell, which may be a text; None for other cells."""
+    if isinstance(cell, bool) or not isinstance(cell, int | float | str):
+        return None
+    try:
+        number = float(cell)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) and abs(number) < 1e30 else None
+
+
+def named(columns: list[str], values: np.ndarray) -> dict[str, float]:
+    """The values by column, with the seven digits of fp32."""
+    return {column: float(f"{value:.7g}") for column, value in zip(columns, values, strict=True)}
+
+
+def regression_scores(
+    found: np.ndarray, true: np.ndarray, columns: tuple[str, ...]
+) -> dict[str, float | None]:
+    """METRICS as means over the columns, and with several columns those of each column; None for undefined
+    ones, such as correlations of a column with one value. `found`, `true`: (rows, columns) float64."""
+    table = [column_scores(*pair) for pair in zip(found.T, true.T, strict=True)]
+    scores: dict[str, float | None] = {}
+    for metric in METRICS:
+        values = [row[metric] for row in table]
+        scores[metric] = None if None in values else float(np.mean(values))
+    if len(columns) > 1:
+        for column, row in zip(columns, table, strict=True):
+            scores |= {f"{metric}_{column}": value for metric, value in row.items()}
+    return scores
+
+
+def column_scores(found: np.ndarray, true: np.ndarray) -> dict[str, float | None]:
+    """METRICS of (rows,) values."""
+    from scipy.stats import pearsonr, spearmanr
+
+    if not len(true):
+        return dict.fromkeys(METRICS)
+    error, spread = found - true, ((true - true.mean()) ** 2).sum()
+    correlated = spread > 0 and np.ptp(found) > 0 and len(true) > 1
+    return {
+        "mse": float((error**2).mean()),
+        "mae": float(np.abs(error).mean()),
+        "r2": float(1 - (error**2).sum() / spread) if spread > 0 else None,
+        "pearson": float(pearsonr(found, true)[0]) if correlated else None,
+        "spearman": float(spearmanr(found, true)[0]) if correlated else None,
+    }

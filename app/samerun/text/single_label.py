@@ -1,0 +1,207 @@
+"""Single-label classification: a text has exactly one of several labels. Softmax and cross-entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from samerun import classes
+from samerun.data.tables import Table
+from samerun.data.tokens import Ragged
+from samerun.kernels.common import send
+from samerun.models.pretrained import labels_of, own_labels
+from samerun.task import ModelCard, Predictions, ReportContent
+from samerun.text import long_documents
+from samerun.text.head import calibrated
+from samerun.text.labels import Labelled, choose_labels, label_ids, label_source, read_classes
+from samerun.text.losses import class_weights
+from samerun.text.multi_label_scores import (
+    expected_calibration_error,
+    folds,
+    lowest_temperatures,
+    worst_rows,
+)
+from samerun.text.problem import Problem
+from samerun.text.text import TextSplit
+
+USAGE = """from transformers import pipeline
+classify = pipeline("text-classification", model="best")
+classify("a text", truncation=True)  # the label and its probability; top_k=None: of every label"""
+
+
+class SingleLabel(Problem):
+    """A row has one target, the number of its label. Targets of files are `Labelled`."""
+
+    name = "single_label"
+    default_metric = "accuracy"
+    shown_metrics = ("loss", "accuracy", "f1_macro", "f1_weighted", "matthews_correlation")
+    metric_names = (*shown_metrics, f"top{classes.TOP}_accuracy")
+
+    def __init__(self, arguments: Any) -> None:
+        super().__init__(arguments)
+        self.smoothing = arguments.label_smoothing_factor
+        self.weight: np.ndarray | None = None  # (labels,) of the rows' losses
+        self.temperature = 1.0
+
+    # Targets
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.arguments.label_column,)
+
+    def read(self, table: Table, notes: list[str]) -> Labelled | None:
+        return read_classes(table, self.arguments.label_column, notes)
+
+    def choose(self, config: Any, train: Labelled | None, notes: list[str]) -> None:
+        a, self.labels = self.arguments, labels_of(config)
+        if train is None:
+            return
+        path, head_notes = " ".join(a.train_file or [a.dataset_name]), [] if a.from_scratch else notes
+        names = classes.sorted_classes([name for (name,) in train.rows], train.declared, "rows")
+        self.labels = choose_labels(own_labels(config), names, a.label_file, head_notes, path)
+
+    def ids(self, table: Table, targets: Labelled, notes: list[str]) -> Ragged:
+        return label_ids(table, targets, self.labels, None, notes, label_source(self.arguments))
+
+    def tensor(self, ids: Ragged, rows: np.ndarray) -> Tensor:
+        return torch.from_numpy(ids.values[rows].astype(np.int64))
+
+    def prepare(self, tables: dict[str, Table], ids: dict[str, Ragged], notes: list[str]) -> None:
+        self.count = np.bincount(ids["train"].values, minlength=len(self.labels))
+        self.weight = class_weights(self.arguments, self.count, self.labels)
+        if self.weight is not None:
+            notes.append(
+                f"weights of classes: {self.weight.min():.2f} to {self.weight.max():.2f} (--pos_weight)"
+            )
+            self.details["class_weight"] = dict(zip(self.labels, self.weight.tolist(), strict=True))
+        self.loss_settings = {"label_smoothing_factor": self.smoothing, "class_weight": self.listed_weight}
+        fewest, most = self.count.min(), self.count.max()
+        notes.append(f"{len(self.labels)} labels, of {fewest} to {most} training rows each")
+
+    @property
+    def listed_weight(self) -> list[float] | None:
+        return None if self.weight is None else self.weight.tolist()
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {
+            "problem_type": self.name,
+            "label_list": list(self.labels),
+            "sampling": self.arguments.sampling,
+        }
+
+    # Training
+
+    def initial_bias(self) -> np.ndarray:
+        """The logarithm of each label's share of the training rows' weight: the constant logits with the
+        lowest loss. Half a row is added, so that it is finite."""
+        weight = 1.0 if self.weight is None else self.weight
+        share = weight * (self.count + 0.5)
+        share = share / share.sum()
+        return np.log(share * (1 - self.smoothing) + self.smoothing / len(share))
+
+    def num_targets(self, is_real: Tensor) -> Tensor:
+        return is_real.sum()
+
+    def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
+        weight = None
+        if self.weight is not None:
+            weight = send(torch.as_tensor(self.weight, dtype=logits.dtype), logits.device)
+        return cross_entropy(logits, targets, weight, reduction="none", label_smoothing=self.smoothing)
+
+    # Scores and predictions
+
+    def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
+        logits, labels = predictions["logits"], predictions["labels"]
+        scores = classes.single_label_scores(logits, labels, self.smoothing, self.weight)
+        more = classes.weighted_scores(self.confusion(predictions)) if len(labels) else {}
+        return {**dict.fromkeys(self.shown_metrics), **scores, **more}
+
+    def confusion(self, predictions: Predictions) -> np.ndarray:
+        found, true = predictions["logits"].argmax(axis=1), predictions["labels"]
+        return classes.confusion_matrix(found, true, len(self.labels))
+
+    def for_evaluate(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
+        return predictions["logits"].argmax(axis=1), predictions["labels"]
+
+    def lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
+        references = predictions["labels"] if split.labelled else None
+        return classes.prediction_lines(predictions["logits"], self.labels, references)
+
+    def figures(self, best: Predictions, split: TextSplit) -> ReportContent:
+        logits, true = best["logits"], best["labels"]
+        losses = -np.log(np.maximum(softmax(logits)[np.arange(len(true)), true], 1e-12))
+        names = {"label": true, "predicted": logits.argmax(axis=1)}
+        columns = {header: [self.labels[label] for label in column] for header, column in names.items()}
+        figures, sections = classes.figures(self.confusion(best), self.labels)
+        return ReportContent(figures, [*sections, worst_rows(losses, columns, split)])
+
+    def card(self, folder: Path, config: Any, limits: list[str]) -> ModelCard:
+        sections = classes.card_sections(folder, self.labels, "rows")
+        usage = long_documents.usage(config) or USAGE
+        metrics = [*self.shown_metrics, "ece", "calibrated_ece"]
+        return ModelCard("Text classification", "text-classification", usage, metrics, sections, limits)
+
+    # The exported model
+
+    def fit(self, best: Predictions | None, split: TextSplit | None) -> dict[str, Any]:
+        if best is None:
+            return {}
+        logits, true = best["logits"].astype(np.float64), best["labels"]
+        confusion = self.confusion(best)
+        metrics = {
+            "eval_per_class": classes.per_class_table(confusion, self.labels),
+            "eval_confusion_matrix": confusion.tolist(),
+            "eval_ece": top_label_error(logits, true),
+        }
+        if self.arguments.calibration != "none" and len(true):
+            self.temperature = fit_temperature(logits, true)
+            held_out = logits.copy()
+            for fold in folds(len(true), self.arguments.seed):
+                held_out[fold] /= fit_temperature(logits[~fold], true[~fold])
+            metrics["eval_calibrated_ece"] = top_label_error(held_out, true)
+            for name, values in (("eval", logits), ("eval_calibrated", held_out)):
+                metrics[f"{name}_cross_entropy"] = classes.single_label_scores(values, true)["loss"]
+        return metrics
+
+    def exported_outputs(self, logits: np.ndarray) -> np.ndarray:
+        return softmax(logits / self.temperature)
+
+    def config_entries(self) -> dict[str, Any]:
+        temperatures = np.full(len(self.labels), self.temperature)
+        return {
+            "temperatures": temperatures.tolist() if self.temperature != 1 else None,
+            "class_weight": self.listed_weight,
+            "label_smoothing_factor": self.smoothing or None,
+        }
+
+    def exported_weights(self, plain: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        return calibrated(plain, np.full(len(self.labels), self.temperature), weights)
+
+    def use_exported(self, config: Any) -> None:
+        weight = getattr(config, "class_weight", None)
+        self.weight = None if weight is None else np.asarray(weight, dtype=np.float64)
+        self.smoothing = getattr(config, "label_smoothing_factor", None) or 0.0
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities over the last axis, in float64."""
+    return torch.as_tensor(logits).double().softmax(-1).numpy()
+
+
+def fit_temperature(logits: np.ndarray, true: np.ndarray) -> float:
+    """The temperature T with the lowest cross-entropy of softmax(logits / T) (Guo et al., arXiv:1706.04599,
+    section 4.2). `logits`: (rows, labels) float64; `true`: (rows,) label numbers."""
+    targets = np.eye(logits.shape[1])[true]
+    return float(lowest_temperatures(lambda t: (logits * (softmax(logits / t) - targets)).sum(), 1)[0])
+
+
+def top_label_error(logits: np.ndarray, true: np.ndarray) -> float | None:
+    """Expected calibration error of the predicted label's probability (Guo et al., equation 3)."""
+    hits = (logits.argmax(axis=1) == true)[:, None]
+    return expected_calibration_error(softmax(logits).max(axis=1, keepdims=True), hits)

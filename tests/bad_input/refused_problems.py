@@ -1,0 +1,139 @@
+"""What must be rejected of one label, of numbers, and of pairs of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from catalogue_case import Case, lines
+
+CLASSIFY = ("classify",)
+TEXTS = ("red apple pie", "green grass grows", "red brick wall", "plain water")
+TRAINED = {"config_name": None, "from_scratch": None, "tokenizer_type": None}
+
+
+def rows(**columns: Sequence) -> str:
+    """A jsonl file of four texts and these columns."""
+    cells = zip(*columns.values(), strict=True)
+    return lines(
+        *(
+            {"text": text, **dict(zip(columns, row, strict=True))}
+            for text, row in zip(TEXTS, cells, strict=True)
+        )
+    )
+
+
+def refused(name: str, said: str, arguments: dict, files: dict[str, str]) -> Case:
+    return Case(name, [said], CLASSIFY, arguments, files)
+
+
+def single(name: str, said: str, labels: list | None = None, **given: object) -> Case:
+    """--problem_type single_label on these labels of the training rows."""
+    arguments = {"problem_type": "single_label", "train_file": "t.jsonl", "validation_file": None}
+    return refused(name, said, arguments | given, {"t.jsonl": rows(labels=labels or ["a", "b", "a", "b"])})
+
+
+def numbers(name: str, said: str, values: list | None = None, **given: object) -> Case:
+    """--problem_type regression on these numbers."""
+    arguments = {"problem_type": "regression", "train_file": "t.jsonl", "validation_file": None}
+    arguments |= {"label_column": "score"}
+    return refused(name, said, arguments | given, {"t.jsonl": rows(score=values or [1, 2.5, "3", 4])})
+
+
+def pairs(name: str, said: str, second: list | None = None, **given: object) -> Case:
+    """Pairs of texts with these second ones."""
+    arguments = {"train_file": "t.jsonl", "validation_file": None, "text_pair_column": "other"}
+    content = rows(labels=["a", "b", "a", "b"], other=second or ["x", "y", "x", "y"])
+    return refused(name, said, arguments | given, {"t.jsonl": content})
+
+
+NOT_FOR_ONE = "does not apply to --problem_type single_label; leave it out"
+NOT_FOR_NUMBERS = "does not apply to --problem_type regression; leave it out"
+
+SINGLE = [
+    single("one label: two in a list",
+            r"t\.jsonl:2: labels has 2 labels, expected one", ["a", ["a", "b"], "b", "a"]),
+    single("one label: none in a list",
+            r"t\.jsonl:1: labels has 0 labels, expected one", [[], "a", "b", "a"]),
+    single("one label: empty", r"t\.jsonl:3: labels is empty, expected one label", ["a", "b", " ", "a"]),
+    single("one label: null", r"t\.jsonl:4: labels is missing, expected one label", ["a", "b", "a", None]),
+    single("one label: a fraction", r"t\.jsonl:1: labels is 0\.5", [0.5, "a", "b", "a"]),
+    single("one label: true", r"t\.jsonl:2: labels is True", ["a", True, "b", "a"]),
+    single("one label: an object", r"t\.jsonl:2: labels is \{", ["a", {"b": 1}, "b", "a"]),
+    single("one label: one class", r"the training rows have one class only \('a'\)", ["a"] * 4),
+    single("one label: columns of 0 and 1", f"--label_columns {NOT_FOR_ONE}", label_columns="red,green"),
+    single("one label: separator", f"--label_separator {NOT_FOR_ONE}", label_separator=";"),
+    single("one label: threshold", f"--threshold {NOT_FOR_ONE}", threshold="0.3"),
+    single("one label: unknown labels", f"--unknown_labels {NOT_FOR_ONE}", unknown_labels="ignore"),
+    single("one label: another loss", f"--loss {NOT_FOR_ONE}", loss="focal"),
+    single("one label: temperature of each",
+            "softmax has one temperature", calibration="temperature_per_label"),
+    single("one label: metric of several",
+            "subset_accuracy: no such metric", metric_for_best_model="subset_accuracy"),
+    single("one label: misspelt type",
+            "--problem_type: .*did you mean single_label", problem_type="singel_label"),
+    Case("one label: weights lack a class", ["w.json: no positive weight for 'b'"], CLASSIFY,
+         {"problem_type": "single_label", "train_file": "t.csv", "validation_file": None,
+          "pos_weight": "w.json"},
+         {"t.csv": "text,labels\nx,a\ny,b\nz,a\nw,b\n", "w.json": '{"a": 1}'}),
+    Case("one label: unknown in validation",
+         [r"valid\.csv:2: label 'new' .*name it in --label_file$"], CLASSIFY,
+         {"problem_type": "single_label", "train_file": "t.csv"},
+         {"t.csv": "text,labels\nx,a\ny,b\n", "valid.csv": "text,labels\nx,new\n"}),
+    Case("one label: of a model of several",
+         ["--problem_type single_label_classification: .* was trained for multi_label"],
+         CLASSIFY, TRAINED | {"do_eval": "true", "model_name_or_path": "models/classifier",
+                              "train_file": None,
+                              "problem_type": "single_label_classification"},
+         {"valid.csv": "text,labels\nx,red\n"}),
+]  # fmt: skip
+
+NUMBERS = [
+    numbers("number: a word", r"t\.jsonl:2: score is 'many' .*expected a number", [1, "many", 3, 4]),
+    numbers("number: empty", r"t\.jsonl:3: score is empty, expected a number", [1, 2, "", 4]),
+    numbers("number: null", r"t\.jsonl:4: score is missing, expected a number", [1, 2, 3, None]),
+    numbers("number: not a number", r"t\.jsonl:1: score is 'nan'", ["nan", 2, 3, 4]),
+    numbers("number: infinite", r"t\.jsonl:1: score is 'inf'", ["inf", 2, 3, 4]),
+    numbers("number: true", r"t\.jsonl:2: score is True", [1, True, 3, 4]),
+    numbers("number: a list", r"t\.jsonl:2: score is \[2\]", [1, [2], 3, 4]),
+    numbers("number: with a comma", r"t\.jsonl:2: score is '2,5'", [1, "2,5", 3, 4]),
+    numbers("number: of one value", "score: its training rows have one value only", [7, 7, 7, 7]),
+    numbers("number: too large an offset",
+            "score: its training rows have values too close .*subtract an offset",
+            [1e9, 1e9 + 1, 1e9, 1e9]),
+    numbers("number: column missing", "field 'price' not found", label_columns="score,price"),
+    numbers("number: column twice", "column 'score' is used twice", label_columns="score,score"),
+    numbers("number: loss of labels",
+            "--loss focal is not for --problem_type regression, which has mse, huber",
+            loss="focal"),
+    numbers("number: delta of nothing", "--loss_args: delta is", loss="huber", loss_args="delta=0"),
+    numbers("number: weights", f"--pos_weight {NOT_FOR_NUMBERS}", pos_weight="balanced"),
+    numbers("number: sampling", f"--sampling {NOT_FOR_NUMBERS}", sampling="class_balanced"),
+    numbers("number: smoothing", f"--label_smoothing_factor {NOT_FOR_NUMBERS}", label_smoothing_factor=0.1),
+    numbers("number: calibration", f"--calibration {NOT_FOR_NUMBERS}", calibration="temperature"),
+    numbers("number: metric of labels", "f1_macro: no such metric", metric_for_best_model="f1_macro"),
+    numbers("loss of numbers for labels", "--loss huber is not for --problem_type multi_label",
+            problem_type=None, label_column="score", loss="huber"),
+]  # fmt: skip
+
+PAIRS = [
+    pairs("pair: column missing", "field 'othr' not found.*did you mean 'other'", text_pair_column="othr"),
+    pairs("pair: the text itself", "column 'text' is used twice", text_pair_column="text"),
+    pairs("pair: the labels", "column 'labels' is used twice", text_pair_column="labels"),
+    pairs("pair: null", r"t\.jsonl:2: other is missing, expected a text", ["x", None, "y", "z"]),
+    pairs("pair: a number", r"t\.jsonl:1: other is 7 \(int\), expected a text", [7, "x", "y", "z"]),
+    pairs("pair: a list", r"t\.jsonl:4: other is \['z'\] \(list\)", ["w", "x", "y", ["z"]]),
+    pairs("pair: empty",
+            r"t\.jsonl:3: other is empty; give it a text or leave the row out", ["w", "x", "", "z"]),
+    pairs("pair: of zero width", r"t\.jsonl:3: other is empty", ["w", "x", "\u200b", "z"]),
+    pairs("pair: windows", "--long_documents windows is for single texts", long_documents="windows"),
+    pairs("pair: head and tail",
+            "--long_documents head_tail is for single texts", long_documents="head_tail"),
+    pairs("pair: validation lacks it", r"column 'other' not found", validation_file="valid.csv"),
+    pairs("pair: test lacks it", r"column 'other' not found", do_train="true", do_predict="true",
+          test_file="valid.csv"),
+    Case("pair: empty in validation", [r"valid\.csv:2: other is empty"], CLASSIFY,
+         {"text_pair_column": "other", "train_file": "t.csv"},
+         {"t.csv": "text,other,labels\nx,y,a\ny,z,b\n", "valid.csv": "text,other,labels\nx,,a\n"}),
+]  # fmt: skip
+
+CASES = [*SINGLE, *NUMBERS, *PAIRS]

@@ -1,0 +1,121 @@
+"""Regression on texts: cells, the scale in the output layer, scores."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tables
+import torch
+from classify import Arguments
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
+from transformers import AutoModelForSequenceClassification, BertConfig
+
+from samerun.errors import InputError
+from samerun.task import higher_is_better
+from samerun.text.head import output_layer, trained_outputs
+from samerun.text.regression import Numbers, Regression, regression_scores
+
+SIZES = {
+    "hidden_size": 4,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "intermediate_size": 4,
+    "vocab_size": 9,
+    "num_labels": 2,
+}
+
+
+def table(**columns):
+    size = len(next(iter(columns.values())))
+    return tables.table(columns, "train.jsonl", "jsonl", range(1, size + 1))
+
+
+def problem(values=((1.0, 100.0), (3.0, 300.0), (8.0, 200.0)), **given):
+    made = Regression(
+        Arguments(output_dir="runs/a", problem_type="regression", label_columns=("a", "b"), **given)
+    )
+    made.choose(BertConfig(), Numbers(np.array(values)), [])
+    return made
+
+
+def test_numbers_and_texts_of_numbers_are_read():
+    found = problem().read(table(a=[1, "2.5", " -3e2 "], b=[0.5, 1, 2]), [])
+    assert found.values.tolist() == [[1, 0.5], [2.5, 1], [-300, 2]]
+    assert problem().read(table(a=[1]), []) is None
+
+
+@pytest.mark.parametrize("cell", [None, "", "x", "nan", float("inf"), True, [1.0], "1,5", 10**400])
+def test_other_cells_are_refused_with_line_and_column(cell):
+    with pytest.raises(InputError, match=r"train\.jsonl:2: b is .*, expected a number"):
+        problem().read(table(a=[1, 2], b=[1, cell]), [])
+
+
+@pytest.mark.parametrize(("values", "said"), [((5, 5), "one value only"), ((1e9, 1e9 + 1), "too close")])
+def test_columns_without_a_scale_are_refused(values, said):
+    with pytest.raises(InputError, match=f"^b: its training rows have .*{said}|{said}"):
+        problem([(1, values[0]), (2, values[1])])
+
+
+@pytest.mark.parametrize("loss", ["mse", "huber"])
+def test_the_evaluated_loss_is_the_trained_one_before_and_after_the_export(loss):
+    made = problem(loss=loss)
+    logits = torch.tensor([[0.5, -1.0], [2.0, 0.1]])
+    true = torch.tensor([[2.0, 150.0], [9.0, 250.0]])
+    trained = float(made.losses(logits, true).mean())
+    predictions = {"logits": made.outputs(logits).numpy(), "labels": true.numpy()}
+    assert made.score(predictions, None)["loss"] == pytest.approx(trained, rel=1e-5)
+    other = problem([(1.0, 2.0), (2.0, 9.0)])
+    other.labels = ["a", "b"]
+    other.use_exported(SimpleNamespace(**json.loads(json.dumps(made.config_entries()))))
+    assert torch.equal(other.outputs(logits), logits)
+    assert other.score(predictions, None)["loss"] == pytest.approx(trained, rel=1e-5)
+
+
+def test_the_exported_layer_gives_the_original_units_and_is_undone_by_a_further_training():
+    made = problem()
+    made.labels = ["a", "b"]
+    model = AutoModelForSequenceClassification.from_config(BertConfig(**SIZES)).eval()
+    ids, before = torch.tensor([[3, 4], [5, 6]]), {k: v.clone() for k, v in model.state_dict().items()}
+    with torch.no_grad():
+        expected = made.outputs(model(ids).logits)
+        model.load_state_dict(made.exported_weights(model, before))
+        torch.testing.assert_close(model(ids).logits, expected)
+        made.adopt_head(model, trained_outputs(model, set(), None, 2))
+    torch.testing.assert_close(model.state_dict(), before)
+    assert not trained_outputs(model, {"classifier.weight", "classifier.bias"}, None, 2).any()
+    output_layer(model, 2)[1].bias = None
+    with pytest.raises(InputError, match="no linear layer with a bias for its 2 value"):
+        made.adopt_head(model, np.zeros(2, dtype=bool))
+
+
+def test_scores_are_scikit_learns_and_scipys():
+    generator = np.random.default_rng(0)
+    true = generator.normal(size=(50, 2)) * [1, 10]
+    found = true + generator.normal(size=(50, 2))
+    scores = regression_scores(found, true, ("a", "b"))
+    pairs = list(zip(found.T, true.T, strict=True))
+    expected = {
+        "mse": [mean_squared_error(y, x) for x, y in pairs],
+        "mae": [mean_absolute_error(y, x) for x, y in pairs],
+        "r2": [r2_score(y, x) for x, y in pairs],
+        "pearson": [pearsonr(x, y)[0] for x, y in pairs],
+        "spearman": [spearmanr(x, y)[0] for x, y in pairs],
+    }
+    for name, (a, b) in expected.items():
+        assert (scores[f"{name}_a"], scores[f"{name}_b"]) == pytest.approx((a, b))
+        assert scores[name] == pytest.approx((a + b) / 2)
+
+
+def test_undefined_scores_are_none():
+    scores = regression_scores(np.zeros((3, 1)), np.ones((3, 1)), ("a",))
+    assert scores == {"mse": 1, "mae": 1, "r2": None, "pearson": None, "spearman": None}
+    assert set(regression_scores(np.zeros((0, 1)), np.zeros((0, 1)), ("a",)).values()) == {None}
+
+
+@pytest.mark.parametrize(
+    ("metric", "higher"), [("mse", False), ("mae_price", False), ("r2", True), ("pearson_price", True)]
+)
+def test_directions(metric, higher):
+    assert higher_is_better(SimpleNamespace(greater_is_better=None), metric) is higher

@@ -1,0 +1,124 @@
+"""Single-label classification of texts: cells, weights, calibration, scores."""
+
+import numpy as np
+import pytest
+import tables
+import torch
+from classify import Arguments
+from sklearn.metrics import f1_score, matthews_corrcoef
+from sklearn.utils.class_weight import compute_class_weight
+
+from samerun.classes import confusion_matrix, single_label_scores, weighted_scores
+from samerun.data.tokens import Ragged
+from samerun.errors import InputError
+from samerun.text.labels import read_classes
+from samerun.text.single_label import SingleLabel, fit_temperature, softmax
+
+
+def table(cells, **more):
+    return tables.table({"label": cells}, "train.jsonl", "jsonl", range(1, len(cells) + 1), **more)
+
+
+def rows(count=400, classes=4, seed=0):
+    generator = np.random.default_rng(seed)
+    true = generator.choice(classes, count, p=np.arange(1, classes + 1) / sum(range(classes + 1)))
+    logits = generator.normal(size=(count, classes)) + 2 * np.eye(classes)[true]
+    return logits.astype(np.float32), true
+
+
+def problem(count, **given):
+    made = SingleLabel(Arguments(output_dir="runs/a", problem_type="single_label", **given))
+    made.labels = [f"label {number}" for number in range(len(count))]
+    ids = Ragged.of([[label] for label, n in enumerate(count) for _ in range(n)])
+    made.prepare({}, {"train": ids}, [])
+    return made
+
+
+def test_texts_numbers_and_lists_of_one_are_labels():
+    found = read_classes(table([" a ", 3, ["b"], [4]]), "label", [])
+    assert found.rows == [("a",), ("3",), ("b",), ("4",)]
+    assert read_classes(table(["a"]), "other", []) is None
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("", "is empty"),
+        ("  ", "is empty"),
+        (None, "is missing"),
+        (0.5, "is 0.5"),
+        (True, "is True"),
+        ([], "has 0 labels"),
+        (["a", "b"], "has 2 labels, expected one; several need --problem_type multi_label"),
+        ([None], "is .*expected one label"),
+    ],
+)
+def test_other_cells_are_refused_with_their_line(cell, said):
+    with pytest.raises(InputError, match=rf"train\.jsonl:2: label {said}"):
+        read_classes(table(["a", cell]), "label", [])
+
+
+def test_labels_that_look_like_several_are_noted():
+    notes = []
+    read_classes(table(["a|b", "a"]), "label", notes)
+    assert "1 row(s) have a label with '|' in it" in notes[0]
+
+
+def test_balanced_weights_are_scikit_learns_and_are_limited():
+    count = (30, 10, 2)
+    true = np.repeat(np.arange(3), count)
+    expected = compute_class_weight("balanced", classes=np.arange(3), y=true)
+    np.testing.assert_allclose(problem(count, pos_weight="balanced").weight, expected)
+    assert problem(count, pos_weight="balanced:2").weight.max() == 2
+    assert problem(count).weight is None
+
+
+@pytest.mark.parametrize("given", [{}, {"label_smoothing_factor": 0.1}, {"pos_weight": "balanced"}])
+def test_the_evaluated_loss_is_the_trained_one(given):
+    made, (logits, true) = problem((40, 30, 20, 10), **given), rows()
+    trained = made.losses(torch.from_numpy(logits), torch.from_numpy(true)).mean()
+    found = single_label_scores(logits, true, made.smoothing, made.weight)["loss"]
+    assert found == pytest.approx(float(trained), rel=1e-6)
+    again = problem((1, 1, 1, 1))
+    config = type("Config", (), made.config_entries())
+    again.use_exported(config)
+    assert again.score({"logits": logits, "labels": true}, None)["loss"] == pytest.approx(found)
+
+
+@pytest.mark.parametrize("given", [{}, {"label_smoothing_factor": 0.2}, {"pos_weight": "balanced"}])
+def test_no_constant_logits_have_a_smaller_loss_than_the_prior(given):
+    made = problem((60, 30, 10), **given)
+    true = torch.tensor(np.repeat(np.arange(3), made.count))
+    bias = torch.tensor(made.initial_bias(), requires_grad=True)
+    made.losses(bias.expand(len(true), -1), true).mean().backward()
+    assert bias.grad.abs().max() < 0.02  # half a row is added to each
+
+
+def test_the_temperature_is_the_lowest_cross_entropys():
+    logits, true = rows()
+    logits = logits.astype(np.float64) * 3
+    best = fit_temperature(logits, true)
+    losses = [single_label_scores(logits / (best * factor), true)["loss"] for factor in (0.99, 1, 1.01)]
+    assert min(losses) == losses[1]
+    assert best > 1.4
+
+
+def test_weighted_f1_and_matthews_correlation_are_scikit_learns():
+    logits, true = rows(classes=6)
+    predicted = logits.argmax(1)
+    found = weighted_scores(confusion_matrix(predicted, true, 6))
+    assert found["f1_weighted"] == pytest.approx(f1_score(true, predicted, average="weighted"))
+    assert found["matthews_correlation"] == pytest.approx(matthews_corrcoef(true, predicted))
+    one = weighted_scores(confusion_matrix(np.zeros(3, int), np.array([0, 1, 1]), 2))
+    assert one["matthews_correlation"] == 0
+
+
+def test_calibration_does_not_change_the_label_and_is_exported():
+    made, (logits, true) = problem((40, 30, 20, 10), calibration="temperature"), rows()
+    split = type("Split", (), {"texts": [""] * len(true)})
+    metrics = made.fit({"logits": 5 * logits, "labels": true}, split)
+    assert metrics["eval_calibrated_ece"] < metrics["eval_ece"]
+    assert metrics["eval_calibrated_cross_entropy"] < metrics["eval_cross_entropy"]
+    found = made.exported_outputs(5 * logits[:3])
+    np.testing.assert_allclose(found, softmax(5 * logits[:3] / made.temperature))
+    assert made.config_entries()["temperatures"] == [made.temperature] * 4
