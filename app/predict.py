@@ -78,7 +78,7 @@ def read_request(argv: list[str] | None = None) -> Request:
     task = task_of(Path(options.model))
     if (options.file is None) == (options.text is None):
         raise InputError("give either a FILE (- for standard input) or --text")
-    if options.text is not None and task not in ("classify", "titlegen"):
+    if options.text is not None and task not in ("classify", "titlegen", "tag"):
         raise InputError(f"--text: {options.model} is a model of {task}, which takes files; name a FILE")
     if options.text_pair is not None and (task != "classify" or options.text is None):
         raise InputError("--text_pair is the second text of a --text, for a model of classify; leave it out")
@@ -152,7 +152,8 @@ def print_predictions(request: Request) -> None:
 
 
 def _write_texts(texts: list[str], pairs: list[str] | None) -> Path:
-    path, rows = temporary_folder("predict_") / "texts.jsonl", [{"text": text} for text in texts]
+    path = temporary_folder("predict_") / "texts.jsonl"
+    rows = [{"text": text, "tokens": text} for text in texts]
     for row, pair in zip(rows, pairs or [], strict=False):
         row["text_pair"] = pair
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -69,7 +69,7 @@ def read_rows(task: Any) -> tuple[dict[str, list[dict[str, Any]]], list[tuple[st
                 [cell] if isinstance(cell, str) else cell for cell in cells[name]
             ]  # a class is one label
         rows[split] = [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
-    targets = task.read_targets(tables["train"], "train", [])
+    targets = task.read_targets(task.as_texts(tables["train"], "train"), "train", [])
     return rows, getattr(targets, "rows", [()] * len(rows["train"])), getattr(targets, "names", [])
 
 
@@ -157,7 +157,7 @@ def cross_validate(options: argparse.Namespace, command: Command, folder: Path) 
     content = json.dumps([splits, labels, names], sort_keys=True, default=str).encode()
     rows_hash = hashlib.sha256(content).hexdigest()
     claim(folder, command, **{"--folds": options.folds, "--seed": options.seed, "rows": rows_hash})
-    if names and not arguments.label_file and not arguments.label_columns:
+    if names and not arguments.label_file and not getattr(arguments, "label_columns", None):
         write_text(folder / "labels.txt", "".join(f"{name}\n" for name in names))  # a fold may lack one
     if "validation" in splits:
         write_lines(folder / "validation.jsonl", splits["validation"])

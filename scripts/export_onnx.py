@@ -5,9 +5,9 @@
     python scripts/export_onnx.py runs/mine/best --int8           writes runs/mine/best_onnx_int8: int8
     weights python scripts/export_onnx.py runs/mine/best --int8 --test_file test.csv [ARGS]
 
-Supports classifiers of texts and images and image segmentation. The graph accepts any batch size and text
-length. With --test_file it also compares metrics and speed of torch, ONNX Runtime and int8 on your rows; ARGS
-are the task's own, such as --text_column. Needs requirements-onnx.txt.
+Supports classifiers of texts, of words and of images, and image segmentation. The graph accepts any batch
+size and text length. With --test_file it also compares metrics and speed of torch, ONNX Runtime and int8 on
+your rows; ARGS are the task's own, such as --text_column. Needs requirements-onnx.txt.
 
     --output_dir FOLDER   folder for model.onnx (default: MODEL_FOLDER_onnx or MODEL_FOLDER_onnx_int8)
 
@@ -48,6 +48,7 @@ DIFFERS = 1
 TOLERANCE = 1e-4  # of logits; absolute, and relative for those above 1
 CLASSES = {
     "classify": transformers.AutoModelForSequenceClassification,
+    "tag": transformers.AutoModelForTokenClassification,
     "image_classify": transformers.AutoModelForImageClassification,
     "segment": transformers.AutoModelForSemanticSegmentation,
 }
@@ -88,7 +89,7 @@ def load(folder: Path, task: str) -> tuple[torch.nn.Module, Any]:
         return load_small_cnn(folder, small).eval(), None
     source = loadable(folder, CLASSES[task])
     model = CLASSES[task].from_pretrained(source) if isinstance(source, str) else source
-    if task != "classify":
+    if task not in ("classify", "tag"):
         return model.eval(), AutoImageProcessor.from_pretrained(folder, backend="pil")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if getattr(model.config, "attention_type", None) == "block_sparse":

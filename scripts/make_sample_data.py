@@ -3,6 +3,7 @@ drawn images.
 
     python scripts/make_sample_data.py [--output_dir sample_data] [--packages numpy scipy ...] [--force]
     python scripts/make_sample_data.py titles [--output_dir sample_titles]     descriptions of parameters
+    python scripts/make_sample_data.py names [--output_dir sample_names]       short news with tagged names
     python scripts/make_sample_data.py images [--output_dir sample_images]     digits (sampling/digits.py)
     python scripts/make_sample_data.py masks [--output_dir sample_masks]       shapes with masks
     python scripts/make_sample_data.py volumes [--output_dir sample_volumes]   balls in NIfTI volumes
@@ -45,6 +46,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from sampling import docstrings
 from sampling.digits import draw_digits
 from sampling.docstrings import NAME_PART, described_parameters, documented, is_prose, title_and_text
+from sampling.names import write_names
 from sampling.shapes import draw_shapes
 
 PACKAGES = [
@@ -292,7 +294,7 @@ def main() -> int:
     parser.add_argument(
         "what",
         nargs="?",
-        choices=("texts", "titles", "images", "masks"),
+        choices=("texts", "titles", "names", "images", "masks"),
         default="texts",
         help="default: %(default)s",
     )
@@ -314,10 +316,13 @@ def main() -> int:
 
 def make_images(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     try:
-        rows = (draw_digits if args.what == "images" else draw_shapes)(args.output_dir, args.force)
+        if args.what == "names":
+            rows = write_names(args.output_dir)
+        else:
+            rows = (draw_digits if args.what == "images" else draw_shapes)(args.output_dir, args.force)
     except OSError as error:
         parser.error(f"cannot write to --output_dir {args.output_dir} ({error}); choose another folder")
-    print(f"{args.output_dir}: " + ", ".join(f"{split} {count} images" for split, count in rows.items()))
+    print(f"{args.output_dir}: " + ", ".join(f"{split} {count} rows" for split, count in rows.items()))
     return 0
 
 

@@ -26,6 +26,7 @@ from samerun.signals import failures_end_the_job
 TASKS = {
     "classify": "TextClassification",
     "titlegen": "TitleGeneration",
+    "tag": "TokenClassification",
     "image_classify": "ImageClassification",
     "segment": "Segmentation",
     "segment3d": "VolumeSegmentation",

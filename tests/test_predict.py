@@ -25,6 +25,7 @@ def folder(tmp_path):
     ("config", "task"),
     [
         ({"architectures": ["BigBirdForSequenceClassification"]}, "classify"),
+        ({"architectures": ["BertForTokenClassification"]}, "tag"),
         ({"architectures": ["EncoderDecoderModel"]}, "titlegen"),
         ({"architectures": ["BartForConditionalGeneration"]}, "titlegen"),
         ({"architectures": ["ViTForImageClassification"]}, "image_classify"),

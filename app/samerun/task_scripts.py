@@ -21,12 +21,13 @@ TOOLS = (
 BY_MODEL_TYPE = {"small_cnn": "image_classify", "monai_unet": "segment3d"}
 BY_ENDING = {
     "ForSequenceClassification": "classify",
+    "ForTokenClassification": "tag",
     "ForImageClassification": "image_classify",
     "ForSemanticSegmentation": "segment",
     "ForConditionalGeneration": "titlegen",
     "EncoderDecoderModel": "titlegen",
 }
-BY_ADAPTER = {"SEQ_CLS": "classify", "SEQ_2_SEQ_LM": "titlegen"}
+BY_ADAPTER = {"SEQ_CLS": "classify", "SEQ_2_SEQ_LM": "titlegen", "TOKEN_CLS": "tag"}
 
 
 def scripts() -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""Strict readers of csv, tsv, json, jsonl (each also as .gz) and parquet files.
+"""Strict readers of csv, tsv, json, jsonl, CoNLL (each also as .gz) and parquet files.
 
 No types are inferred: "NA", "007" and "1e5" in a csv file stay text, and json values keep their types. One
 pass collects all problems of a file, each with its physical line. Files are decoded with `--encoding` only.
@@ -37,6 +37,7 @@ KINDS = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".parquet": "parquet",
+    **dict.fromkeys((".conll", ".bio", ".iob"), "conll"),
 }
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 UNITS = {"parquet": " row ", "json": " element "}  # other kinds of files count lines
@@ -115,6 +116,8 @@ def read_rows(
     kind = kind_of(path)
     if kind == "parquet":
         return kind, _parquet_rows(path, required, names)
+    if kind == "conll":
+        return kind, _conll_rows(path, encoding, required, names)
     if kind in DELIMITERS:
         return kind, _delimited_rows(path, encoding, kind, required, names)
     return read_json(path, encoding, required)
@@ -199,6 +202,37 @@ def _check_columns(
             )
         elif name in required and name not in header:
             problems.add(line, not_found("column", name, header))
+
+
+def _conll_rows(path: str, encoding: str, required: Sequence[str], names: Sequence[str]) -> Iterator[Row]:
+    """Yields a row for each sentence of a file with a word on each line, its tag in the last column, and a
+    blank line behind each sentence. The first two of `names` hold its words and its tags, as lists; columns
+    between them are not read. A row's line is that of its first word."""
+    problems, first, width, is_empty = Problems(path, "conll"), 0, 0, True
+    if missing := [name for name in required if name not in names[:2]]:
+        raise InputError(
+            f"{path}: has words and tags alone, no column {quoted(missing[0])}; use a jsonl file"
+        )
+    sentence: list[list[str]] = []
+    for number, line in enumerate(chain(text_lines(path, encoding, None), [""]), 1):
+        if line.strip() and not line.startswith("-DOCSTART-"):
+            cells = line.rstrip("\n").split("\t") if "\t" in line else line.split()
+            width, first = width or len(cells), first or number
+            if len(cells) != width:
+                problems.add(number, f"{len(cells)} column(s), expected {width} as in the first line")
+            sentence.append(cells)
+        elif sentence:
+            is_empty = False
+            columns = list(zip(*sentence, strict=False))
+            chosen = (columns[0], columns[-1]) if width > 1 else columns
+            if not problems.total:
+                yield first, dict(zip(names, map(list, chosen), strict=False))
+            sentence, first = [], 0
+    if width == 1 and names[1:2] and names[1] in required:
+        problems.add(0, "has one column; expected a word and, behind a space or tab, its tag")
+    if is_empty:
+        problems.add(0, "no rows: only blank lines")
+    problems.raise_any()
 
 
 def _parquet_rows(path: str, required: Sequence[str], names: Sequence[str]) -> Iterator[Row]:

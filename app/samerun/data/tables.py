@@ -147,7 +147,9 @@ def read_table(
     """
     path = os.fspath(path)
     kind = kind_of(path)
-    content, names = content_hash(path), list(dict.fromkeys([*required, *optional]))
+    content = content_hash(path)
+    # Texts, targets, others: a CoNLL file has the first two.
+    names = list(dict.fromkeys([*required[:1], *optional, *required[1:]]))
     key = fingerprint([FORMAT_VERSION, content, kind, encoding, str(len(required)), *required, *names])[:40]
     store = partial(_store, path, content, encoding, required, names)
     folder = get_or_create("rows", key, store)

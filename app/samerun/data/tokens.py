@@ -85,20 +85,16 @@ def encode_cached(
     """Tokenizes `texts`, or loads their tokens from the cache.
 
     `encode` maps a list of texts, or two lists of pairs, to columns: "input_ids" (a list of ids per text),
-    "cut" (whether the text was truncated), and with `has_types` "token_type_ids". `settings`: everything that
-    the result of `encode` depends on. Returns {"input_ids": Ragged, "cut": (rows,) bool, "token_type_ids":
-    Ragged or None}. Raises `InputError` if a tokenizing process is killed.
+    "cut" (whether the text was truncated), with `has_types` "token_type_ids", and lists of numbers named by
+    its `more_columns`, if it has this attribute. `settings`: everything that the result of `encode` depends
+    on. Returns a `Ragged` for each column, and "cut", (rows,) bool; "token_type_ids" may be None. Raises
+    `InputError` if a tokenizing process is killed.
     """
     key = fingerprint([FORMAT_VERSION, settings, texts.fingerprint])[:40]
     folder = get_or_create("tokens", key, partial(_tokenize, texts, encode, num_proc, has_types))
     tokens = open_rows(folder).data
-    cut = tokens.column("cut").to_numpy()
-    types = Ragged.from_arrow(tokens.column("token_type_ids")) if has_types else None
-    return {
-        "input_ids": Ragged.from_arrow(tokens.column("input_ids")),
-        "cut": cut,
-        "token_type_ids": types,
-    }
+    lists = {name: Ragged.from_arrow(tokens.column(name)) for name in tokens.column_names if name != "cut"}
+    return {"token_type_ids": None, **lists, "cut": tokens.column("cut").to_numpy()}
 
 
 def _tokenize(
@@ -111,7 +107,8 @@ def _tokenize(
     global _encode, _decoders, _bar
     datasets.disable_progress_bars()  # they would also appear in log files
     processes = min(num_proc or 1, len(texts))
-    features = {"input_ids": List(Value("int32")), "cut": Value("bool")}
+    lists = ("input_ids", *getattr(encode, "more_columns", ()))
+    features = {**dict.fromkeys(lists, List(Value("int32"))), "cut": Value("bool")}
     features |= {"token_type_ids": List(Value("int8"))} if has_types else {}
     environment, parallelism = os.environ, os.environ.get(PARALLELISM)
     with Phase("tokenizing", "texts", len(texts) // processes) as _bar:

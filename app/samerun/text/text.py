@@ -31,7 +31,7 @@ from samerun.data.tables import (
     texts_of,
 )
 from samerun.data.tokens import Ragged, encode_cached
-from samerun.errors import InputError, raise_problems
+from samerun.errors import InputError, collecting, raise_problems
 from samerun.export import export_model
 from samerun.kernels.bigbird import choose_attention, padding_of
 from samerun.kernels.enable import check_padding_free, enable_kernels
@@ -60,6 +60,7 @@ class TextSplit(Split):
     titles: Cells | None = None
     pairs: Sequence[str] | None = None  # the second text of each row
     where: Callable[[int], str] | None = None  # row -> file and line, if the split has several files
+    word_ids: Ragged | None = None  # of each row's tokens, for tasks whose rows are words
 
 
 class TextStream(Stream):
@@ -110,6 +111,11 @@ class TextTask(Task):
     def target_tensor(self, targets: Ragged, rows: np.ndarray) -> torch.Tensor:
         """(b, ...) targets of these rows, for `Batch.labels`."""
 
+    def as_texts(self, table: Table, split: str) -> Table:
+        """The table with texts in the text column, for tasks whose rows are something else. Raises
+        `InputError` for cells that cannot be texts."""
+        return table
+
     @property
     def text_columns(self) -> tuple[str, ...]:
         """The columns of the texts."""
@@ -137,6 +143,12 @@ class TextTask(Task):
         tables = read_splits(arguments, required, "train" in required, optional=columns)
         if self.buffers is not None:
             tables = {"train": first_buffer(self.buffers, notes), **tables}
+        problems: list[str] = []
+        for name, table in tables.items():
+            with collecting(problems):
+                tables[name] = self.as_texts(table, name)
+        if problems:
+            raise InputError(*problems)
         if modes.train:
             tables["train"] = drop_blank(tables["train"], arguments.text_column, notes)
         targets = {name: self.read_targets(table, name, notes) for name, table in tables.items()}
@@ -267,6 +279,7 @@ class TextTask(Task):
         note_cut(table, "texts", encoded["cut"], self.long_documents.limit, notes)
         if name != "train":  # blank training rows were dropped
             note_blank(table, texts, notes)  # second texts are read as they are
+        more = {name: encoded[name] for name in getattr(encoder, "more_columns", ())}
         return self.make_split(
             table.path,
             texts,
@@ -278,6 +291,7 @@ class TextTask(Task):
             ids=ids_of(table, arguments.id_column),
             mixture=mixture_of(table, arguments.mixing_weights, notes) if name == "train" else None,
             where=table.where if table.sources else None,
+            **more,
         )
 
     def make_split(
@@ -315,6 +329,7 @@ class TextTask(Task):
     def _split_of_buffer(self, table: Table) -> TextSplit:
         """Tokenizes the rows of a later buffer. Raises `InputError`."""
         notes: list[str] = []  # not shown; the notes on the first buffer are
+        table = self.as_texts(table, "train")
         self._check_texts(table, True)
         targets = self.ids_of_targets(table, self.read_targets(table, "train", notes), notes)
         return self._split("train", table, targets, tokenizer_fingerprint(self.tokenizer), notes)
@@ -387,7 +402,8 @@ class TextTask(Task):
                 ) from None
         if not self.reads_pairs:
             texts = list(items)
-            return self.make_split("texts", texts, Ragged.of(self.encode(texts)["input_ids"]), None)
+            encoded = {name: Ragged.of(rows) for name, rows in self.encode(texts).items() if name != "cut"}
+            return self.make_split("texts", texts, encoded.pop("input_ids"), None, **encoded)
         texts, pairs = (list(column) for column in zip(*items, strict=True))
         encoded = PairEncoder(self.tokenizer, self.max_length, self.has_types)(texts, pairs)
         types = Ragged.of(encoded["token_type_ids"]) if self.has_types else None

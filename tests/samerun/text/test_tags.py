@@ -1,0 +1,204 @@
+"""Tagging schemes, sentences in windows, and scores of names."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from seqeval.metrics import f1_score
+
+from samerun.data.tables import read_table
+from samerun.data.tokens import Ragged
+from samerun.errors import InputError
+from samerun.text import tags
+from samerun.text.tags import PADDING, RAW, SPECIAL, SentenceWindows
+from samerun.text.tokenizer import train_tokenizer
+
+COLUMNS = ("tokens", "tags")
+IOB2 = ("B-X", "I-X", "O", "B-X", "B-X", "B-Y")
+SAME = {
+    "IOB2": IOB2,
+    "IOB1": ("I-X", "I-X", "O", "I-X", "B-X", "I-Y"),
+    "BILOU": ("B-X", "L-X", "O", "U-X", "U-X", "U-Y"),
+    "IOBES": ("B-X", "E-X", "O", "S-X", "S-X", "S-Y"),
+}
+
+
+def read(path, rows, takes_texts=False):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return tags.as_sentences(
+        read_table(str(path), required=("tokens",), optional=("tags",)), *COLUMNS, takes_texts
+    )
+
+
+def row(found):
+    return {"tokens": [f"w{number}" for number in range(len(found))], "tags": list(found)}
+
+
+@pytest.mark.parametrize("scheme", SAME)
+def test_every_scheme_becomes_iob2(scheme, tmp_path, token_cache):
+    notes = []
+    tagged = tags.read_tags(read(tmp_path / "a.jsonl", [row(SAME[scheme]), row(["O"])]), *COLUMNS, notes)
+    assert tagged.rows == [IOB2, ("O",)]
+    assert tagged.names == ["O", "B-X", "I-X", "B-Y", "I-Y"]
+    assert bool(notes) == (scheme != "IOB2")
+
+
+def test_word_classes_stay_as_they_are(tmp_path, token_cache):
+    rows = [row(["NOUN", "X", "I-verb"]), row(["ADJ", "NOUN"])]
+    tagged = tags.read_tags(read(tmp_path / "a.jsonl", rows), *COLUMNS, [])
+    assert tagged.rows == [("NOUN", "X", "I-verb"), ("ADJ", "NOUN")]
+    assert not tags.are_names(["NOUN", "ADJ"])
+
+
+WRONG = {
+    "an I- after nothing": ([IOB2, ("O", "I-X")], [r"a\.jsonl:2: tags: word 2, 'w1': I-X follows nothing"]),
+    "an I- of another type": (
+        [IOB2, ("B-Y", "I-X")],
+        [r"a\.jsonl:2: tags: word 2, 'w1': I-X follows nothing"],
+    ),
+    "a B- alone in IOB1": (
+        [SAME["IOB1"], SAME["IOB1"], ("O", "B-X")],
+        [r"a\.jsonl:3: tags: word 2, 'w1': B-X follows no X; in IOB1"],
+    ),
+    "a name without end": (
+        [SAME["BILOU"], ("B-X", "O")],
+        [r"a\.jsonl:2: tags: word 1, 'w0': B-X is no last word"],
+    ),
+    "an end without beginning": ([SAME["IOBES"], ("O", "E-X")], [r"word 2, 'w1': E-X follows nothing"]),
+    "no prefix": ([IOB2, ("O", "PER")], [r"a\.jsonl:2: tags: word 2, 'w1': 'PER' has no B- or I- before it"]),
+    "several": ([IOB2, ("I-X",), ("O", "I-Y")], [r"a\.jsonl:2: tags: word 1", r"a\.jsonl:3: tags: word 2"]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_tags_that_do_not_fit_are_named_with_row_and_word(name, tmp_path, token_cache):
+    rows, said = WRONG[name]
+    table = read(tmp_path / "a.jsonl", map(row, rows))
+    with pytest.raises(InputError) as caught:
+        tags.read_tags(table, *COLUMNS, [])
+    assert len(caught.value.problems) == len(said)
+    for pattern, problem in zip(said, caught.value.problems, strict=True):
+        assert re.search(pattern, problem), problem
+
+
+def test_a_conll_file_is_read_like_its_rows(tmp_path, token_cache):
+    path = tmp_path / "a.conll"
+    path.write_text(
+        "-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VB O\n\n\nPeter NNP B-PER\nBlack NNP I-PER", "utf-8"
+    )
+    table = tags.as_sentences(read_table(str(path), required=COLUMNS), *COLUMNS, False)
+    assert [tags.words_of(cell) for cell in table.columns["tokens"]] == [
+        ["EU", "rejects"],
+        ["Peter", "Black"],
+    ]
+    assert tags.read_tags(table, *COLUMNS, []).rows == [("B-ORG", "O"), ("B-PER", "I-PER")]
+    assert [table.where(number) for number in range(2)] == [f"{path}:3", f"{path}:7"]
+    path.write_text("a b\tO\nc\tO\n", "utf-8")  # tabs: words may hold spaces
+    assert list(read_table(str(path), required=COLUMNS).columns["tokens"]) == [["a b", "c"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "spans"),
+    [
+        (["EU", "rejects", "."], "EU rejects .", [(0, 2), (3, 10), (11, 12)]),
+        (["我", "爱", "北京", "。"], "我爱北京。", [(0, 1), (1, 2), (2, 4), (4, 5)]),
+        (["用", "BERT", "分类"], "用BERT分类", [(0, 1), (1, 5), (5, 7)]),
+        (["a", "a", "New York"], "a a New York", [(0, 1), (2, 3), (4, 12)]),
+    ],
+)
+def test_words_stand_in_a_text(words, text, spans):
+    cell = "\n".join(words)
+    assert tags.words_of(cell) == words
+    assert tags.text_of(cell) == text
+    assert tags.spans_of(words, text) == spans
+
+
+def test_a_text_is_split_into_words_whose_places_are_its_own():
+    text = "Mr. Müller's  flat in 北京"
+    cell = f"{RAW}{text}"
+    assert tags.text_of(cell) == text
+    words = tags.words_of(cell)
+    assert words == ["Mr", ".", "Müller", "'", "s", "flat", "in", "北", "京"]
+    assert [text[start:end] for start, end in tags.spans_of(words, text)] == words
+    assert tags.words_of("") == []
+
+
+WORDS = [f"{letter}{number}" for number in range(10) for letter in "abcde"]
+
+
+@pytest.fixture
+def tokenizer():
+    return train_tokenizer([" ".join(WORDS[:30])] * 2, 128)
+
+
+def test_each_word_of_a_long_sentence_is_in_one_window(tokenizer):
+    setting = SentenceWindows("windows", 16, tokens=14)
+    found = setting.encoder(tokenizer, "")(["\n".join(WORDS), "\n".join(WORDS[:3]), ""])
+    assert found["cut"] == [True, False, False]
+    ids, numbers = (np.array(found[name][0]) for name in ("input_ids", "word_ids"))
+    whole = tokenizer(WORDS, is_split_into_words=True)
+    first = tags.first_tokens(numbers.copy())
+    assert numbers[first].tolist() == list(range(len(WORDS)))
+    # Every token of the sentence is tagged once, in its order; what is around it is only read.
+    assert ids[numbers >= 0].tolist() == whole["input_ids"][1:-1]
+    for start in range(0, len(ids), 16):
+        window = numbers[start : start + 16]
+        real = window[window != PADDING]
+        assert len(real) <= 14
+        assert (real[0], real[-1]) == (SPECIAL, SPECIAL)
+        assert ids[start] == tokenizer.cls_token_id
+        assert start + 16 > len(ids) or (window[len(real) :] == PADDING).all()
+    assert (numbers[17:19] == SPECIAL).any()  # the second window begins with words of the first
+    assert found["word_ids"][1].count(SPECIAL) == 2
+    assert found["word_ids"][2] == [SPECIAL, SPECIAL]
+
+
+def test_a_word_without_a_token_becomes_the_unknown_one(tokenizer):
+    found = SentenceWindows("windows", 16, tokens=16).encoder(tokenizer, "")(["a1\n\u200b\nb1"])
+    numbers = np.array(found["word_ids"][0])
+    assert numbers[tags.first_tokens(numbers.copy())].tolist() == [0, 1, 2]
+    assert tokenizer.unk_token_id in found["input_ids"][0]
+
+
+def test_further_tokens_are_inside():
+    assert tags.inside_labels(["O", "B-X", "I-X", "B-Y", "NOUN"]).tolist() == [0, 2, 2, 3, 4]
+    first = tags.first_tokens(torch.tensor([[-1, 0, 0, 1, -1, -2, -1, 2, 2]]))
+    assert first.int().tolist() == [[0, 1, 0, 1, 0, 0, 0, 1, 0]]
+
+
+TRUTH = [["B-X", "I-X", "O", "B-Y"], ["O", "B-X"], ["B-Y", "I-Y"]]
+FOUND = [["B-X", "I-X", "O", "B-X"], ["O", "B-X"], ["B-Y", "O"]]
+LABELS = ["O", "B-X", "I-X", "B-Y", "I-Y", "B-Z", "I-Z"]
+
+
+def test_names_are_scored_as_wholes():
+    scores = tags.scores_of(TRUTH, FOUND, LABELS)
+    assert scores["f1"] == pytest.approx(f1_score(TRUTH, FOUND)) == pytest.approx(0.5)
+    assert (scores["precision"], scores["recall"]) == (0.5, 0.5)
+    assert scores["f1_X"] == pytest.approx(0.8)
+    assert (scores["f1_Y"], scores["f1_Z"]) == (0.0, None)
+    assert scores["f1_macro"] == pytest.approx(0.4)
+    assert scores["accuracy"] == pytest.approx(6 / 8)
+    none = tags.scores_of([["O"]], [["O"]], LABELS)
+    assert (none["f1"], none["accuracy"]) == (None, 1.0)
+    assert ["loss", *scores] == tags.metric_names(LABELS)
+
+
+def test_word_classes_are_scored_word_by_word():
+    scores = tags.scores_of([["N", "V", "N"]], [["N", "N", "N"]], ["N", "V", "A"])
+    assert scores == {"accuracy": 2 / 3, "f1_macro": 0.4, "f1_N": 0.8, "f1_V": 0.0, "f1_A": None}
+
+
+def test_the_commonest_tag_of_a_word():
+    known, other = tags.commonest_tags(["a\nb", "a\nc", "a\nd"], Ragged.of([[1, 0], [2, 0], [2, 0]]))
+    assert (known, other) == ({"a": 2, "b": 0, "c": 0, "d": 0}, 0)
+
+
+def test_names_have_places_in_the_text():
+    words = ["Bank", "of", "Sun", "opens"]
+    (found,) = tags.entities_of(["B-X", "I-X", "I-X", "O"], words, "Bank of Sun opens", [0.5, 0.7, 0.9, 1.0])
+    assert found == {"type": "X", "start": 0, "end": 11, "text": "Bank of Sun", "words": [0, 3], "score": 0.7}

@@ -1,0 +1,157 @@
+"""Tags for words, from files to an exported model that plain transformers reads."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import tag
+import torch
+from in_process import check_evaluated_alike
+from launchers import write_bert_config
+from sampling.names import draw_rows
+from transformers import pipeline
+
+from samerun.plan import Modes
+from samerun.text.titles import IGNORED
+
+
+def write_rows(path, seed, number):
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in draw_rows(seed, number)), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def command(tmp_path):
+    """A function (argument=value, ...) -> the arguments of a short training."""
+    write_bert_config(tmp_path / "bert")
+    values = {
+        "from_scratch": "true",
+        "config_name": tmp_path / "bert" / "config.json",
+        "tokenizer_type": "train",
+        "vocab_size": 300,
+        "train_file": write_rows(tmp_path / "train.jsonl", 0, 240),
+        "validation_file": write_rows(tmp_path / "valid.jsonl", 1, 20),
+        "global_batch_size": 8,
+        "learning_rate": 5e-3,
+        "num_train_epochs": 6,
+        "report_to": "none",
+        "output_dir": tmp_path / "run",
+    }
+
+    def make(**changes):
+        return [f"--{name}={value}" for name, value in (values | changes).items() if value is not None]
+
+    return make
+
+
+def read_lines(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_run_learns_names_that_the_pipeline_finds_too(script, command, tmp_path):
+    test = tmp_path / "test.conll"
+    rows = list(draw_rows(2, 12))
+    lines = ["\n".join(map("\t".join, zip(row["tokens"], row["tags"], strict=True))) for row in rows]
+    test.write_text("\n\n".join(lines), encoding="utf-8")
+    ended = script("tag", command(do_train="true", do_predict="true", test_file=test))
+    assert (ended.code, ended.err) == (0, "")
+    assert "the commonest tag of each word: f1" in ended.out
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["eval_f1"] > 0.6
+    assert metrics["test_f1"] > 0.5
+    assert {row["type"] for row in metrics["eval_per_type"]} == {"person", "place", "company", "micro avg"}
+    predictions = read_lines(tmp_path / "run" / "predictions.jsonl")
+    best = str(tmp_path / "run" / "best")
+    by_word, by_token = (
+        pipeline("token-classification", model=best, aggregation_strategy=strategy)
+        for strategy in ("first", "simple")
+    )
+    agrees = []
+    for row, line in zip(rows, predictions, strict=True):
+        assert (line["tokens"], line["reference"]) == (row["tokens"], row["tags"])
+        assert len(line["tags"]) == len(row["tokens"])
+        for name in line["entities"]:
+            assert line["text"][name["start"] : name["end"]] == name["text"]
+            assert " ".join(row["tokens"][slice(*name["words"])]) == name["text"]
+        names = [(name["type"], name["start"], name["end"]) for name in line["entities"]]
+        found, of_tokens = (
+            [(name["entity_group"], name["start"], name["end"]) for name in find(line["text"])]
+            for find in (by_word, by_token)
+        )
+        assert found == names
+        agrees.append(of_tokens == names)
+    # A model that was trained for seconds may give the parts of a word different tags.
+    assert np.mean(agrees) >= 0.5
+    assert metrics["eval_pipeline_agreement"] >= 0.5
+    report = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert all(text in report for text in ("F1 by type", "predicted type", "Worst validation rows"))
+
+    again = tmp_path / "again"
+    best = {"model_name_or_path": tmp_path / "run" / "best", "from_scratch": None, "config_name": None}
+    best |= {"tokenizer_type": None, "train_file": None}
+    ended = script("tag", command(**best, do_eval="true", output_dir=again))
+    assert (ended.code, ended.err) == (0, "")
+    check_evaluated_alike(tmp_path / "run", again)
+
+
+def loaded(command, *names, **changes):
+    """(the task after `load`, its batch of all training rows, its model)"""
+    from samerun.parsing import parse
+    from samerun.runtime import describe_launch
+
+    arguments = parse(tag.Arguments, command(**changes))
+    task = tag.TokenClassification(arguments)
+    data = task.load(describe_launch(arguments), Modes(True, False, False))
+    torch.manual_seed(0)
+    return task, data.splits["train"].collate(np.arange(12)), task.build().eval()
+
+
+def test_targets_are_first_tokens_or_all_of_a_word(command, environment, token_cache):
+    task, batch, _ = loaded(command, label_all_tokens="false", use_cpu="true")
+    rows = list(draw_rows(0, 12))
+    for labels, row in zip(batch.labels, rows, strict=True):
+        assert [task.labels[label] for label in labels[labels != IGNORED].tolist()] == row["tags"]
+    everything, of_all, _ = loaded(command, use_cpu="true")
+    assert (of_all.labels[batch.labels != IGNORED] == batch.labels[batch.labels != IGNORED]).all()
+    further = (of_all.labels != IGNORED) & (batch.labels == IGNORED)
+    assert further.any()
+    assert {everything.labels[label][:1] for label in of_all.labels[further].tolist()} <= {"I", "O"}
+    assert everything.num_targets(of_all) > task.num_targets(batch)
+
+
+@pytest.mark.parametrize("max_length", [8, 11])
+def test_windows_give_each_word_one_target(command, max_length, environment, token_cache):
+    """Words of long sentences are trained on once, and the loss is a sum over real tokens alone."""
+    whole, plain, _ = loaded(command, label_all_tokens="false", use_cpu="true")
+    task, batch, model = loaded(command, label_all_tokens="false", max_length=max_length, use_cpu="true")
+    assert batch.inputs["input_ids"].shape[1] % max_length == 0
+    for labels, expected in zip(batch.labels, plain.labels, strict=True):
+        assert labels[labels != IGNORED].tolist() == expected[expected != IGNORED].tolist()
+    with torch.no_grad():
+        loss, outputs = task.loss_sum(model, batch), task.predict(model, batch)
+        # Alone, a row has fewer windows and the same loss.
+        alone = [
+            task.loss_sum(model, task.collate_words(task.splits["train"], np.array([row])))
+            for row in range(12)
+        ]
+    assert float(loss) == pytest.approx(float(sum(alone)), rel=1e-5)
+    assert float(outputs["loss"].sum()) == pytest.approx(float(loss), rel=1e-5)
+    assert int(whole.num_targets(plain)) == int(task.num_targets(batch))
+
+
+def test_a_text_in_memory_is_tagged_at_its_own_places(command, environment, token_cache):
+    task, _, model = loaded(command, use_cpu="true")
+    text = "Anna  Berg's bank,北京."
+    split = task.rows_in_memory([text, ""])
+    with torch.no_grad():
+        outputs = {
+            name: values.numpy() for name, values in task.predict(model, split.collate(np.arange(2))).items()
+        }
+    first, empty = task.lines(outputs, split)
+    assert first["text"] == text
+    assert first["tokens"] == ["Anna", "Berg", "'", "s", "bank", ",", "北", "京", "."]
+    assert len(first["tags"]) == 9
+    assert all(text[name["start"] : name["end"]] == name["text"] for name in first["entities"])
+    assert (empty["tokens"], empty["tags"], empty["entities"]) == ([], [], [])
