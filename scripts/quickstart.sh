@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains a small model on sample data and predicts with it, on a CPU, without a model hub:
 #   bash scripts/quickstart.sh                  multi-label classification of documentation texts
+#   bash scripts/quickstart.sh tag              names in short news; a small encoder
 #   bash scripts/quickstart.sh titlegen         names for descriptions of parameters; a small BigBird encoder-decoder
 #   bash scripts/quickstart.sh image_classify   images of digits; a small CNN
 #   bash scripts/quickstart.sh segment          shapes in images; a small SegFormer
@@ -11,10 +12,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
 task=${1:-classify}
 case $task in
-classify | titlegen | image_classify | segment) requirements=(requirements.txt) ;;
+classify | tag | titlegen | image_classify | segment) requirements=(requirements.txt) ;;
 segment3d) requirements=(requirements.txt requirements-vision.txt) ;;
 *)
-  echo "error: unknown task $task; known: classify, titlegen, image_classify, segment, segment3d" >&2
+  echo "error: unknown task $task; known: classify, tag, titlegen, image_classify, segment, segment3d" >&2
   exit 2
   ;;
 esac
@@ -22,6 +23,7 @@ environment "${requirements[@]}"
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=true
 
 case $task in
+tag) python scripts/make_sample_data.py names --output_dir sample_names ;;
 image_classify) python scripts/make_sample_data.py images --output_dir sample_images ;;
 segment) python scripts/make_sample_data.py masks --output_dir sample_masks ;;
 segment3d) python scripts/make_sample_data.py volumes --output_dir sample_volumes ;;
@@ -65,6 +67,13 @@ with open(run + "/two_sentences.jsonl") as texts, open(run + "/two_predictions.j
         shown = ", ".join(f"{label} {found['probabilities'][label]:.2f}" for label in found["labels"])
         print(f"\n{json.loads(text)['text']}\n  -> {shown or 'no label'}")
 PY
+  ;;
+tag)
+  loads='pipeline("token-classification", model="BEST", aggregation_strategy="simple")' predicted="tags and names"
+  python app/tag.py --config app/recipes/quickstart_tag.yaml --train_file sample_names/train.jsonl \
+    --validation_file sample_names/validation.jsonl --test_file sample_names/test.jsonl \
+    --do_train --do_eval --do_predict --output_dir "$run" --resume_from_checkpoint auto
+  python app/predict.py "$run/best" --text "Shares of Tormar Motors rose after Anna Velwen moved to Port Quinsal ."
   ;;
 titlegen)
   loads='AutoModelForSeq2SeqLM.from_pretrained("BEST").generate(...)' predicted=titles

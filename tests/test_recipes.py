@@ -13,6 +13,7 @@ import title_job
 from docs.test_documentation import check_command
 from images_job import write_idx
 from launchers import REPOSITORY, write_corpus
+from sampling.names import draw_rows
 from transformers import BartConfig, BertTokenizer
 
 from samerun.text.tokenizer import SPECIAL_TOKENS
@@ -49,6 +50,14 @@ def texts(folder, model):
         "validation_file": folder / "valid.csv",
         "max_length": 32,
     }
+
+
+def sentences(folder):
+    for name, number in (("train", 20), ("valid", 5)):
+        rows = map(json.dumps, draw_rows(number, number))
+        (folder / f"{name}.jsonl").write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+    files = {"train_file": folder / "train.jsonl", "validation_file": folder / "valid.jsonl"}
+    return {**files, "max_length": 32, "vocab_size": 300}
 
 
 def titles(folder, **given):
@@ -107,11 +116,13 @@ def volumes(folder):
 def tiny(name, task, folder, bert_folder):
     """Data and a model of a size for tests, in place of a recipe's."""
     bigbird = {"config_name": folder / "bigbird" / "config.json", "decoder_layers": 1}
-    return {
+    made = {
         "classify": lambda: texts(folder, bert_folder),
         "image_classify": lambda: {"train_file": write_idx(folder / "mnist")},
         "segment": lambda: {"train_file": masks_job.write(folder / "data"), "image_size": "32,48"},
         "segment3d": lambda: volumes(folder / "data"),
+        "tag": lambda: {"model_name_or_path": bert_folder, **sentences(folder)},
+        "word_classes_zh": lambda: sentences(folder),
         "titlegen": lambda: titles(folder, **bigbird, tokenizer_type="train", vocab_size=1500),
         "classic_titles_zh": lambda: titles(folder, **bigbird, tokenizer_name=words(folder / "words")),
         "titles_seq2seq": lambda: titles(folder, config_name=bart(folder / "bart"), tokenizer_type="train",
@@ -120,7 +131,8 @@ def tiny(name, task, folder, bert_folder):
             "train_file": masks_job.write(folder / "data"), "image_size": 32, "from_scratch": "true",
             "config_name": masks_job.deeplab(folder / "model"),
         },
-    }[name if name in ("classic_titles_zh", "titles_seq2seq", "deeplab") else task]()  # fmt: skip
+    }  # fmt: skip
+    return made[name if name in made else task]()
 
 
 @pytest.mark.slow

@@ -16,13 +16,14 @@ import refused_problems
 import refused_targets
 import segment
 import segment3d
+import tag
 import titlegen
 from catalogue_case import TARGETS, Case, by_turns, check_one_message, command_line, contents, lay_out
 
 from samerun.parsing import type_of
 
 SCRIPTS = {"classify": classify, "titlegen": titlegen, "image_classify": image_classify}
-SCRIPTS |= {"segment": segment, "segment3d": segment3d}
+SCRIPTS |= {"segment": segment, "segment3d": segment3d, "tag": tag}
 
 REFUSED = [
     *by_turns(refused_files.CASES),

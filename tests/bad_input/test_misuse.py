@@ -101,6 +101,7 @@ def content(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(NUMBER))
 def test_a_command_of_random_arguments(number, script, tmp_path):
     chance = random.Random(number)

@@ -44,7 +44,7 @@ def install(home: Path) -> str:
     return str(home / "installed")
 
 
-def test_write_your_own_task(tmp_path):
+def test_write_your_own_task(tmp_path, bert_folder):
     """Its file is outside of the repository, and the package installed."""
     launchers.hide_gpus(tmp_path)
     (tmp_path / "ds_configs").symlink_to(REPOSITORY / "ds_configs")
@@ -55,7 +55,10 @@ def test_write_your_own_task(tmp_path):
     assert "usage: classify.py" in commands
     page = "docs/write-your-own-task.md"
     (tmp_path / "digits.py").write_text(source_of(page, "digits.py"), encoding="utf-8")
-    lines = run_by(page, THIS)
+    (tmp_path / "topics.py").write_text(source_of(page, "topics.py"), encoding="utf-8")
+    (news,) = blocks(page, "csv")
+    (tmp_path / news.title).write_text(news.text, encoding="utf-8")
+    lines = [line.replace("bert-base-uncased", str(bert_folder)) for line in run_by(page, THIS)]
     assert sum("digits.py --" in line for line in lines) == 5
     out = work_through([path, *lines], tmp_path)
     assert "images to train on" in out
@@ -67,6 +70,15 @@ def test_write_your_own_task(tmp_path):
     for name, tensor in weights["digits"].items():
         for other in ("digits_2", "digits_zero2"):
             assert (tensor - weights[other][name]).abs().max() <= 1e-5 * tensor.abs().max()
+    topics = (tmp_path / "runs" / "topics" / "predictions_news.jsonl").read_text(encoding="utf-8")
+    assert {json.loads(line)["topic"] for line in topics.splitlines()} <= {"sport", "weather", "money"}
+    assert len(topics.splitlines()) == news.text.count("\n") - 1
+    # Its `build` reads weights, and is planned all the same.
+    command = (
+        "--model_name_or_path {} --train_file news.csv --validation_file news.csv --output_dir runs/planned"
+    )
+    plan = f"python {REPOSITORY}/scripts/plan.py topics.py {command.format(bert_folder)}"
+    assert "weights, " in work_through([path, plan], tmp_path)
     for name in ("predictions.jsonl", "predictions_test.jsonl"):
         assert len((tmp_path / "runs" / "digits" / name).read_text(encoding="utf-8").splitlines()) == 200
 

@@ -151,6 +151,7 @@ def check(jobs: Jobs, run, task: str, state: str, action: str, folder: Path) -> 
         assert (folder / "best" / "config.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("task", "state", "action"), TRIED)
 def test_what_a_command_does_in_a_folder(task, state, action, jobs, script, tmp_path):
     check(jobs, script, task, state, action, tmp_path / "run")

@@ -7,7 +7,7 @@ from step_models import KINDS, batches, build, unasked_masks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from samerun import train
+from samerun import training
 from samerun.optimizer import build_optimizer
 from samerun.training import train_step
 
@@ -39,7 +39,7 @@ class Methods(TorchFunctionMode):
 
 @pytest.mark.parametrize("kind", ["padded", "titles"])
 def test_a_step(kind, start_run, arguments, monkeypatch):
-    monkeypatch.setattr(train, "SYNCHRONOUS", ())  # as on a GPU
+    monkeypatch.setattr(training, "SYNCHRONOUS", ())  # as on a GPU
     unasked_masks(monkeypatch)
     steps, model = batches(kind), build(kind)
     run = start_run(steps.plan.batch)

@@ -10,7 +10,7 @@ import torch
 from linear_task import LinearTask, collator, linear_layer, make_plan, points, split_of, train_steps
 
 from samerun import console as progress
-from samerun import signals, train
+from samerun import signals, training
 from samerun.average import WeightAverage
 from samerun.checkpoint import TrainState, list_checkpoints, load_average, restore_optimizer
 from samerun.data.batches import collate_share
@@ -259,7 +259,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_of_it_is_saved(b
     [(1.0, math.inf, "the gradient norm is inf"), (-math.inf, 1.0, "the loss is -inf")],
 )
 def test_loss_and_gradient_are_looked_at(begin, monkeypatch, loss, norm, told):
-    monkeypatch.setattr(train, "train_step", lambda *_, **__: (torch.tensor(loss), torch.tensor(norm)))
+    monkeypatch.setattr(training, "train_step", lambda *_, **__: (torch.tensor(loss), torch.tensor(norm)))
     with pytest.raises(TrainingError, match=f"step 1: {told}"):
         begin().fit()
 
@@ -608,9 +608,9 @@ def test_a_gpu_is_waited_for_every_other_second(begin, monkeypatch):
         return real(*given)
 
     monkeypatch.setattr(Training, "_read_losses", read)
-    monkeypatch.setattr(train, "SYNCHRONOUS", ())
+    monkeypatch.setattr(training, "SYNCHRONOUS", ())
     monkeypatch.setattr(
-        train.StepClock, "read", lambda clock: 0.5 * (seen[-1] - (seen[-2] if len(seen) > 1 else 0))
+        training.StepClock, "read", lambda clock: 0.5 * (seen[-1] - (seen[-2] if len(seen) > 1 else 0))
     )
     session.fit()
     assert seen == [1, 2, 7, 12, 17, 22, 27, 30]

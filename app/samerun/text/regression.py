@@ -126,6 +126,14 @@ class Regression(Problem):
             for column, mean, scale in zip(self.columns, self.mean, self.scale, strict=True)
         ]
 
+    def check_best_metric(self, name: str, ids: Ragged) -> None:
+        values = ids.values.reshape(-1, len(self.labels))
+        if name.split("_")[0] in ("r2", "pearson", "spearman") and (np.ptp(values, axis=0) == 0).any():
+            raise InputError(
+                f"--metric_for_best_model {name} is undefined on these validation rows (a column has one "
+                "value only); choose another, such as mse"
+            )
+
     def fingerprint(self) -> dict[str, Any]:
         return {"problem_type": self.name, "label_list": list(self.labels), "loss": self.loss}
 
@@ -151,11 +159,13 @@ class Regression(Problem):
     def num_targets(self, is_real: Tensor) -> Tensor:
         return is_real.sum() * len(self.labels)
 
+    def units(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """(columns,) each: mean and standard deviation of the training rows."""
+        mean, scale = (torch.as_tensor(value, dtype=like.dtype) for value in (self.mean, self.scale))
+        return send(mean, like.device), send(scale, like.device)
+
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
-        mean, scale = (
-            send(torch.as_tensor(value, dtype=logits.dtype), logits.device)
-            for value in (self.mean, self.scale)
-        )
+        mean, scale = self.units(logits)
         return self.standard_losses(logits, (targets - mean) / scale)
 
     def standard_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -167,10 +177,7 @@ class Regression(Problem):
     def outputs(self, logits: Tensor) -> Tensor:
         if self.is_exported:
             return logits
-        mean, scale = (
-            send(torch.as_tensor(value, dtype=logits.dtype), logits.device)
-            for value in (self.mean, self.scale)
-        )
+        mean, scale = self.units(logits)
         return logits * scale + mean
 
     # Scores and predictions

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from samerun import classes
 from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
+from samerun.errors import InputError
 from samerun.kernels.common import send
 from samerun.models.pretrained import labels_of, own_labels
 from samerun.task import ModelCard, Predictions, ReportContent
@@ -87,6 +88,12 @@ class SingleLabel(Problem):
     @property
     def listed_weight(self) -> list[float] | None:
         return None if self.weight is None else self.weight.tolist()
+
+    def check_best_metric(self, name: str, ids: Ragged) -> None:
+        if name == f"top{classes.TOP}_accuracy" and len(self.labels) <= classes.TOP:
+            raise InputError(
+                f"--metric_for_best_model {name} needs more than {classes.TOP} labels; choose accuracy"
+            )
 
     def fingerprint(self) -> dict[str, Any]:
         return {

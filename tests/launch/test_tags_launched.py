@@ -1,0 +1,72 @@
+"""Tags under other launches: the same weights, scores and predictions, and a resumed run."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+from launchers import REPOSITORY, as_words, hide_gpus, python, run, torchrun, write_bert_config
+from running import running
+from safetensors.torch import load_file
+from sampling.names import draw_rows
+
+pytestmark = pytest.mark.slow
+SCRIPT = str(REPOSITORY / "app" / "tag.py")
+
+
+@pytest.fixture
+def home(tmp_path):
+    hide_gpus(tmp_path)
+    (tmp_path / "ds_configs").symlink_to(REPOSITORY / "ds_configs")
+    write_bert_config(tmp_path / "bert")
+    for seed, (name, number) in enumerate({"train": 31, "valid": 15, "test": 11}.items()):
+        rows = map(json.dumps, draw_rows(seed, number))
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+    return tmp_path
+
+
+def command(folder, **changed):
+    """Sentences of up to three windows, so that processes predict arrays of different widths."""
+    values = {"from_scratch": "true", "config_name": "bert/config.json", "tokenizer_type": "train"}
+    values |= {"vocab_size": 300, "max_length": 16, "train_file": "train.jsonl", "use_cpu": "true"}
+    values |= {"validation_file": "valid.jsonl", "test_file": "test.jsonl", "per_device_eval_batch_size": 2}
+    values |= {"global_batch_size": 8, "learning_rate": 1e-3, "adam_epsilon": 1e-6, "max_grad_norm": 0.05}
+    values |= {"max_steps": 6, "eval_strategy": "steps", "eval_steps": 3, "metric_for_best_model": "loss"}
+    values |= {"logging_steps": 1, "save_steps": 2, "report_to": "none", "output_dir": folder}
+    return [SCRIPT, "--do_train", "--do_eval", "--do_predict", *as_words(**values | changed)]
+
+
+def check_alike(folder, other):
+    losses, weights, lines = [], [], []
+    for place in (folder, other):
+        events = map(json.loads, (place / "history.jsonl").read_text(encoding="utf-8").splitlines())
+        losses.append([v for event in events for key, v in event.items() if key in ("loss", "eval_loss")])
+        weights.append(load_file(place / "best" / "model.safetensors"))
+        lines.append((place / "predictions.jsonl").read_text(encoding="utf-8").splitlines())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for name, tensor in weights[0].items():
+        if not name.endswith(".key.bias"):  # see test_parity
+            assert float((weights[1][name] - tensor).abs().max() / tensor.abs().max()) <= 1e-5, name
+    assert len(lines[0]) == 11
+    for line, same in zip(*(map(json.loads, each) for each in lines), strict=True):
+        assert (line["tokens"], line["tags"]) == (same["tokens"], same["tags"])
+
+
+def test_tags_train_and_predict_the_same_under_zero3(home):
+    run([*python(), *command(home / "one")], home).check()
+    zero3 = command(home / "zero3", deepspeed="ds_configs/zero3.json")
+    run([*torchrun(2), *zero3], home).check()
+    check_alike(home / "zero3", home / "one")
+
+
+def test_a_stopped_run_goes_on_under_another_launcher(home):
+    long = {"max_steps": 60, "eval_steps": 60, "save_steps": 60}
+    run([*python(), *command(home / "one", **long)], home).check()
+    with running() as begin:
+        job = begin(home, [*python(), *command(home / "moved", **long)], home / "moved")
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == 75, job.text()
+    more = command(home / "moved", **long, resume_from_checkpoint="auto")
+    assert "resum" in run([*torchrun(2), *more], home).check().out
+    check_alike(home / "moved", home / "one")

@@ -1,0 +1,137 @@
+"""One label, numbers and pairs of texts from training to prediction, in this process and under a launcher."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from launchers import CLASSIFY, DS_CONFIGS, run, torchrun
+from transformers import pipeline
+
+WORDS = {"fruit": ["apple", "pear"], "animal": ["dog", "cat"], "tool": ["saw", "drill"]}
+KINDS = {
+    "single": {
+        "problem_type": "single_label_classification",
+        "label_column": "kind",
+        "pos_weight": "balanced",
+        "label_smoothing_factor": 0.1,
+    },
+    "numbers": {
+        "problem_type": "regression",
+        "label_columns": "size,year",
+        "loss": "huber",
+        "loss_args": "delta=0.5",
+    },
+    "pairs": {"problem_type": "single_label", "label_column": "same", "text_pair_column": "other"},
+}
+
+
+def write_rows(path, count, seed=0):
+    generator = random.Random(seed)
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(count):
+            kind, other, size = *generator.choices(list(WORDS), k=2), generator.randint(1, 9)
+            texts = [" ".join(generator.choices(WORDS[each], k=size)) for each in (kind, other)]
+            row = {
+                "text": texts[0],
+                "other": texts[1],
+                "kind": kind,
+                "same": int(kind == other),
+                "size": size,
+            }
+            file.write(json.dumps(row | {"year": 2000 + number % 7}) + "\n")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    for name, count in (("train", 40), ("valid", 12), ("test", 6)):
+        write_rows(tmp_path / f"{name}.jsonl", count, seed=count)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def words(**given):
+    return [f"--{name}={value}" for name, value in given.items()]
+
+
+def training(model, **given):
+    files = {
+        f"{name}_file": f"{name if name != 'validation' else 'valid'}.jsonl"
+        for name in ("train", "validation")
+    }
+    settings = {"global_batch_size": 8, "max_steps": 4, "learning_rate": 1e-3, "max_length": 16, "seed": 3}
+    return words(model_name_or_path=model, do_train=True, report_to="none", **files, **settings, **given)
+
+
+def lines(path):
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_export_predicts_evaluates_and_is_read_by_transformers_alike(kind, folder, script, bert_folder):
+    given = KINDS[kind] | {"do_predict": True, "test_file": "test.jsonl"}
+    ended = script("classify", training(bert_folder, output_dir="run", **given))
+    assert ended.code == 0, ended.err
+    columns = {name: value for name, value in KINDS[kind].items() if name.endswith(("_column", "_columns"))}
+    judged = words(
+        model_name_or_path="run/best", do_eval=True, validation_file="valid.jsonl", output_dir="judged"
+    )
+    ended = script("classify", [*judged, *words(report_to="none", **columns)])
+    assert ended.code == 0, ended.err
+    ours, theirs = (json.loads(Path(f"{name}/metrics.json").read_text()) for name in ("run", "judged"))
+    scores = {name: value for name, value in theirs.items() if name.startswith("eval_")}
+    assert {"eval_loss"} < scores.keys() <= ours.keys()
+    # The exported layer computes years of four digits in fp32.
+    assert scores == pytest.approx({name: ours[name] for name in scores}, rel=1e-4, abs=1e-5)
+
+    found, rows = lines("run/predictions.jsonl"), lines("test.jsonl")
+    classify = pipeline("text-classification", model="run/best", top_k=None)
+    for line, row in zip(found, rows, strict=True):
+        inputs = {"text": row["text"], **({"text_pair": row["other"]} if kind == "pairs" else {})}
+        theirs = {each["label"]: each["score"] for each in classify([inputs], truncation=True)[0]}
+        assert theirs == pytest.approx(
+            line["values" if kind == "numbers" else "probabilities"], rel=1e-4, abs=2e-6
+        )
+        if kind == "numbers":
+            assert line["reference"] == {"size": row["size"], "year": row["year"]}
+        else:
+            assert line["label"] == max(theirs, key=theirs.get)
+            assert line["reference"] == str(row["kind" if kind == "single" else "same"])
+
+
+def test_rows_of_one_label_are_told_of_single_label(folder, script, bert_folder):
+    ended = script("classify", training(bert_folder, output_dir="run", label_column="kind"))
+    assert "every training row has exactly one label; --problem_type single_label" in ended.out
+    ended = script(
+        "classify", training(bert_folder, output_dir="two", label_column="kind", problem_type="multi_label")
+    )
+    assert (ended.code, "--problem_type" in ended.out) == (0, False)
+
+
+def test_a_regression_is_trained_further_and_its_adapter_exported(folder, script, bert_folder):
+    given = KINDS["numbers"]
+    assert script("classify", training(bert_folder, output_dir="run", **given)).code == 0
+    changed = given | {"lora_r": 2, "export": "adapter", "learning_rate": 1e-9}
+    again = [part for part in training("run/best", output_dir="more", **given) if "learning_rate" not in part]
+    ended = script("classify", [*again, *words(**{k: v for k, v in changed.items() if k not in given})])
+    assert ended.code == 0, ended.err
+    before, after = (json.loads(Path(f"{name}/metrics.json").read_text()) for name in ("run", "more"))
+    assert after["eval_mse"] == pytest.approx(before["eval_mse"], rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_train_the_same(kind, folder, script, bert_folder):
+    model = shutil.copytree(bert_folder, folder / "model")
+    config = json.loads((model / "config.json").read_text())
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (model / "config.json").write_text(json.dumps(config))
+    given = training(model, **KINDS[kind], lr_scheduler_type="constant", adam_epsilon=1e-6)
+    assert script("classify", [*given, "--output_dir=one"]).code == 0
+    zero3 = f"--deepspeed={DS_CONFIGS / 'zero3.json'}"
+    run([*torchrun(2), str(CLASSIFY), *given, "--output_dir=two", zero3], folder).check()
+    one, two = (json.loads(Path(f"{name}/metrics.json").read_text()) for name in ("one", "two"))
+    names = [name for name in one if name.startswith("eval_") and isinstance(one[name], float)]
+    assert {"eval_loss"} < set(names)
+    assert {name: two[name] for name in names} == pytest.approx({name: one[name] for name in names}, rel=1e-4)
