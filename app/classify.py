@@ -56,6 +56,12 @@ class Arguments(DecisionArguments, LossArguments, ProblemArguments, LongDocument
         choices=("error", "ignore"),
         help="labels in validation or test data that training does not have",
     )
+    baseline: str = option(
+        "auto",
+        choices=("auto", "true", "false"),
+        help="score a linear model on TF-IDF, too; auto: if that takes at most 5 % of the training's time "
+        "and a minute",
+    )
     head_bias: str = option(
         "prior",
         choices=("prior", "zero"),
@@ -91,9 +97,10 @@ from samerun.models.adapters import check_quantization, limit_training
 from samerun.models.contributions import words_of_likeliest
 from samerun.plan import Modes
 from samerun.runtime import Launch
-from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent
+from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent, higher_is_better
 from samerun.text import head
 from samerun.text.arguments import PROBLEM_TYPES, inapplicable
+from samerun.text.baseline import expected_seconds, linear_outputs
 from samerun.text.multi_label import MultiLabel
 from samerun.text.regression import Regression
 from samerun.text.single_label import SingleLabel
@@ -234,6 +241,42 @@ class TextClassification(TextTask):
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
         check_outputs(predictions["logits"], "logits", split)
         return self.problem.score(predictions, split)
+
+    def baseline(self, split: TextSplit, seconds: float) -> dict[str, float | None]:
+        """Scores of a linear model on TF-IDF, whose thresholds are those of other folds of `split`."""
+        train, wanted = self.splits.get("train"), self.arguments.baseline
+        if train is None or wanted == "false":
+            return {}
+        known, new = (
+            s.texts
+            if s.pairs is None
+            else [f"{text} {pair}" for text, pair in zip(s.texts, s.pairs, strict=True)]
+            for s in (train, split)
+        )
+        if wanted == "auto" and expected_seconds(known, len(self.labels)) > seconds:
+            return {}
+        problem = self.problem.without_thresholds()
+        targets, truth = (
+            problem.targets_to_keep(problem.tensor(s.targets, np.arange(len(s)))).numpy()
+            for s in (train, split)
+        )
+        outputs = linear_outputs(known, targets, new, len(self.labels))
+        scores = problem.score({"logits": outputs, "labels": truth}, split)
+        return {f"baseline_{name}": scores[name] for name in self.shown_metrics if name != "loss"}
+
+    def remarks(self, metrics: dict[str, Any]) -> list[str]:
+        """Says so if a linear model is not worse."""
+        name = self.default_metric
+        ours, linear = metrics.get(name), metrics.get(f"baseline_{name}")
+        if ours is None or linear is None:
+            return []
+        if ours > linear if higher_is_better(self.arguments, name) else ours < linear:
+            return []
+        return [
+            f"a linear model on TF-IDF is not worse: {name} {linear:.4f}. Likely reasons: too few updates "
+            "(--num_train_epochs), a small learning rate for a new head (--head_learning_rate), cut texts "
+            "(--max_length)"
+        ]
 
     def for_evaluate(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
         return self.problem.for_evaluate(predictions, split)

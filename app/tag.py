@@ -241,7 +241,7 @@ class TokenClassification(TextTask):
     def named(self, ids: np.ndarray) -> list[str]:
         return [self.labels[number] for number in ids.tolist()]
 
-    def baseline(self, split: TextSplit) -> dict[str, float | None]:
+    def baseline(self, split: TextSplit, seconds: float) -> dict[str, float | None]:
         """Scores of the commonest tag of each word in training."""
         train = self.splits.get("train")
         if train is None:

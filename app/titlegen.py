@@ -211,7 +211,7 @@ class TitleGeneration(TextTask):
             return requested
         return "default" if split is None or split.titles is None else choose_tokenizer(split.titles)
 
-    def baseline(self, split: TextSplit) -> dict[str, float | None]:
+    def baseline(self, split: TextSplit, seconds: float) -> dict[str, float | None]:
         return lead_scores(split.texts, split.titles, self.rouge_tokenizer(split))
 
     def export(

@@ -78,7 +78,7 @@ python app/classify.py --help all
 Every argument can also stand in a YAML file that `--config FILE.yaml` names, as `name: value`.
 The command line wins.
 Unknown names, wrong types and values out of range are all reported together, before torch is imported.
-Names are those of Hugging Face wherever it has one.
+Argument names follow Hugging Face's wherever it has one.
 """
 
 

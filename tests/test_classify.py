@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from classify import Arguments
+from classify import Arguments, TextClassification
 from text_tasks import classification
 
 from samerun.errors import InputError, TrainingError
@@ -159,3 +159,10 @@ def test_arguments_that_contradict_each_other(given, said):
     with pytest.raises(InputError) as caught:
         validate(Arguments(output_dir="runs/a", model_name_or_path="m", **given))
     assert any(said in problem for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize(("ours", "remarks"), [(0.6, 0), (0.5, 1), (0.4, 1), (None, 0)])
+def test_a_model_that_is_not_better_than_a_linear_one_is_remarked_upon(ours, remarks):
+    task = TextClassification(Arguments(output_dir="runs/a"))
+    metrics = {"average_precision_macro": ours, "baseline_average_precision_macro": 0.5}
+    assert len(task.remarks(metrics)) == remarks

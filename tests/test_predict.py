@@ -21,6 +21,9 @@ def folder(tmp_path):
     return make
 
 
+CLASSIFIER = {"architectures": ["BertForSequenceClassification"]}
+
+
 @pytest.mark.parametrize(
     ("config", "task"),
     [
@@ -65,6 +68,8 @@ def test_an_adapter_says_so_before_its_base_does(folder):
         ({"model_type": "small_cnn"}, [], "give either a FILE"),
         ({"model_type": "small_cnn"}, ["rows.csv", "--text", "a"], "give either a FILE"),
         ({"model_type": "small_cnn"}, ["--text", "a"], "is a model of image_classify, which takes files"),
+        (CLASSIFIER, ["--text", "a", "--text", "b", "--text_pair", "c"], "given 2 times, --text_pair 1"),
+        (CLASSIFIER, ["rows.csv", "--text_pair", "c"], "is the second text of a --text"),
         ({"model_type": "monai_unet"}, ["volumes"], "--output_dir is missing: masks go to a folder"),
     ],
 )

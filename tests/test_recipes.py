@@ -52,6 +52,17 @@ def texts(folder, model):
     }
 
 
+def everyday(folder, model, **given):
+    """Rows with a title, a text, a label and a number."""
+    rows = [
+        {"title": f"title {number}", "text": f"a text {number}", "label": "ab"[number % 2], "score": number}
+        for number in range(20)
+    ]
+    folder.mkdir(exist_ok=True)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return {"model_name_or_path": model, "train_file": folder / "rows.jsonl", "max_length": 32, **given}
+
+
 def sentences(folder):
     for name, number in (("train", 20), ("valid", 5)):
         rows = map(json.dumps, draw_rows(number, number))
@@ -127,6 +138,9 @@ def tiny(name, task, folder, bert_folder):
         "classic_titles_zh": lambda: titles(folder, **bigbird, tokenizer_name=words(folder / "words")),
         "titles_seq2seq": lambda: titles(folder, config_name=bart(folder / "bart"), tokenizer_type="train",
                                          vocab_size=1500),
+        "one_label": lambda: everyday(folder, bert_folder),
+        "numbers": lambda: everyday(folder, bert_folder, label_column="score"),
+        "pairs": lambda: everyday(folder, bert_folder, text_column="title", text_pair_column="text"),
         "deeplab": lambda: {
             "train_file": masks_job.write(folder / "data"), "image_size": 32, "from_scratch": "true",
             "config_name": masks_job.deeplab(folder / "model"),

@@ -118,7 +118,7 @@ def _words(cls: type, values: dict[str, Any]) -> list[str]:
 
 
 def _as_word(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, dict) else str(value)
+    return json.dumps(value) if isinstance(value, dict | bool) else str(value)
 
 
 def _is_plain(value: Any) -> bool:

@@ -21,6 +21,8 @@ from samerun.start import make_fingerprint, open_run
 from samerun.task import Data, Task
 from samerun.training import Training
 
+BASELINE_SECONDS, BASELINE_SHARE = 60.0, 0.05
+
 
 def run(task_class: type[Task], arguments: Any) -> None:
     """Trains, evaluates and predicts as the arguments request. Reports errors and ends the process with their
@@ -63,9 +65,11 @@ def run_task(task: Task, arguments: Any) -> bool:
         scores, _ = evaluate(run, model, task, eval_rows(run, arguments, task, data.splits["validation"]))
         metrics |= {f"eval_{name}": value for name, value in scores.items()}
     if modes.evaluate:
-        metrics |= baseline(run, task, data.splits["validation"], "eval")
+        metrics |= baseline(run, task, data.splits["validation"], "eval", metrics)
     if modes.predict:
         metrics |= predict_test(run, arguments, task, model, data)
+        if data.splits["test"].labelled:
+            metrics |= baseline(run, task, data.splits["test"], "test", metrics)
     run.from_rank0(lambda: merge_metrics(Path(arguments.output_dir), metrics, metrics_name(arguments)))
     if modes.train:
         run.from_rank0(lambda: write_reports(run, arguments, task, data.splits))
@@ -107,9 +111,13 @@ def load_best(run: Run, arguments: Any, load: Callable[[Path], Any]) -> Any:
         checkpoint.discard(run, place, folder)
 
 
-def baseline(run: Run, task: Task, split: Any, name: str) -> dict[str, Any]:
-    """The baseline's metrics, prefixed with `name`."""
-    return run.from_rank0(lambda: {f"{name}_{key}": value for key, value in task.baseline(split).items()})
+def baseline(run: Run, task: Task, split: Any, name: str, metrics: dict[str, Any]) -> dict[str, Any]:
+    """The baseline's metrics, prefixed with `name`. It may take a share of the training's time."""
+    seconds = min(BASELINE_SECONDS, BASELINE_SHARE * (metrics.get("train_runtime") or 0))
+    with Phase("baseline", shown=run.is_main):
+        return run.from_rank0(
+            lambda: {f"{name}_{key}": value for key, value in task.baseline(split, seconds).items()}
+        )
 
 
 def predict_test(run: Run, arguments: Any, task: Task, model: Any, data: Data) -> dict[str, Any]:
@@ -128,14 +136,15 @@ def predict_test(run: Run, arguments: Any, task: Task, model: Any, data: Data) -
         with Phase("scoring", shown=run.is_main):
             scores = run.from_rank0(lambda: score(task, predictions, split))
         metrics |= {f"test_{name}": value for name, value in scores.items()}
-        metrics |= baseline(run, task, split, "test")
     return metrics
 
 
 def report(run: Run, arguments: Any, task: Task, metrics: dict[str, Any]) -> None:
     """Prints the main metrics."""
     scores = by_split(metrics)
-    remarks = [f"{split}: {line}" for split, known in scores.items() for line in task.remarks(known)]
+    remarks = [
+        f"note           {split}: {line}" for split, known in scores.items() for line in task.remarks(known)
+    ]
     # app/predict.py: its output folder is a temporary one.
     only_predicts = arguments.modes == Modes(train=False, evaluate=False, predict=True)
     place = (only_predicts and arguments.predictions_file) or arguments.output_dir

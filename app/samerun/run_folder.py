@@ -241,13 +241,16 @@ def read_metrics(path: Path) -> dict[str, Any]:
 
 
 def by_split(metrics: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The metrics eval_* and test_*, by split and without their prefixes."""
-    return {
-        split: {
+    """The metrics eval_* and test_*, by split and without their prefixes, and as "baseline" those of the
+    baseline on the test rows, or else on the validation rows."""
+
+    def under(prefix: str) -> dict[str, Any]:
+        return {
             name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)
         }
-        for split, prefix in (("validation", "eval_"), ("test", "test_"))
-    }
+
+    splits = {"validation": under("eval_"), "test": under("test_")}
+    return splits | {"baseline": under("test_baseline_") or under("eval_baseline_")}
 
 
 # Status

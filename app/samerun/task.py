@@ -258,8 +258,8 @@ class Task(ABC):
         """(predictions, references) in the format of `evaluate`'s metrics, for --metrics."""
         raise InputError(f"--metrics: {self.name} does not support additional metrics; leave it out")
 
-    def baseline(self, split: Split) -> dict[str, float | None]:
-        """Metrics of a baseline without a model."""
+    def baseline(self, split: Split, seconds: float) -> dict[str, float | None]:
+        """Metrics of a baseline without a pretrained model, found in about this many seconds, or none."""
         return {}
 
     @abstractmethod

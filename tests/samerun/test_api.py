@@ -35,7 +35,8 @@ def train(bert_folder, tmp_path, environment, token_cache):
 
 def test_rows_of_every_kind_train_as_their_file_does(train, tmp_path):
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
-    run = train("file", str(tmp_path / "rows.jsonl"))
+    run = train("file", str(tmp_path / "rows.jsonl"), baseline=True)
+    assert run.metrics["eval_baseline_f1_macro"] == 1  # each row has its label's word
     assert run.metrics["train_steps"] == 2
     assert run.report is None
     assert [event["step"] for event in run.history if "eval_loss" in event] == [2]

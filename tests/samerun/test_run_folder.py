@@ -235,12 +235,15 @@ def test_a_table_has_the_metrics_that_are_known():
         "test_loss": 0.25,
         "test_f1_micro": 0.75,
         "test_rows": 3,
+        "eval_baseline_f1_micro": 0.25,
     }
     assert metrics_table(by_split(metrics), ("loss", "f1_micro", "accuracy")) == [
-        "results                  validation    test",
-        "               loss          0.5000  0.2500",
-        "               f1_micro           -  0.7500",
+        "results                  validation    test  baseline",
+        "               loss          0.5000  0.2500         -",
+        "               f1_micro           -  0.7500    0.2500",
     ]
+    # The baseline on test rows is shown if there is one.
+    assert by_split({**metrics, "test_baseline_f1_micro": 0.5})["baseline"] == {"f1_micro": 0.5}
     assert metrics_table(by_split({"train_loss": 1.0, "test_rows": 3}), ("loss",)) == []
 
 

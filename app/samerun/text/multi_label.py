@@ -5,6 +5,7 @@ Scores, thresholds and figures are in `multi_label_scores`, losses in `losses`.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Sequence
 from itertools import compress
@@ -146,6 +147,11 @@ class MultiLabel(Problem):
         """(rows, labels) bool decisions at the exported model's thresholds, or at those of other folds."""
         rows = None if self.thresholds is None else split.content()
         return self.tuner.decide(predictions["logits"], predictions["labels"], self.thresholds, rows)
+
+    def without_thresholds(self) -> MultiLabel:
+        other = copy.copy(self)
+        other.thresholds = None
+        return other
 
     def for_evaluate(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
         return self.decisions(predictions, split).astype(int), predictions["labels"].astype(int)

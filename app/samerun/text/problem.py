@@ -108,6 +108,10 @@ class Problem(ABC):
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
         """The metrics of a labelled file."""
 
+    def without_thresholds(self) -> Problem:
+        """The same problem, whose decisions do not use those of the exported model."""
+        return self
+
     @abstractmethod
     def for_evaluate(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
         """(predictions, references) for the metrics of `evaluate`."""

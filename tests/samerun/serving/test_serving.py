@@ -112,6 +112,9 @@ def test_a_full_queue_refuses_and_goes_on(tmp_path):
         ({"text": "a", "texts": ["b"]}, 400, 'expected a JSON object with "text"'),
         ({"text": "a", "explain": 1}, 400, '"explain" is 1; expected true or false'),
         ({"text": "a", "labels": 1}, 400, 'expected a JSON object with "text"'),
+        ({"text": "a", "text_pair": 1}, 400, 'expected a JSON object with "text"'),
+        ({"text": "a", "text_pairs": ["b"]}, 400, '"text" takes "text_pair", "texts" takes "text_pairs"'),
+        ({"texts": ["a", "b"], "text_pairs": ["c"]}, 400, "2 texts, but 1 text_pairs; give one for each"),
         ({"text": "bad"}, 400, "text 0: is bad"),
         ({"text": "broken"}, 500, "the prediction failed; the server's output says why"),
         ({"texts": ["a"] * 7}, 413, "send at most 6"),
@@ -124,6 +127,19 @@ def test_what_cannot_be_answered_is_explained(body, status, message, tmp_path):
         assert found == status
         assert message in answer["error"]
         assert (await post(client, {"text": "a"}))[0] == 200
+
+    served(check, Predictor(), tmp_path)
+
+
+def test_pairs_of_texts_are_items(tmp_path):
+    async def check(client):
+        status, answer = await post(client, {"texts": ["a", "b"], "text_pairs": ["c", "d"]})
+        assert (status, [line["title"] for line in answer["predictions"]]) == (
+            200,
+            ["('a', 'c')", "('b', 'd')"],
+        )
+        status, answer = await post(client, {"text": "a", "text_pair": "c"})
+        assert (status, answer["predictions"][0]["title"]) == (200, "('a', 'c')")
 
     served(check, Predictor(), tmp_path)
 
