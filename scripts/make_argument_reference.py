@@ -53,6 +53,7 @@ or the same names as keyword arguments of `samerun.train("classify", ...)` ([Pyt
 | script of transformers | here |
 | --- | --- |
 | `run_classification.py` | `app/classify.py`: labels of one column, several per row, or columns of 0 and 1 |
+| `run_ner.py` | `app/tag.py`: names or parts of speech |
 | `run_summarization.py`, `run_translation.py` | `app/titlegen.py` |
 | `run_image_classification.py` | `app/image_classify.py` |
 | `run_semantic_segmentation.py` | `app/segment.py` |
