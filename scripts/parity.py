@@ -4,10 +4,11 @@
     python scripts/parity.py [--cells NAME,...|all] [--steps N] [--output_dir FOLDER] app/classify.py ARGS
 
 ARGS are the training command's own. Its first N optimizer steps run under each launch ("cell") on this
-machine, without dropout, with one evaluation. The table shows the difference of each cell from the first one,
-one process in fp32: final weights, losses and gradient norms (relative), evaluation metrics (absolute),
-learning rates and rows of each step (equal or not). fp32 cells may differ by rounding, 1e-5; bf16 and fp16
-round more. The command's --output_dir is not touched.
+machine, with one evaluation. The table shows the difference of each cell from the first one, one process in
+fp32: final weights, losses and gradient norms (relative), predictions of the validation rows such as logits
+and evaluation metrics (absolute), learning rates and rows of each step (equal or not). fp32 cells may differ
+by rounding, 1e-5; bf16 and fp16 round more. Lines of code that draw random numbers, other than for dropout by
+row, are named. The command's --output_dir is not touched.
 
     --cells NAME,...      cells to run, or all (default: one of each kind that this machine can run)
     --steps N             optimizer steps (default 6)
@@ -37,7 +38,15 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "app"))
 
 from moving.cells import CELLS, REFERENCE, RUN_OBSERVED, Cell, batch_arguments, launch_arguments, launcher  # noqa: E402
-from moving.outcome import METRICS_TOLERANCE, TOLERANCE, Difference, Outcome, compare, read_outcome  # noqa: E402
+from moving.outcome import (  # noqa: E402
+    METRICS_TOLERANCE,
+    PREDICTIONS_TOLERANCE,
+    TOLERANCE,
+    Difference,
+    Outcome,
+    compare,
+    read_outcome,
+)
 
 from samerun import task_scripts  # noqa: E402
 from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
@@ -166,6 +175,8 @@ def run_cells(options: argparse.Namespace, cells: list[Cell], arguments: Any) ->
                 )
             reference = outcome
             rows.append(Row(cell, processes, None, "reference", True))
+            for place in outcome.random_calls:
+                print(f"random numbers that are not by row, other ones in each cell: {place}")
         elif outcome is None:
             rows.append(Row(cell, processes, None, f"failed: {problem}", False))
         else:
@@ -279,6 +290,7 @@ def verdict(cell: Cell, difference: Difference) -> tuple[str, bool]:
     is_close = (
         max(difference.losses, difference.grad_norms) <= TOLERANCE
         and difference.eval_losses <= METRICS_TOLERANCE
+        and difference.predictions <= PREDICTIONS_TOLERANCE
     )
     is_close = is_close and difference.weights <= ADAM_TOLERANCE and difference.metrics <= RANKING_TOLERANCE
     if not (is_close and difference.same_rows and difference.same_learning_rates):
@@ -301,6 +313,7 @@ def table(rows: list[Row]) -> list[str]:
         "weights",
         "losses",
         "grad norms",
+        "predictions",
         "metrics",
         "rates",
         "rows",
@@ -308,14 +321,15 @@ def table(rows: list[Row]) -> list[str]:
     ]
     cells = []
     for row in rows:
-        numbers, same, d = ["-"] * 4, ["-"] * 2, row.difference
+        numbers, same, d = ["-"] * 5, ["-"] * 2, row.difference
         if d is not None:
-            numbers = [f"{number:.1e}" for number in (d.weights, d.losses, d.grad_norms, d.metrics)]
+            values = (d.weights, d.losses, d.grad_norms, d.predictions, d.metrics)
+            numbers = [f"{number:.1e}" for number in values]
             same = ["same" if equal else "NOT" for equal in (d.same_learning_rates, d.same_rows)]
         cells.append([row.cell.name, row.cell.launcher, str(row.processes), *numbers, *same, row.verdict])
     note = (
-        "weights, losses, grad norms: relative; metrics: absolute; without attention's key biases, "
-        "whose gradient is zero"
+        "weights, losses, grad norms: relative; predictions, metrics: absolute; without attention's key "
+        "biases, whose gradient is zero"
     )
     return [*plain_table(header, cells), note]
 

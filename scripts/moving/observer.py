@@ -1,4 +1,5 @@
-"""Records the rows and learning rates of each training step.
+"""Records the rows and learning rates of each training step, the predictions of each evaluation, and random
+numbers that are not by row.
 
 Wraps functions of the application's modules when they are imported. Each process writes its own file, without
 communication.
@@ -20,12 +21,7 @@ def observe_steps(folder: Path) -> None:
     """Records this process's training steps in FOLDER/NAME.rank_R.jsonl, where NAME is the name of the output
     folder. A line: {"step": from 0, "rows": of this process, in the order of its forward passes,
     "learning_rates": by parameter group}."""
-    _after_import("samerun.training", lambda engine: _record_steps(engine, folder))
-
-
-def switch_dropout_off() -> None:
-    """Trains without dropout in this process, for any architecture."""
-    _after_import("samerun.training", _train_without_dropout)
+    _after_import("samerun.training", lambda engine: _observe(engine, folder))
 
 
 def read_steps(folder: Path, name: str, processes: int) -> dict[int, dict[str, Any]]:
@@ -47,6 +43,14 @@ def read_steps(folder: Path, name: str, processes: int) -> dict[int, dict[str, A
             if step["learning_rates"] != line["learning_rates"]:
                 raise ValueError(f"{path}: step {number} has other learning rates than on rank 0")
     return steps
+
+
+def _observe(engine: ModuleType, folder: Path) -> None:
+    from moving import recorder  # imports torch
+
+    _record_steps(engine, folder)
+    recorder.record_predictions(engine, folder)
+    recorder.record_random_calls(engine, folder)
 
 
 def _record_steps(engine: ModuleType, folder: Path) -> None:
@@ -79,32 +83,6 @@ def _record_steps(engine: ModuleType, folder: Path) -> None:
 
     engine.Training.fit = fit_observed
     engine.seed_step, engine.train_step = seed_step_observed, train_step_observed
-
-
-def _train_without_dropout(engine: ModuleType) -> None:
-    prepare = engine.Training.__init__
-
-    def prepare_without_dropout(training: Any, *inputs: Any, **named: Any) -> None:
-        zero_probabilities(inputs[5])  # the model
-        prepare(training, *inputs, **named)
-
-    engine.Training.__init__ = prepare_without_dropout
-
-
-def zero_probabilities(model: Any) -> None:
-    """Sets every dropout probability of a model to 0: in `nn.Dropout` modules, in attributes such as BART's
-    `dropout` and `layerdrop`, and in configurations, which some forward passes read."""
-    for module in model.modules():
-        configs = [
-            value
-            for name, value in vars(module).items()
-            if name.endswith("config") and hasattr(value, "__dict__")
-        ]
-        for holder in (module, *configs):
-            for name, value in list(vars(holder).items()):
-                is_probability = "drop" in name or (name == "p" and "Drop" in type(holder).__name__)
-                if is_probability and isinstance(value, float):
-                    setattr(holder, name, 0.0)
 
 
 def _after_import(name: str, change: Callable[[ModuleType], None]) -> None:

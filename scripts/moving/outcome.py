@@ -13,6 +13,7 @@ from moving.observer import read_steps
 
 TOLERANCE = 1e-5  # of weights, losses and gradient norms, relative: fp32 rounding of sums in another order
 METRICS_TOLERANCE = 1e-6  # of evaluation metrics, absolute
+PREDICTIONS_TOLERANCE = 1e-4  # of logits and other predictions of the validation rows, absolute
 # The loss does not depend on attention's key biases: a softmax ignores a constant. Their gradient is rounding
 # error only, and Adam, which divides a gradient by its own size, turns that into whole learning rates in
 # random directions.
@@ -28,7 +29,8 @@ SECOND_MOMENTS = "exp_avg_sq/"  # prefix of Adam's second moments in a checkpoin
 class Outcome:
     """The compared results of a run; the dictionaries' keys are steps from 1. `gradients`: tensor -> its
     largest gradient element, a running mean over the steps, up to a factor common to all; empty without
-    Adam's second moments."""
+    Adam's second moments. `predictions`: floating-point predictions of the validation rows, such as logits,
+    by step and name; `random_calls`: lines of code that draw random numbers which are not by row."""
 
     weights: dict[str, Any]
     steps: dict[int, dict[str, Any]]
@@ -36,6 +38,8 @@ class Outcome:
     rows: dict[int, list[int]]
     learning_rates: dict[int, list[float]]
     gradients: dict[str, float] = field(default_factory=dict)
+    predictions: dict[int, dict[str, Any]] = field(default_factory=dict)
+    random_calls: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Difference:
     same_learning_rates: bool  # exactly
     same_rows: bool  # of each step, exactly
     eval_losses: float = 0.0  # absolute; also one of `metrics`
+    predictions: float = 0.0  # absolute
     no_gradient: tuple[str, ...] = ()  # tensors outside of TOLERANCE whose gradient is only rounding error
 
     @property
@@ -58,6 +63,7 @@ class Difference:
         near = (
             max(self.weights, self.losses, self.grad_norms) <= TOLERANCE and self.metrics <= METRICS_TOLERANCE
         )
+        near = near and self.predictions <= PREDICTIONS_TOLERANCE
         return near and self.same_learning_rates and self.same_rows
 
 
@@ -67,6 +73,8 @@ def read_outcome(folder: Path, observed: Path) -> Outcome:
 
     Raises `ValueError` or `OSError` if one of them is missing or damaged."""
     from safetensors.torch import load_file
+
+    from moving.recorder import read_predictions, read_random_calls
 
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     with (folder / "history.jsonl").open(encoding="utf-8") as file:
@@ -80,6 +88,8 @@ def read_outcome(folder: Path, observed: Path) -> Outcome:
         evaluations={event["step"]: event for event in events if "eval_loss" in event},
         rows={step + 1: line["rows"] for step, line in steps.items()},
         learning_rates={step + 1: line["learning_rates"] for step, line in steps.items()},
+        predictions=read_predictions(observed, folder.name),
+        random_calls=tuple(read_random_calls(observed, folder.name)),
     )
 
 
@@ -115,6 +125,11 @@ def compare(ours: Outcome, theirs: Outcome) -> Difference:
         eval_losses=_largest(
             _metrics_difference(_loss_alone(ours.evaluations.get(step, {})), _loss_alone(metrics))
             for step, metrics in evaluations.items()
+        ),
+        predictions=_largest(
+            _predictions_difference(ours.predictions.get(step, {}), predictions)
+            for step, predictions in theirs.predictions.items()
+            if step in evaluations
         ),
         same_learning_rates=ours.learning_rates == {step: theirs.learning_rates[step] for step in steps},
         same_rows=ours.rows == {step: theirs.rows[step] for step in steps},
@@ -153,6 +168,16 @@ def _metrics_difference(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
     return _largest(
         (0.0 if our == their else math.inf) if None in (our, their) else abs(our - their)
         for our, their in ((ours[name], theirs[name]) for name in theirs)
+    )
+
+
+def _predictions_difference(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
+    if {name: array.shape for name, array in ours.items()} != {n: array.shape for n, array in theirs.items()}:
+        return math.inf
+    changed = {name: ours[name] != array for name, array in theirs.items()}  # both may be infinite
+    return _largest(
+        float(abs(ours[name][where] - theirs[name][where]).max(initial=0.0))
+        for name, where in changed.items()
     )
 
 

@@ -1,4 +1,4 @@
-"""Runs a task's script without dropout and records its training steps in FOLDER (see `observer.py`).
+"""Runs a task's script and records its training steps in FOLDER (see `observer.py`).
 
     run_observed.py DEVICE FOLDER app/TASK.py ARGS
 
@@ -23,7 +23,6 @@ def main() -> None:
     from moving import observer
 
     observer.observe_steps(Path(folder))
-    observer.switch_dropout_off()
     sys.path[0] = str(Path(script).resolve().parent)
     sys.argv = [script, *words[:first], *words[first + 3 :]]
     runpy.run_path(script, run_name="__main__")

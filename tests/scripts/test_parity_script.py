@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import OrderedDict
+from types import SimpleNamespace
 
 import launchers
 import parity
@@ -12,11 +13,26 @@ import pytest
 import title_job
 import torch
 from launchers import CLASSIFY, SCRIPTS, training
+from moving import recorder
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn import functional
+
+from samerun.kernels.dropout import dropout_by_row
 
 SCRIPT = SCRIPTS / "parity.py"
-TITLES = ["cell", "launcher", "processes", "weights", "losses", "grad norms", "metrics", "rates", "rows"]
+TITLES = [
+    "cell",
+    "launcher",
+    "processes",
+    "weights",
+    "losses",
+    "grad norms",
+    "predictions",
+    "metrics",
+    "rates",
+    "rows",
+]
 
 
 def columns(line, title_line):
@@ -39,14 +55,15 @@ def test_a_job_that_is_the_same_everywhere(title_tokens):
     title_line, *lines = rest.splitlines()
     table = [columns(line, title_line) for line in lines[:2]]
     assert [row[:3] for row in table] == [["one", "python", "1"], ["zero2", "deepspeed", "2"]]
-    assert table[0][3:8] == ["-"] * 5
+    assert table[0][3:9] == ["-"] * 6
     assert lines[0].endswith("reference")
     report = json.loads((title_tokens.folder / "parity.json").read_text(encoding="utf-8"))
     for row, line, cell in zip(table[1:], lines[1:2], report["cells"][1:], strict=True):
         known = cell["difference"]
-        assert row[3:7] == [f"{known[name]:.1e}" for name in ("weights", "losses", "grad_norms", "metrics")]
+        numbers = ("weights", "losses", "grad_norms", "predictions", "metrics")
+        assert row[3:8] == [f"{known[name]:.1e}" for name in numbers]
         assert 0 < known["weights"] <= 1e-5
-        assert row[7] == "same"
+        assert row[8] == "same"
         assert line.endswith("same  the same")
     assert "without attention's key biases" in lines[2]
     assert lines[-1] == "written to tokens/parity.json"
@@ -109,6 +126,7 @@ def outcomes(**changed):
     [
         ("no", {}, "the same", True),
         ("no", {"losses": 2e-5}, "differs", False),
+        ("no", {"predictions": 2e-4}, "differs", False),
         ("no", {"same_rows": False}, "differs", False),
         ("no", {"weights": 2e-5}, "the same steps; a.weight shows rounding enlarged by Adam", True),
         ("no", {"weights": 2e-3}, "differs", False),
@@ -186,3 +204,29 @@ def test_a_cell_that_fails_is_a_row(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(parity, "run_cells", lambda *_: rows)
     assert parity.main(["--output_dir", str(tmp_path), str(CLASSIFY), "--output_dir", "x"]) == 1
     assert "failed: error: no (x.log)" in capsys.readouterr().out
+
+
+class WithNoise(nn.Module):
+    def forward(self, x):
+        x = functional.dropout(x, 0.1, self.training) + functional.dropout(x[:2], 0.1, self.training)[:1]
+        return x + torch.randn_like(x)
+
+
+def test_random_numbers_that_are_not_by_row_are_named(tmp_path):
+    def train_step(module):
+        with dropout_by_row(None, (0, 1, 2)):
+            module(torch.ones(3, 4))
+
+    training = SimpleNamespace(
+        folder=tmp_path / "one",
+        run=SimpleNamespace(launch=SimpleNamespace(world_size=1, dropout_by_row=True)),
+    )
+    engine = SimpleNamespace(Training=SimpleNamespace(fit=lambda _: None), train_step=train_step)
+    recorder.record_random_calls(engine, tmp_path)
+    engine.Training.fit(training)
+    for _ in range(2):
+        engine.train_step(WithNoise())
+    of_rows, noise = recorder.read_random_calls(tmp_path, "one")
+    assert "test_parity_script.py" in of_rows
+    assert "whose first dimension is not of rows" in of_rows
+    assert "randn_like" in noise or "normal" in noise
