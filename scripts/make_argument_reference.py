@@ -53,6 +53,7 @@ or the same names as keyword arguments of `samerun.train("classify", ...)` ([Pyt
 | script of transformers | here |
 | --- | --- |
 | `run_classification.py` | `app/classify.py`: labels of one column, several per row, or columns of 0 and 1 |
+| `run_ner.py` | `app/tag.py`: names or parts of speech |
 | `run_summarization.py`, `run_translation.py` | `app/titlegen.py` |
 | `run_image_classification.py` | `app/image_classify.py` |
 | `run_semantic_segmentation.py` | `app/segment.py` |
@@ -77,7 +78,7 @@ python app/classify.py --help all
 Every argument can also stand in a YAML file that `--config FILE.yaml` names, as `name: value`.
 The command line wins.
 Unknown names, wrong types and values out of range are all reported together, before torch is imported.
-Names are those of Hugging Face wherever it has one.
+Argument names follow Hugging Face's wherever it has one.
 """
 
 

@@ -55,7 +55,7 @@ def test_a_run_learns_names_that_the_pipeline_finds_too(script, command, tmp_pat
     rows = list(draw_rows(2, 12))
     lines = ["\n".join(map("\t".join, zip(row["tokens"], row["tags"], strict=True))) for row in rows]
     test.write_text("\n\n".join(lines), encoding="utf-8")
-    ended = script("tag", command(do_train="true", do_predict="true", test_file=test))
+    ended = script("tag", command(do_train="true", do_predict="true", test_file=test, report_to="html"))
     assert (ended.code, ended.err) == (0, "")
     assert "the commonest tag of each word: f1" in ended.out
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
@@ -155,3 +155,24 @@ def test_a_text_in_memory_is_tagged_at_its_own_places(command, environment, toke
     assert len(first["tags"]) == 9
     assert all(text[name["start"] : name["end"]] == name["text"] for name in first["entities"])
     assert (empty["tokens"], empty["tags"], empty["entities"]) == ([], [], [])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"streaming": "true", "streaming_buffer_rows": 30},
+        {"ema_decay": 0.9, "max_length": 16},
+        {"lora_r": 2, "label_all_tokens": "false"},
+        {"padding_free": "true"},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_it_has_what_other_text_tasks_have(more, script, command, tmp_path, bert_folder):
+    if "lora_r" in more:  # adapters of a pretrained model
+        made = {"from_scratch": None, "config_name": None, "tokenizer_type": None, "max_length": 32}
+        more = {**more, **made, "model_name_or_path": bert_folder}
+    ended = script("tag", command(**more, num_train_epochs=None, max_steps=6))
+    assert (ended.code, ended.err) == (0, "")
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["eval_accuracy"] > 0.3
+    assert metrics["eval_loss"] < 3

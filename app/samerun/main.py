@@ -142,7 +142,9 @@ def predict_test(run: Run, arguments: Any, task: Task, model: Any, data: Data) -
 def report(run: Run, arguments: Any, task: Task, metrics: dict[str, Any]) -> None:
     """Prints the main metrics."""
     scores = by_split(metrics)
-    remarks = [f"{split}: {line}" for split, known in scores.items() for line in task.remarks(known)]
+    remarks = [
+        f"note           {split}: {line}" for split, known in scores.items() for line in task.remarks(known)
+    ]
     # app/predict.py: its output folder is a temporary one.
     only_predicts = arguments.modes == Modes(train=False, evaluate=False, predict=True)
     place = (only_predicts and arguments.predictions_file) or arguments.output_dir

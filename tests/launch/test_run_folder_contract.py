@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 HEADINGS = (
     "launch  ", "precision  ", "global batch  ", "steps  ", "learning rate  ", "note  ", "resume  ", "step ",
     "predictions  ",
-    "optimizer  ", "results  ", "done  ", "memory  ", "training  ", "average  ",
+    "optimizer  ", "dropout  ", "results  ", "done  ", "memory  ", "training  ", "average  ",
     "               (weights ", "               and ",
     *(f"               {metric}" for metric in ("loss  ", "f1_", "tuned_f1_", "average_precision_macro  ")),
 )  # fmt: skip
