@@ -167,7 +167,10 @@ def test_a_text_in_memory_is_tagged_at_its_own_places(command, environment, toke
     ],
     ids=lambda more: next(iter(more)),
 )
-def test_it_has_what_other_text_tasks_have(more, script, command, tmp_path):
+def test_it_has_what_other_text_tasks_have(more, script, command, tmp_path, bert_folder):
+    if "lora_r" in more:  # adapters of a pretrained model
+        made = {"from_scratch": None, "config_name": None, "tokenizer_type": None, "max_length": 32}
+        more = {**more, **made, "model_name_or_path": bert_folder}
     ended = script("tag", command(**more, num_train_epochs=None, max_steps=6))
     assert (ended.code, ended.err) == (0, "")
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())

@@ -58,7 +58,8 @@ def folder(tmp_path_factory):
         for block in blocks(page):
             if block.title.endswith((".yaml", ".csv")):
                 (home / block.title).write_text(block.text, encoding="utf-8")
-    (home / "digits.py").write_text(source_of(OWN_TASK, "digits.py"), encoding="utf-8")
+    for name in ("digits.py", "topics.py"):
+        (home / name).write_text(source_of(OWN_TASK, name), encoding="utf-8")
     return home
 
 
@@ -78,7 +79,7 @@ def arguments_of(script: Path) -> type:
 
 
 def is_task(word: str) -> bool:
-    return bool(re.fullmatch(r"app/(?!predict|serve)\w+\.py|digits\.py", word))
+    return bool(re.fullmatch(r"app/(?!predict|serve)\w+\.py|(digits|topics)\.py", word))
 
 
 def check_command(words: list[str]) -> None:
