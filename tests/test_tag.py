@@ -86,7 +86,7 @@ def test_a_run_learns_names_that_the_pipeline_finds_too(script, command, tmp_pat
     assert np.mean(agrees) >= 0.5
     assert metrics["eval_pipeline_agreement"] >= 0.5
     report = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-    assert all(text in report for text in ("F1 by type", "predicted type", "Worst validation rows"))
+    assert "Worst validation rows" in report
 
     again = tmp_path / "again"
     best = {"model_name_or_path": tmp_path / "run" / "best", "from_scratch": None, "config_name": None}

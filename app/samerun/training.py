@@ -34,7 +34,7 @@ from samerun.kernels.common import widest_float
 from samerun.kernels.dropout import dropout_by_row, use_row_drop_path
 from samerun.kernels.embeddings import reuse_gradient_memory
 from samerun.layers import checkpoint_activations, compile_layers, has_statistics
-from samerun.memory import dry_run, layout_of, memory_lines
+from samerun.memory import GIB, dry_run, layout_of, memory_lines
 from samerun.optimizer import build_optimizer, set_learning_rate, state_bytes
 from samerun.parsing import as_dict
 from samerun.plan import Plan
@@ -129,7 +129,14 @@ class Training:
         if run.is_main:
             try:
                 batch = self.batches.largest_micro_batch()
-                lines = memory_lines(dry_run(model, self.task, batch, layout), layout)
+                pass_of_batch = dry_run(model, self.task, batch, layout)
+                lines = memory_lines(pass_of_batch, layout)
+                if by_row and layout.on_gpu:
+                    fused = dry_run(model, self.task, replace(batch, places=None), layout)
+                    more = (pass_of_batch.activations - fused.activations) / GIB
+                    lines.append(
+                        f"               attention stores its weights for dropout by row: {more:.2f} GiB"
+                    )
             except Exception as error:  # for example, the forward pass reads values of tensors
                 reason = f"a dry run of the model fails ({type(error).__name__})"
                 lines = [f"memory         no estimate: {reason}"]

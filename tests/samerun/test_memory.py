@@ -366,6 +366,15 @@ def test_recomputation_on_a_gpu_takes_less():
     assert dry_run(model, CLASSIFY, text_batch(6, 48), layout).activations < kept / 2
 
 
+def test_dropout_by_row_on_a_gpu_stores_the_weights_of_attention():
+    batch, layout = text_batch(6, 48), replace(ALONE, on_gpu=True)
+    by_row, fused = (
+        dry_run(bert(), CLASSIFY, each, layout).activations for each in (batch, replace(batch, places=None))
+    )
+    weights = 6 * 4 * 48 * 48 * 3  # rows, heads, queries, keys, layers
+    assert by_row - fused > weights * (4 + 1)  # at least the softmax in fp32 and the mask
+
+
 class ImageTask(LinearTask):
     def loss_sum(self, model, batch):
         return functional.cross_entropy(

@@ -325,6 +325,25 @@ def test_losses_of_other_settings_are_never_compared(
     assert "has a loss of other settings" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("before", "told"), [("row", False), ("torch", True), (None, True)])
+def test_a_checkpoint_of_another_dropout_is_gone_on_from_with_a_note(
+    start_run, arguments, tmp_path, capsys, before, told
+):
+    """None: from before there was dropout by row."""
+    asked, run = arguments(output_dir=str(tmp_path)), start_run(make_plan(22).batch)
+    run = replace(run, launch=replace(run.launch, dropout_by_row=True))
+    fit(run, training(run, asked))
+    path = tmp_path / "checkpoints" / "step_3"
+    state = json.loads((path / "state.json").read_text())
+    assert state["dropout_by"] == "row"
+    write_json(path / "state.json", {**state, "dropout_by": before})
+    capsys.readouterr()
+    assert training(run, asked, OpenedRun(FINGERPRINT, path)).state.dropout_by == "row"
+    out = capsys.readouterr().out
+    assert ("the checkpoint's steps had dropout by torch, from here on it is by row" in out) == told
+    assert "dropout        by row" in out
+
+
 def test_changed_arguments_are_named(opened, start_run, arguments, tmp_path, capsys):
     opened()
     start.unlock()

@@ -159,6 +159,38 @@ def test_precision_beside_a_deepspeed_file(machine, arguments, ds_file, sections
     )
 
 
+@pytest.mark.parametrize(
+    ("gpus", "given", "by_row"),
+    [
+        (0, {}, True),
+        (0, {"dropout_by": "torch"}, False),
+        (0, {"kernels": "reference"}, False),
+        (0, {"torch_compile": True}, False),
+        (0, {"torch_compile": True, "deepspeed": "ds_configs/zero3.json"}, True),  # which ignores it
+        (1, {}, False),
+        (1, {"dropout_by": "row"}, True),
+        (1, {"use_cpu": True}, True),
+    ],
+)
+def test_dropout_is_by_row_on_cpus_and_where_it_is_requested(machine, arguments, gpus, given, by_row):
+    machine({}, gpus=gpus)
+    assert describe_launch(arguments(**given)).dropout_by_row == by_row
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"kernels": "reference"}, "--kernels reference"),
+        ({"torch_compile": True}, "torch.compile"),
+        ({"attn_implementation": "flash_attention_2"}, "--attn_implementation flash_attention_2"),
+    ],
+)
+def test_what_dropout_by_row_does_not_work_with(machine, arguments, given, named):
+    machine({}, gpus=1)
+    (problem,) = problems(arguments(dropout_by="row", **given))
+    assert problem == f"--dropout_by row does not work with {named}; leave one of them out"
+
+
 # (what is told, variables beside those of Accelerate or of FSDP)
 NOT_WITH_ACCELERATE = [
     ("fp16 is not available on a CPU", {"MIXED_PRECISION": "fp16"}),

@@ -121,7 +121,9 @@ def test_the_laws_of_training_batches(data):
     shape = BatchShape(size, world, -(-size // (world * accumulation)), accumulation, limit)
     alone = TrainBatches(split, plan, 0, seed, grouping)
     ranks = [
-        TrainBatches(split, replace(plan, batch=shape), rank, seed, grouping, padding_free)
+        TrainBatches(
+            split, replace(plan, batch=shape), rank, seed, grouping, padding_free, dropout_by_row=True
+        )
         for rank in range(world)
     ]
     steps = range(plan.total_steps)
@@ -130,6 +132,13 @@ def test_the_laws_of_training_batches(data):
         expected = alone.rows(step)
         np.testing.assert_array_equal(ranks[-1].rows(step), expected)
         assert sorted(real_rows(chain(*micro_batches[step]))) == sorted(expected.tolist())
+        placed = [
+            (place, row)
+            for batch in chain(*micro_batches[step])
+            for place, row in zip(batch.places, batch.rows.tolist(), strict=True)
+            if row >= 0
+        ]
+        assert sorted(placed) == list(enumerate(expected.tolist()))
         assert len({len(of_rank) for of_rank in micro_batches[step]}) == 1
         tokens, computed = ranks[0].tokens(step)
         assert tokens == lengths[expected].sum() <= computed
