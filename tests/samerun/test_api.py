@@ -189,3 +189,21 @@ def test_the_shell_completes_commands_and_arguments(tmp_path):
         check=True,
     ).stdout
     assert shown.splitlines() == ["classify", "--label_column --label_columns"]
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(bert_folder, tmp_path, monkeypatch, environment, token_cache):
+    examples = REPOSITORY / "examples"
+    cells = json.loads((examples / "first_model.ipynb").read_text(encoding="utf-8"))["cells"]
+    codes = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    (tmp_path / "xed").symlink_to(examples / "xed")
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for number, code in enumerate(codes):
+        exec(code, names)  # the last expression of a cell is its output
+        if number == 0:
+            names["MODEL"] = str(bert_folder)
+    scores, lines = eval(codes[-2], names), eval(codes[-1].splitlines()[-1], names)
+    assert {"eval_f1_micro", "eval_tuned_f1_macro"} <= scores.keys()
+    assert names["run"].metrics["train_steps"] == 5 * 63
+    assert [len(line["probabilities"]) for line in lines] == [8, 8]
