@@ -410,6 +410,6 @@ def launch(name: str, home: Path) -> Launched:
     if job.resumes:
         other, step = job.resumes
         changed["resume_from_checkpoint"] = home / "runs" / other / "checkpoints" / f"step_{step}"
-    arguments = training(folder, **changed)
+    arguments = training(folder, "bert_dropout", **changed)
     commands = [[*launcher, *arguments] for launcher in job.launch()]
     return Launched(folder, run_together(commands, home, real=name in REAL))

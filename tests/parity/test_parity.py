@@ -1,7 +1,7 @@
 """The same steps under any launch: one table over launchers, processes, accumulation and ZeRO stages, for
 both tasks.
 
-In fp32, titles with dropout, every cell is compared with one plain process: final weights to 1e-5 of a
+In fp32, with dropout, every cell is compared with one plain process: final weights to 1e-5 of a
 tensor's largest element, losses and gradient norms of each step to 1e-5, its learning rates and rows exactly,
 evaluation metrics to 1e-6. The classifier's cells are the jobs of `launchers`, several of which resume
 another job's checkpoint; those of titles are made by scripts/parity.py.
