@@ -38,7 +38,7 @@ from samerun.arguments import LaunchArguments, ModelArguments
 from samerun.errors import InputError
 from samerun.parsing import option, parse
 from samerun.runtime import connect, describe_launch, start
-from samerun.signals import failures_end_the_job, finish
+from samerun.signals import exit_done, failures_end_the_job, finish
 
 BUCKET = 25 * 2**20  # bytes; DistributedDataParallel's default bucket_cap_mb
 KIB, MIB = 2**10, 2**20
@@ -53,6 +53,8 @@ class BenchArguments:
     output: str | None = option(help="write the measurements to this json file too")
     debug: bool = option(False, help="show the stack trace of an error")
     max_grad_norm: float = option(1.0, help="what a DeepSpeed file may state", hidden=True)
+    torch_compile: bool = option(False, help="nothing is compiled", hidden=True)
+    dropout_by: str | None = option(help="nothing is dropped", hidden=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,8 @@ def main(arguments: Arguments) -> None:
         run.from_rank0(
             lambda: Path(arguments.output).write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
         )
-    finish(run)
+    if finish(run):
+        exit_done()
 
 
 def sizes(max_size_mb: int) -> list[int]:

@@ -559,7 +559,8 @@ def test_labels_have_figures_and_their_worst_rows():
     chances[7] = np.where(targets[7], 0.001, 0.999)  # all wrong
     texts = [f"text {row}" for row in range(40)]
     logits = np.log(chances / (1 - chances))
-    found = report_content(ThresholdTuner(np.full(5, 0.5)), logits, targets, list("abcde"), texts)
+    split = SimpleNamespace(texts=texts, pairs=None)
+    found = report_content(ThresholdTuner(np.full(5, 0.5)), logits, targets, list("abcde"), split)
     assert set(found.figures) == {
         "label_f1",
         "label_precision_recall",
