@@ -82,7 +82,7 @@ def test_an_export_predicts_evaluates_and_is_read_by_transformers_alike(kind, fo
     ours, theirs = (json.loads(Path(f"{name}/metrics.json").read_text()) for name in ("run", "judged"))
     scores = {name: value for name, value in theirs.items() if name.startswith("eval_")}
     assert {"eval_loss"} < scores.keys() <= ours.keys()
-    # The predictions of this hardly trained model differ in their fifth digit only: correlations are rounding.
+    # Predictions of this hardly trained model differ in their fifth digit only: correlations are rounding.
     scores = {
         name: value for name, value in scores.items() if "pearson" not in name and "spearman" not in name
     }
