@@ -1,5 +1,5 @@
-"""MkDocs hook (see mkdocs.yml): makes the links of docs/ to the sibling folder benchmarks/ work on the site,
-as on GitHub."""
+"""MkDocs hook (see mkdocs.yml): makes the links of docs/ to the sibling folders benchmarks/ and examples/
+work on the site, as on GitHub."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the files of benchmarks/ to the site."""
-    for path in sorted((ROOT / "benchmarks").iterdir()):
+    """Adds the files of the sibling folders to the site."""
+    for path in sorted([*(ROOT / "benchmarks").iterdir(), *(ROOT / "examples").rglob("*.*")]):
         name = path.relative_to(ROOT).as_posix()
         files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Removes one `../`: on the site, benchmarks/ is inside docs/."""
-    return re.sub(r"\]\((\.\./)((?:\.\./)*benchmarks/)", r"](\2", markdown)
+    """Removes one `../`: on the site, the sibling folders are inside docs/."""
+    return re.sub(r"\]\((\.\./)((?:\.\./)*(?:benchmarks|examples)/)", r"](\2", markdown)
