@@ -77,9 +77,9 @@ if __name__ == "__main__":
         Arguments, __doc__
     )  # before torch is imported: --help and wrong arguments answer at once
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,7 @@ from samerun.runtime import Launch
 from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent, higher_is_better
 from samerun.text import head
 from samerun.text.arguments import PROBLEM_TYPES, inapplicable
-from samerun.text.baseline import expected_seconds, linear_outputs
+from samerun.text.baseline import expected_seconds, linear_model
 from samerun.text.multi_label import MultiLabel
 from samerun.text.regression import Regression
 from samerun.text.single_label import SingleLabel
@@ -215,13 +215,6 @@ class TextClassification(TextTask):
         head.check_calibration(arguments.calibration, model, len(problem.labels))
         return self.with_kernels(limit_training(model, arguments, new_names))
 
-    def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
-        rate = self.arguments.head_learning_rate
-        is_head = not parameter.startswith(f"{model.base_model_prefix}.")
-        if rate and is_head:
-            return rate / self.arguments.learning_rate
-        return self.rate_by_layer(self.config, parameter)
-
     def num_targets(self, batch: Batch) -> torch.Tensor:
         return self.problem.num_targets(batch.is_real)
 
@@ -244,29 +237,29 @@ class TextClassification(TextTask):
 
     def baseline(self, split: TextSplit, seconds: float) -> dict[str, float | None]:
         """Scores of a linear model on TF-IDF, whose thresholds are those of other folds of `split`."""
-        train, wanted = self.splits.get("train"), self.arguments.baseline
-        if train is None or wanted == "false":
+        wanted = self.arguments.baseline
+        if "train" not in self.splits or wanted == "false":
             return {}
-        known, new = (
-            s.texts
-            if s.pairs is None
-            else [f"{text} {pair}" for text, pair in zip(s.texts, s.pairs, strict=True)]
-            for s in (train, split)
-        )
-        if wanted == "auto" and expected_seconds(known, len(self.labels)) > seconds:
+        texts = whole_texts(self.splits["train"])
+        if wanted == "auto" and expected_seconds(texts, len(self.labels)) > seconds:
             return {}
-        problem = self.problem.without_thresholds()
-        targets, truth = (
-            problem.targets_to_keep(problem.tensor(s.targets, np.arange(len(s)))).numpy()
-            for s in (train, split)
-        )
-        outputs = linear_outputs(known, targets, new, len(self.labels))
-        scores = problem.score({"logits": outputs, "labels": truth}, split)
+        predictions = {"logits": self.linear_model(whole_texts(split)), "labels": self.known_targets(split)}
+        scores = self.problem.without_thresholds().score(predictions, split)
         return {f"baseline_{name}": scores[name] for name in self.shown_metrics if name != "loss"}
+
+    @cached_property
+    def linear_model(self) -> Callable[[Sequence[str]], np.ndarray]:
+        train = self.splits["train"]
+        return linear_model(whole_texts(train), self.known_targets(train), len(self.labels))
+
+    def known_targets(self, split: TextSplit) -> np.ndarray:
+        """The `labels` of predictions of all rows."""
+        targets = self.problem.tensor(split.targets, np.arange(len(split)))
+        return self.problem.targets_to_keep(targets).numpy()
 
     def remarks(self, metrics: dict[str, Any]) -> list[str]:
         """Says so if a linear model is not worse."""
-        name = self.default_metric
+        name = self.best_metric
         ours, linear = metrics.get(name), metrics.get(f"baseline_{name}")
         if ours is None or linear is None:
             return []
@@ -338,6 +331,13 @@ class TextClassification(TextTask):
 
     def card(self, folder: Path) -> ModelCard:
         return self.problem.card(folder, self.config, self.limits)
+
+
+def whole_texts(split: TextSplit) -> Sequence[str]:
+    """The texts, with their pairs."""
+    if split.pairs is None:
+        return split.texts
+    return [f"{text} {pair}" for text, pair in zip(split.texts, split.pairs, strict=True)]
 
 
 if __name__ == "__main__":

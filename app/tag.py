@@ -192,12 +192,6 @@ class TokenClassification(TextTask):
         pretrained.drop_pooler(model.base_model)
         return self.with_kernels(limit_training(model, arguments, new_names))
 
-    def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
-        rate = self.arguments.head_learning_rate
-        if rate and not parameter.startswith(f"{model.base_model_prefix}."):
-            return rate / self.arguments.learning_rate
-        return self.rate_by_layer(self.config, parameter)
-
     def num_targets(self, batch: Batch) -> torch.Tensor:
         return ((batch.labels != IGNORED) & batch.is_real[:, None]).sum()
 

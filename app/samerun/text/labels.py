@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, compress
 from typing import Any
@@ -40,7 +40,7 @@ class Labelled:
         return list(self.declared or dict.fromkeys(chain.from_iterable(self.rows)))
 
     def take(self, rows: np.ndarray) -> Labelled:
-        return Labelled([self.rows[row] for row in rows.tolist()], self.declared)
+        return replace(self, rows=[self.rows[row] for row in rows.tolist()])
 
 
 def read_labels(table: Table, arguments: Any, notes: list[str]) -> Labelled | None:

@@ -30,7 +30,7 @@ from samerun.models.adapters import loadable
 from samerun.reports.card import markdown_table
 from samerun.reports.figures import BLUE, NAME, matrix, new_figure
 from samerun.task import ModelCard, ReportContent, Section
-from samerun.text.labels import read_label_file
+from samerun.text.labels import Labelled, read_label_file
 from samerun.text.long_documents import LongDocuments
 from samerun.text.tokenizer import CJK, IDS_ALONE, WIDE
 
@@ -132,14 +132,8 @@ def _tag_problems(tags: Any, words: list[str]) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Tagged:
-    """The tags of each row's words, of names in IOB2. `declared`: those of a ClassLabel, used or not."""
-
-    rows: list[tuple[str, ...]]
-    declared: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.rows)
+class Tagged(Labelled):
+    """The tags of each row's words, of names in IOB2."""
 
     @cached_property
     def names(self) -> list[str]:
@@ -147,9 +141,6 @@ class Tagged:
         found = list(dict.fromkeys([*self.declared, *chain.from_iterable(self.rows)]))
         types = dict.fromkeys(tag[2:] for tag in found if PREFIXED.fullmatch(tag))
         return [OUTSIDE, *(f"{mark}-{kind}" for kind in types for mark in "BI")] if types else found
-
-    def take(self, rows: np.ndarray) -> Tagged:
-        return Tagged([self.rows[row] for row in rows.tolist()], self.declared)
 
 
 def read_tags(table: Table, words_column: str, tags_column: str, notes: list[str]) -> Tagged | None:

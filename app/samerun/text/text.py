@@ -433,6 +433,13 @@ class TextTask(Task):
         )
         return self.long_documents.prepare(model, self.tokenizer.padding_side)
 
+    def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
+        """Of a model with a new head on an encoder."""
+        rate = self.arguments.head_learning_rate
+        if rate and not parameter.startswith(f"{model.base_model_prefix}."):
+            return rate / self.arguments.learning_rate
+        return self.rate_by_layer(self.config, parameter)
+
     def rate_by_layer(self, encoder: Any, parameter: str) -> float:
         """The factor on the learning rate by --layerwise_lr_decay. `encoder`: its configuration."""
         decay = self.arguments.layerwise_lr_decay

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from samerun.text.baseline import expected_seconds, linear_outputs
+from samerun.text.baseline import expected_seconds, linear_model
 
 TEXTS = [f"{word} {filler}" for word in ("cat", "dog", "cat dog", "bird") for filler in "abcdefgh"]
 LABELS = np.array(
@@ -10,18 +10,18 @@ LABELS = np.array(
 
 
 def test_a_label_has_a_machine_of_its_own_and_one_without_rows_is_never_given():
-    outputs = linear_outputs(TEXTS, LABELS, ["cat x", "x dog", "bird"])
+    outputs = linear_model(TEXTS, LABELS, 3)(["cat x", "x dog", "bird"])
     assert outputs.dtype == np.float32
     assert (outputs > 0).tolist() == [[True, False, False], [False, True, False], [False, False, False]]
-    always = linear_outputs(TEXTS, np.ones_like(LABELS), ["x"])
+    always = linear_model(TEXTS, np.ones_like(LABELS), 3)(["x"])
     assert (always > 0).all()
 
 
 def test_classes_and_numbers():
     classes = np.array([["cat", "dog", "bird"].index(text.split()[0]) for text in TEXTS])
-    assert linear_outputs(TEXTS, classes, ["a bird", "dog", "cat"], 3).argmax(axis=1).tolist() == [2, 1, 0]
+    assert linear_model(TEXTS, classes, 3)(["a bird", "dog", "cat"]).argmax(axis=1).tolist() == [2, 1, 0]
     values = np.stack([LABELS[:, 0] * 10.0, LABELS[:, 1] * -10.0], axis=1)
-    found = linear_outputs(TEXTS, values, ["cat", "dog"])
+    found = linear_model(TEXTS, values, 2)(["cat", "dog"])
     assert found.shape == (2, 2)
     assert found[0, 0] > found[1, 0] + 3
     assert found[1, 1] < found[0, 1] - 3
