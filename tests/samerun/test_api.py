@@ -77,10 +77,15 @@ def test_it_works_in_a_thread_and_goes_on_from_a_checkpoint(train):
         ({"output_dir": None}, r"output_dir is missing"),
     ],
 )
-def test_errors_are_exceptions_and_the_folder_is_free_again(train, given, message):
+def test_errors_are_exceptions(train, given, message):
     with pytest.raises(samerun.InputError, match=message):
         train(**given)
-    assert train().metrics["train_steps"] == 2
+
+
+def test_after_a_failure_the_folder_is_free_again(train):
+    with pytest.raises(samerun.TrainingError, match="the loss is nan"):
+        train(learning_rate=1e30, warmup_steps=0, num_train_epochs=4)
+    assert train(overwrite_output_dir=True).metrics["train_steps"] == 2
 
 
 def test_an_existing_run_is_refused_as_on_the_command_line(train):

@@ -2,6 +2,7 @@ import copy
 import json
 import math
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -65,6 +66,22 @@ def test_a_step_is_that_of_one_big_batch(start_run, shares, max_norm):
         assert float(norm) == pytest.approx(expected_norm, rel=1e-6)
     torch.testing.assert_close(ours.state_dict(), plain.state_dict(), rtol=1e-6, atol=1e-7)
     assert 0.3 < expected_norm < 100  # one of the limits clips, the others do not
+
+
+def test_dropout_by_row_does_not_depend_on_the_micro_batches(start_run):
+    x, y = points(8)
+    found = []
+    for shares in ([range(8)], [range(3), range(3, 8)], [[row] for row in reversed(range(8))]):
+        run, layer = start_run(BatchShape(8, 1, 8, len(shares))), linear_layer()
+        dropped = torch.nn.Sequential(torch.nn.Dropout(0.5), layer)
+        model, optimizer = run.accelerator.prepare(dropped, torch.optim.SGD(layer.parameters(), lr=0.1))
+        batches = [collator(x, y)(np.array(share)) for share in shares]
+        batches = [replace(batch, places=tuple(batch.rows.tolist())) for batch in batches]
+        seed_step(1, 2, 0, True)
+        loss, _ = train_step(run, model, optimizer, LinearTask(), batches, 0.0)
+        found.append([float(loss), *layer.weight.flatten().tolist()])
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+    assert found[2] == pytest.approx(found[0], rel=1e-5)
 
 
 def test_two_processes_make_the_step_of_one_big_batch(start_run):
