@@ -30,6 +30,7 @@ from transformers import (
 
 from samerun.data.batches import TrainBatches
 from samerun.kernels.bigbird import use_bigbird_attention
+from samerun.kernels.common import current_rows
 from samerun.kernels.dropout import dropout_by_row, use_row_drop_path
 from samerun.kernels.padding_free import use_padding_free
 from samerun.layers import checkpoint_activations
@@ -262,3 +263,14 @@ def test_a_step_does_not_depend_on_how_its_rows_are_divided(name):
     if name in PADDING_FREE:
         check_same(step_of(name, free=True), expected)
         check_same(step_of(name, free=True, max_tokens=45, checkpointing=True), expected)
+
+
+def test_each_window_of_a_document_has_a_place_of_its_own():
+    model, seen = windows().train(), []
+    model.base_model.register_forward_pre_hook(lambda *_: seen.append(current_rows().places))
+    rows = np.arange(3)
+    batch = text_collator(False, 1, 8)(rows)
+    with dropout_by_row(batch.lengths, (5, 6, 7)):
+        CLASSIFY.loss_sum(model, batch)
+    (places,) = seen
+    assert len(places) == sum(-(-LENGTHS[row] // 8) for row in rows) == len(set(places)) > 3
