@@ -206,7 +206,6 @@ def title_tokens(title_home: Path) -> TokenTable:
         ["--cells", "zero2", "--steps", str(title_job.STEPS)],
     )
     micro_batches = {
-        "config_name": "bigbird_dropout/config.json",  # as in the parity tests' table
         "max_tokens_per_micro_batch": title_job.MICRO_BATCH_TOKENS,
         "adam_epsilon": title_job.TABLE_EPSILON,
     }

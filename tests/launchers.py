@@ -199,8 +199,7 @@ TRAIN_ROWS, VALIDATION_ROWS, TEST_ROWS = 31, 15, 23
 
 def write_corpus(home: Path) -> None:
     """Writes train.csv, valid.csv, test.csv (with ids and labels), one.csv (one row) and unlabelled.csv:
-    texts of 3 to 60 words that fit their labels, some without a label; configurations in bert/ and
-    bert_dropout/."""
+    texts of 3 to 60 words that fit their labels, some without a label; a configuration in bert/."""
     chance = random.Random(0)
 
     def row() -> tuple[str, str]:
@@ -218,8 +217,7 @@ def write_corpus(home: Path) -> None:
     write_csv(home / "one.csv", ["text", "labels"], [row()])
     write_csv(home / "unlabelled.csv", ["id", "text"], [cells[:2] for cells in test])
     hide_gpus(home)
-    for folder, dropout in (("bert", 0.0), ("bert_dropout", 0.1)):
-        write_bert_config(home / folder, dropout)
+    write_bert_config(home / "bert")
 
 
 def hide_gpus(home: Path) -> None:
@@ -248,7 +246,7 @@ def write_csv(path: Path, header: list[str], rows: list[tuple[str, ...]]) -> Non
         csv.writer(file).writerows([header, *rows])
 
 
-def write_bert_config(folder: Path, dropout: float = 0.0) -> None:
+def write_bert_config(folder: Path, dropout: float = 0.1) -> None:
     folder.mkdir()
     config = {
         "model_type": "bert",
@@ -264,11 +262,11 @@ def write_bert_config(folder: Path, dropout: float = 0.0) -> None:
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
-def training(output_dir: Path, model: str = "bert", **changed: object) -> list[str]:
+def training(output_dir: Path, **changed: object) -> list[str]:
     """The arguments of the common job: six steps with evaluations, checkpoints and clipped gradients, then
     predictions."""
     arguments = {
-        "config_name": f"{model}/config.json",
+        "config_name": "bert/config.json",
         "tokenizer_type": "train",
         "vocab_size": 300,
         "train_file": "train.csv",
@@ -410,6 +408,6 @@ def launch(name: str, home: Path) -> Launched:
     if job.resumes:
         other, step = job.resumes
         changed["resume_from_checkpoint"] = home / "runs" / other / "checkpoints" / f"step_{step}"
-    arguments = training(folder, "bert_dropout", **changed)
+    arguments = training(folder, **changed)
     commands = [[*launcher, *arguments] for launcher in job.launch()]
     return Launched(folder, run_together(commands, home, real=name in REAL))

@@ -122,8 +122,7 @@ CLASSIFY = (
     "--learning_rate 1e-3 --adam_epsilon 1e-6 --head_bias zero --warmup_steps 2 --max_grad_norm 0.05 "
     "--metric_for_best_model loss --global_batch_size 15"
 )
-DROPOUT = CLASSIFY.replace("text/bert/", "text/bert_dropout/")
-LONG = f"{DROPOUT} --max_steps 300 --eval_steps 100 --save_steps 1000"
+LONG = f"{CLASSIFY} --max_steps 300 --eval_steps 100 --save_steps 1000"
 TITLE_FILES = (
     "--train_file titles/train.jsonl --validation_file titles/valid.jsonl --test_file titles/test.jsonl"
 )
@@ -158,7 +157,7 @@ COMMANDS = [
             "--global_batch_size 15 --lora_r 2 --lora_target_modules query,value"),
     Command("classify_ema", "classify", f"{CLASSIFY} --ema_decay 0.5 --per_device_train_batch_size 4"),
     Command("classify_tokens", "classify",
-            f"{DROPOUT} --max_tokens_per_micro_batch 100 --pos_weight balanced --calibration temperature"),
+            f"{CLASSIFY} --max_tokens_per_micro_batch 100 --pos_weight balanced --calibration temperature"),
     Command("classify_windows", "classify",
             f"{CLASSIFY} --max_length 16 --long_documents windows --stride 4 --threshold 0.4"),
     Command("classify_stream", "classify", f"{CLASSIFY} --streaming true --streaming_buffer_rows 31"),
@@ -181,17 +180,17 @@ COMMANDS = [
             "--do_eval --do_predict --model_name_or_path runs/classify/best --validation_file text/valid.csv "
             "--test_file text/test.csv"),
     Command("classify_bf16", "classify", f"{CLASSIFY} --mixed_precision bf16 --gradient_checkpointing"),
-    Command("classify_torchrun", "classify", f"{DROPOUT} --per_device_train_batch_size 4", "torchrun"),
+    Command("classify_torchrun", "classify", f"{CLASSIFY} --per_device_train_batch_size 4", "torchrun"),
     Command("classify_cpu_ddp", "classify", f"{CLASSIFY} --max_tokens_per_micro_batch 100 --ema_decay 0.5",
             "accelerate cpu_ddp.yaml"),
     Command("classify_fsdp", "classify", CLASSIFY, "accelerate fsdp.yaml"),
-    Command("classify_zero2", "classify", f"{DROPOUT} --deepspeed {{repo}}/ds_configs/zero2.json",
+    Command("classify_zero2", "classify", f"{CLASSIFY} --deepspeed {{repo}}/ds_configs/zero2.json",
             "deepspeed"),
     Command("classify_zero3", "classify", f"{CLASSIFY} --deepspeed partitioned.json", "deepspeed"),
     Command("resume_python", "classify",
-            f"{DROPOUT} --resume_from_checkpoint runs/classify_torchrun/checkpoints/step_4"),
+            f"{CLASSIFY} --resume_from_checkpoint runs/classify_torchrun/checkpoints/step_4"),
     Command("resume_torchrun", "classify",
-            f"{DROPOUT} --resume_from_checkpoint runs/classify_zero2/checkpoints/step_4", "torchrun"),
+            f"{CLASSIFY} --resume_from_checkpoint runs/classify_zero2/checkpoints/step_4", "torchrun"),
     Command("resume_fsdp", "classify",
             f"{CLASSIFY} --resume_from_checkpoint runs/classify/checkpoints/step_4", "accelerate fsdp.yaml"),
     Command("resume_zero3", "classify",

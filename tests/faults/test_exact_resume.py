@@ -34,7 +34,7 @@ def title_command(folder):
         "per_device_train_batch_size": 4,
         "max_title_length": 6,
     }
-    options = title_job.arguments(config_name="bigbird_dropout/config.json", output_dir=folder, **settings)
+    options = title_job.arguments(output_dir=folder, **settings)
     return [*torchrun(2), str(title_job.SCRIPT), "--from_scratch", "--do_train", *options]
 
 
@@ -45,7 +45,7 @@ def text_command(folder):
         "global_batch_size": 14,
         "per_device_train_batch_size": 4,
     }
-    return [*torchrun(2), *training(folder, model="bert_dropout", **settings)]
+    return [*torchrun(2), *training(folder, **settings)]
 
 
 @pytest.mark.parametrize(("command", "place"), [(title_command, "title_home"), (text_command, "home")])

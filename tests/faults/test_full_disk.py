@@ -14,7 +14,7 @@ from soaking.comparison import differences
 
 from samerun.checkpoint import damage, list_checkpoints
 
-SETTINGS = {"model": "bert_dropout", "max_steps": 12, "save_total_limit": 5}
+SETTINGS = {"max_steps": 12, "save_total_limit": 5}
 # Its own mounts, in a user namespace of its own where one is not root.
 ALONE = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
 

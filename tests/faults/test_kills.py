@@ -30,7 +30,7 @@ def soak(home, folder, command, *options):
 
 
 def classify(folder):
-    return training(folder, model="bert_dropout", global_batch_size=32, **OF_A_RUN)
+    return training(folder, global_batch_size=32, **OF_A_RUN)
 
 
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(home, tmp_path):

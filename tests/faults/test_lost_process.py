@@ -99,7 +99,6 @@ def test_torchruns_restart_goes_on_from_the_newest_checkpoint(start, home, tmp_p
     """That a killed job of two processes ends with the bytes of one that was not is what test_kills.py
     shows."""
     settings = {
-        "model": "bert_dropout",
         "max_steps": 60,
         "eval_steps": 20,
         "save_steps": 10,

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from launchers import LABELS, training, write_corpus
+from launchers import LABELS, training, write_bert_config, write_corpus
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.slow
@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 def folder(tmp_path_factory):
     home = tmp_path_factory.mktemp("gpu")
     write_corpus(home)
+    write_bert_config(home / "without_dropout", 0.0)
     return home
 
 
@@ -45,7 +46,7 @@ def history(place):
 
 def test_fp32_on_a_gpu_and_on_a_cpu_agree(folder):
     cpu = run(folder, "cpu", {"CUDA_VISIBLE_DEVICES": ""})
-    gpu = run(folder, "gpu")
+    gpu = run(folder, "gpu", dropout_by="row")
     assert json.loads((gpu / "run.json").read_text(encoding="utf-8"))["device"] == "cuda"
     for ours, theirs in zip(history(gpu), history(cpu), strict=True):
         assert ours.keys() == theirs.keys()
@@ -61,7 +62,6 @@ def test_fp32_on_a_gpu_and_on_a_cpu_agree(folder):
 def test_an_fp16_run_goes_on_with_its_loss_scale(folder):
     settings = {
         "mixed_precision": "fp16",
-        "model": "bert_dropout",
         "max_steps": 6,
         "save_steps": 3,
         "save_total_limit": 5,
@@ -88,7 +88,6 @@ def test_the_usual_command_exports_a_plain_model(folder):
         folder,
         "auto",
         mixed_precision="bf16" if torch.cuda.is_bf16_supported() else "no",
-        model="bert_dropout",
     )
     config = json.loads((place / "best" / "config.json").read_text(encoding="utf-8"))
     assert len(config["id2label"]) == len(LABELS)
@@ -96,7 +95,8 @@ def test_the_usual_command_exports_a_plain_model(folder):
 
 def test_compiled_layers_train_as_they_are(folder):
     plain, compiled = (
-        run(folder, f"compiled_{compiles}", torch_compile=compiles) for compiles in (False, True)
+        run(folder, f"compiled_{compiles}", config_name="without_dropout/config.json", torch_compile=compiles)
+        for compiles in (False, True)
     )
     losses = [[entry["loss"] for entry in history(place) if "loss" in entry] for place in (plain, compiled)]
     assert losses[0]

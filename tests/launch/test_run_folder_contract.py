@@ -42,8 +42,7 @@ METRICS = (
     "tuned_f1_micro", "tuned_f1_macro", "tuned_precision_micro", "tuned_recall_micro",
 )  # fmt: skip
 SPEEDS = ["samples_per_second", "tokens_per_second", "step_time_p50", "step_time_p95", "runtime"]
-DROPOUT = {
-    "model": "bert_dropout",
+OPTIONS = {
     "global_batch_size": 15,
     "save_steps": 3,
     "metric_for_best_model": "f1_samples",
@@ -54,7 +53,7 @@ DROPOUT = {
 def finished_run(home):
     """A run of one process with dropout and TensorBoard: (its folder, its end)."""
     folder = home / "contract" / "one"
-    command = [*python(), *training(folder, **DROPOUT, learning_rate=0.02, report_to="tensorboard")]
+    command = [*python(), *training(folder, **OPTIONS, learning_rate=0.02, report_to="tensorboard")]
     return folder, run(command, home).check()
 
 
@@ -71,7 +70,7 @@ def train(script, home, monkeypatch):
     monkeypatch.chdir(home)
 
     def start(folder, changed, *more):
-        return script("classify", [*training(folder, **DROPOUT | changed)[1:], *more])
+        return script("classify", [*training(folder, **OPTIONS | changed)[1:], *more])
 
     return start
 

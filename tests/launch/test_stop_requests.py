@@ -91,7 +91,7 @@ def contents(folder):
 def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(
     start, home, tmp_path, script, monkeypatch
 ):
-    settings = {"model": "bert_dropout", "max_steps": 60, "eval_steps": 20, "save_steps": 20,
+    settings = {"max_steps": 60, "eval_steps": 20, "save_steps": 20,
                 "global_batch_size": 7,
                 "early_stopping_patience": 9, "per_device_train_batch_size": 3}  # fmt: skip
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"

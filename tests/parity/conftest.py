@@ -33,7 +33,6 @@ def title_table(title_home: Path) -> dict:
     """The parity.json of scripts/parity.py for the title job, with a model that has dropout."""
     options = ["--cells", "fsdp", "--steps", str(title_job.STEPS), "--output_dir", "table"]
     job = title_job.arguments(
-        config_name="bigbird_dropout/config.json",
         per_device_train_batch_size=15,
         adam_epsilon=title_job.TABLE_EPSILON,
         output_dir=title_home / "runs" / "never",

@@ -37,7 +37,9 @@ def linear_model(
     known = vectorizer.fit_transform(train)
     if np.issubdtype(targets.dtype, np.floating):
         ridge = Ridge().fit(known, targets)
-        return lambda texts: ridge.predict(vectorizer.transform(texts)).astype(np.float32)
+        return lambda texts: (
+            ridge.predict(vectorizer.transform(texts)).reshape(-1, targets.shape[1]).astype(np.float32)
+        )
     if targets.ndim == 1:
         targets = targets[:, None] == np.arange(outputs)
     weights, biases = np.zeros((known.shape[1], outputs), np.float32), np.zeros(outputs)

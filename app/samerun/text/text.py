@@ -434,8 +434,8 @@ class TextTask(Task):
         return self.long_documents.prepare(model, self.tokenizer.padding_side)
 
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
-        """Of a model with a new head on an encoder."""
-        rate = self.arguments.head_learning_rate
+        """Of a model with a head on an encoder; not every task has --head_learning_rate."""
+        rate = getattr(self.arguments, "head_learning_rate", None)
         if rate and not parameter.startswith(f"{model.base_model_prefix}."):
             return rate / self.arguments.learning_rate
         return self.rate_by_layer(self.config, parameter)
