@@ -97,7 +97,7 @@ from samerun.models.adapters import check_quantization, limit_training
 from samerun.models.contributions import words_of_likeliest
 from samerun.plan import Modes
 from samerun.runtime import Launch
-from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent, higher_is_better
+from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent
 from samerun.text import head
 from samerun.text.arguments import PROBLEM_TYPES, inapplicable
 from samerun.text.baseline import expected_seconds, linear_model
@@ -114,6 +114,12 @@ class TextClassification(TextTask):
 
     name = "classify"
     evaluates_by_tokens = True
+    baseline_name = "a linear model on TF-IDF"
+    baseline_advice = (
+        "Likely reasons, in this order: too few updates (--num_train_epochs), cut texts (--max_length, "
+        "--long_documents windows), a small learning rate (--learning_rate, --head_learning_rate), wrong "
+        "labels"
+    )
 
     def __init__(self, arguments: Any) -> None:
         kind = head.problem_type_of(arguments)
@@ -245,7 +251,7 @@ class TextClassification(TextTask):
             return {}
         predictions = {"logits": self.linear_model(whole_texts(split)), "labels": self.known_targets(split)}
         scores = self.problem.without_thresholds().score(predictions, split)
-        return {f"baseline_{name}": scores[name] for name in self.shown_metrics if name != "loss"}
+        return {name: scores[name] for name in self.shown_metrics if name != "loss"}
 
     @cached_property
     def linear_model(self) -> Callable[[Sequence[str]], np.ndarray]:
@@ -256,20 +262,6 @@ class TextClassification(TextTask):
         """The `labels` of predictions of all rows."""
         targets = self.problem.tensor(split.targets, np.arange(len(split)))
         return self.problem.targets_to_keep(targets).numpy()
-
-    def remarks(self, metrics: dict[str, Any]) -> list[str]:
-        """Says so if a linear model is not worse."""
-        name = self.best_metric
-        ours, linear = metrics.get(name), metrics.get(f"baseline_{name}")
-        if ours is None or linear is None:
-            return []
-        if ours > linear if higher_is_better(self.arguments, name) else ours < linear:
-            return []
-        return [
-            f"a linear model on TF-IDF is not worse: {name} {linear:.4f}. Likely reasons: too few updates "
-            "(--num_train_epochs), a small learning rate for a new head (--head_learning_rate), cut texts "
-            "(--max_length)"
-        ]
 
     def for_evaluate(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
         return self.problem.for_evaluate(predictions, split)

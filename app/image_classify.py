@@ -100,6 +100,7 @@ class ImageClassification(ImageTask):
     default_metric = "accuracy"
     shown_metrics = ("loss", "accuracy", "top5_accuracy", "f1_macro")
     metric_names = shown_metrics
+    baseline_name = "the commonest class"
 
     # Data
 
@@ -212,6 +213,16 @@ class ImageClassification(ImageTask):
     def score(self, predictions: Predictions, split: ImageSplit) -> dict[str, float | None]:
         check_finite(predictions["logits"], "logits", split.path, "images", split.images.name)
         return classes.single_label_scores(predictions["logits"], predictions["labels"], self.smoothing)
+
+    def baseline(self, split: ImageSplit, seconds: float) -> dict[str, float | None]:
+        train = self.splits.get("train")
+        if train is None:
+            return {}
+        shares = np.bincount(train.targets.values, minlength=len(self.labels)) / len(train)
+        logits = np.log(np.maximum(shares, 1e-9), dtype=np.float32)
+        return classes.single_label_scores(
+            np.tile(logits, (len(split), 1)), split.targets.values, self.smoothing
+        )
 
     def for_evaluate(self, predictions: Predictions, split: ImageSplit) -> tuple[Any, Any]:
         return predictions["logits"].argmax(axis=1), predictions["labels"]

@@ -70,6 +70,7 @@ from samerun.images.segmentation import (
     packed_bytes,
     report_content,
     scored_outputs,
+    scores_of_commonest_class,
     segmentation_scores,
     unpack,
 )
@@ -100,6 +101,7 @@ class Segmentation(ImageTask):
     name = "segment"
     default_metric = "mean_iou"
     shown_metrics = ("loss", "mean_iou", "mean_dice", "pixel_accuracy")
+    baseline_name = "the commonest class for all pixels"
 
     # Data
 
@@ -279,6 +281,13 @@ class Segmentation(ImageTask):
         self.check_logits(predictions, split)
         scores = segmentation_scores(predictions["counts"].sum(0), self.classes.names)
         return {"loss": float(predictions["loss"].mean(dtype=np.float64)), **scores}
+
+    def baseline(self, split: semantic_segmentation.MaskSplit, seconds: float) -> dict[str, float | None]:
+        train = self.splits.get("train")
+        if train is None:
+            return {}
+        counts = train.targets.counts, split.targets.counts
+        return scores_of_commonest_class(*counts, self.classes.names)
 
     def check_logits(self, predictions: Predictions, split: semantic_segmentation.MaskSplit) -> None:
         check_finite(predictions["largest_logit"], "logits", split.path, "images", split.images.name)

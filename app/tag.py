@@ -85,6 +85,7 @@ class TokenClassification(TextTask):
     shown_metrics = ("loss", "precision", "recall", "f1", "f1_macro", "accuracy")
     evaluates_by_tokens = True
     list_separator = " "
+    baseline_name = "the commonest tag of each word"
 
     # Data
 
@@ -246,7 +247,7 @@ class TokenClassification(TextTask):
         ]
         truth = [self.named(split.targets[row]) for row in range(len(split))]
         scores = tags.scores_of(truth, guessed, self.labels)
-        return {f"commonest_{name}": scores[name] for name in self.shown_metrics if name != "loss"}
+        return {name: scores[name] for name in self.shown_metrics if name != "loss"}
 
     def export(
         self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
@@ -288,11 +289,6 @@ class TokenClassification(TextTask):
         entities = tags.entities_of(found, words, text, scores) if tags.are_names(self.labels) else []
         line = {"tokens": words, "tags": found, "text": text, "entities": entities}
         return line | ({"reference": self.named(split.targets[row])} if split.labelled else {})
-
-    def remarks(self, metrics: dict[str, Any]) -> list[str]:
-        name = "f1" if tags.are_names(self.labels) else "accuracy"
-        commonest = metrics.get(f"commonest_{name}")
-        return [] if commonest is None else [f"the commonest tag of each word: {name} {commonest:.4f}"]
 
     def figures(self, best: Predictions, split: TextSplit) -> ReportContent:
         predicted, truth = self.for_evaluate(best, split)

@@ -77,7 +77,7 @@ from samerun.plan import Modes
 from samerun.runtime import Launch
 from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent
 from samerun.text import titles
-from samerun.text.rouge import choose_tokenizer, lead_scores, rouge_scores
+from samerun.text.rouge import choose_tokenizer, first_sentence_scores, rouge_scores
 from samerun.text.text import TextSplit, TextTask, check_outputs, pad_rows
 from samerun.text.titles import IGNORED, Generation, teacher_forcing, token_losses
 from samerun.text.tokenizer import TitleEncoder, set_languages, tokenizer_fingerprint
@@ -90,6 +90,7 @@ class TitleGeneration(TextTask):
     default_metric = "rougeL"
     shown_metrics = ("loss", "rouge1", "rouge2", "rougeL", "gen_len")
     metric_names = titles.METRICS
+    baseline_name = "the document's first sentence"
 
     def __init__(self, arguments: Arguments) -> None:
         super().__init__(titles.with_search_defaults(arguments))
@@ -212,7 +213,7 @@ class TitleGeneration(TextTask):
         return "default" if split is None or split.titles is None else choose_tokenizer(split.titles)
 
     def baseline(self, split: TextSplit, seconds: float) -> dict[str, float | None]:
-        return lead_scores(split.texts, split.titles, self.rouge_tokenizer(split))
+        return first_sentence_scores(split.texts, split.titles, self.rouge_tokenizer(split))
 
     def export(
         self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
@@ -250,9 +251,6 @@ class TitleGeneration(TextTask):
         if not split.labelled:
             return lines
         return (line | {"reference": title} for line, title in zip(lines, split.titles, strict=True))
-
-    def remarks(self, metrics: dict[str, Any]) -> list[str]:
-        return titles.lead_remark(metrics)
 
     def figures(self, best: Predictions, split: TextSplit) -> ReportContent:
         generated, references = best["ids"][:, 0], (split.targets[row] for row in range(len(split)))

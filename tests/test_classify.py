@@ -8,6 +8,7 @@ from classify import Arguments, TextClassification
 from text_tasks import classification
 
 from samerun.errors import InputError, TrainingError
+from samerun.main import baseline_remark
 from samerun.parsing import validate
 from samerun.task import Batch
 from samerun.text.losses import loss_of_arguments
@@ -165,7 +166,7 @@ def test_arguments_that_contradict_each_other(given, said):
 def test_a_model_that_is_not_better_than_a_linear_one_is_remarked_upon(ours, remarks):
     task = TextClassification(Arguments(output_dir="runs/a"))
     metrics = {"average_precision_macro": ours, "baseline_average_precision_macro": 0.5}
-    assert len(task.remarks(metrics)) == remarks
+    assert len(baseline_remark(task, metrics)) == remarks
 
 
 def test_the_thresholds_of_the_model_do_not_decide_for_the_linear_one():

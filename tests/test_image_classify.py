@@ -90,6 +90,7 @@ def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics["test_accuracy"] == metrics["eval_accuracy"] == 1.0  # the same file
     assert metrics["eval_confusion_matrix"] == [[5, 0], [0, 5]]
+    assert metrics["eval_baseline_accuracy"] == 0.5
     assert [row["label"] for row in metrics["eval_per_class"]] == ["0", "1"]
     assert (run / "plots" / "confusion_matrix.png").exists()
     assert "data:image/png" in (run / "report.html").read_text()

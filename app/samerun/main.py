@@ -18,7 +18,7 @@ from samerun.reports.page import write_reports
 from samerun.run_folder import BEST, METRICS, by_split, merge_metrics, read_metrics
 from samerun.runtime import Run
 from samerun.start import make_fingerprint, open_run
-from samerun.task import Data, Task
+from samerun.task import Data, Task, higher_is_better
 from samerun.training import Training
 
 BASELINE_SECONDS, BASELINE_SHARE = 60.0, 0.05
@@ -116,8 +116,19 @@ def baseline(run: Run, task: Task, split: Any, name: str, metrics: dict[str, Any
     seconds = min(BASELINE_SECONDS, BASELINE_SHARE * (metrics.get("train_runtime") or 0))
     with Phase("baseline", shown=run.is_main):
         return run.from_rank0(
-            lambda: {f"{name}_{key}": value for key, value in task.baseline(split, seconds).items()}
+            lambda: {f"{name}_baseline_{key}": value for key, value in task.baseline(split, seconds).items()}
         )
+
+
+def baseline_remark(task: Task, metrics: dict[str, Any]) -> list[str]:
+    """Says so if the model is not better than the baseline. `metrics`: of one split."""
+    name = task.best_metric
+    ours, simple = metrics.get(name), metrics.get(f"baseline_{name}")
+    if ours is None or simple is None:
+        return []
+    if ours > simple if higher_is_better(task.arguments, name) else ours < simple:
+        return []
+    return [f"{task.baseline_name} is not worse: {name} {simple:.4f}. {task.baseline_advice}".rstrip()]
 
 
 def predict_test(run: Run, arguments: Any, task: Task, model: Any, data: Data) -> dict[str, Any]:
@@ -143,12 +154,15 @@ def report(run: Run, arguments: Any, task: Task, metrics: dict[str, Any]) -> Non
     """Prints the main metrics."""
     scores = by_split(metrics)
     remarks = [
-        f"note           {split}: {line}" for split, known in scores.items() for line in task.remarks(known)
+        f"note           {split}: {line}"
+        for split, known in scores.items()
+        for line in baseline_remark(task, known)
     ]
     # app/predict.py: its output folder is a temporary one.
     only_predicts = arguments.modes == Modes(train=False, evaluate=False, predict=True)
     place = (only_predicts and arguments.predictions_file) or arguments.output_dir
-    run.print(*metrics_table(scores, task.shown_metrics), *remarks, f"done           {place}")
+    simple = [f"baseline       {task.baseline_name}"] if scores["baseline"] else []
+    run.print(*metrics_table(scores, task.shown_metrics), *simple, *remarks, f"done           {place}")
 
 
 def metrics_table(scores: dict[str, dict[str, Any]], names: tuple[str, ...]) -> list[str]:

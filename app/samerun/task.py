@@ -210,6 +210,8 @@ class Task(ABC):
     evaluates_by_tokens = False  # whether evaluation batches on a CPU are limited by tokens by default
     list_separator = "|"  # between the texts of a list in csv predictions
     memory_advice = ""  # task-specific advice in the out-of-memory message
+    baseline_name = ""  # what `baseline` scores, such as "the commonest class"
+    baseline_advice = ""  # why a model may not be better, and the arguments to try
     input_kind: str | None = None  # items of `rows_in_memory`: "texts" or "images"; None: not supported
 
     def __init__(self, arguments: Any) -> None:
@@ -259,7 +261,8 @@ class Task(ABC):
         raise InputError(f"--metrics: {self.name} does not support additional metrics; leave it out")
 
     def baseline(self, split: Split, seconds: float) -> dict[str, float | None]:
-        """Metrics of a baseline without a pretrained model, found in about this many seconds, or none."""
+        """Metrics, by the names of the model's, that `baseline_name` reaches on `split` after reading the
+        training rows; none if that takes more than about this many seconds."""
         return {}
 
     @abstractmethod
@@ -296,10 +299,6 @@ class Task(ABC):
     @abstractmethod
     def lines(self, predictions: Predictions, split: Split) -> Iterable[dict[str, Any]]:
         """Lines of predictions.jsonl, one per row, without ids."""
-
-    def remarks(self, metrics: dict[str, Any]) -> list[str]:
-        """Lines for the end of the console output."""
-        return []
 
     def figures(self, best: Predictions, split: Split) -> ReportContent:
         """Figures and tables for report.html, from the best model's predictions of a labelled file."""

@@ -33,7 +33,7 @@ def test_what_a_run_leaves(titled):
     folder = titled("one")
     metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     assert metrics["rouge_tokenizer"] == "characters"
-    names = ("loss", "rouge1", "rouge2", "rougeL", "rougeLsum", "exact_match", "gen_len", "lead_rougeL")
+    names = ("loss", "rouge1", "rouge2", "rougeL", "rougeLsum", "exact_match", "gen_len", "baseline_rougeL")
     for split in ("eval", "test"):
         assert {f"{split}_{name}" for name in names} <= metrics.keys()
     assert len(metrics["examples"]) == 10

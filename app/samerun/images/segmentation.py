@@ -227,6 +227,21 @@ def segmentation_scores(counts: np.ndarray, names: Sequence[str]) -> dict[str, f
     return scores
 
 
+def scores_of_commonest_class(
+    train: Sequence[dict[int, int]], truth: Sequence[dict[int, int]], names: Sequence[str]
+) -> dict[str, float | None]:
+    """`segmentation_scores` if all elements get the commonest class of training. `train`, `truth`: for each
+    mask, class -> number of elements; classes without a name are ignored."""
+    in_training, in_truth = (
+        np.array([sum(mask.get(number, 0) for mask in masks) for number in range(len(names))])
+        for masks in (train, truth)
+    )
+    counts, commonest = np.zeros((len(names), 3), dtype=np.int64), int(in_training.argmax())
+    counts[:, TRUE] = in_truth
+    counts[commonest, [SHARED, PREDICTED]] = in_truth[commonest], in_truth.sum()
+    return segmentation_scores(counts, names)
+
+
 def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
     return np.divide(numerator, denominator, out=np.full(np.shape(numerator), np.nan), where=denominator > 0)
 

@@ -1,4 +1,4 @@
-"""ROUGE for titles in any language, by rouge-score; and the lead baseline.
+"""ROUGE for titles in any language, by rouge-score; and the first sentence as a title.
 
 ROUGE-N, ROUGE-L and ROUGE-Lsum: Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004. Scores
 are means of the rows' F1, between 0 and 1, without stemming. They depend on the tokenizer: report its name
@@ -161,10 +161,10 @@ def exact_matches(predictions: Sequence[str], references: Sequence[str]) -> list
     return [prediction == reference for prediction, reference in zip(*bare, strict=True)]
 
 
-# The lead baseline
+# The first sentence as a title
 
 
-def lead_baseline(text: str, max_units: int) -> str:
+def first_sentence(text: str, max_units: int) -> str:
     """A title without a model: the first sentence of a document, cut after `max_units` CJK characters or
     other words.
 
@@ -184,14 +184,16 @@ def lead_baseline(text: str, max_units: int) -> str:
     return " ".join(text[opening:end].split())
 
 
-def lead_length(references: Sequence[str]) -> int:
-    """The median length of references in UNITs, used as the limit of leads."""
+def median_length(references: Sequence[str]) -> int:
+    """The median length of references in UNITs, the limit of first sentences."""
     lengths = [sum(1 for _ in UNIT.finditer(reference)) for reference in references]
     return max(1, int(np.median(lengths))) if lengths else 1
 
 
-def lead_scores(texts: Sequence[str], references: Sequence[str], tokenizer: str) -> dict[str, float | None]:
-    """ROUGE_METRICS of the lead baseline, as `lead_*`."""
-    limit = lead_length(references)
-    scores = rouge_scores([lead_baseline(text, limit) for text in texts], references, tokenizer)
-    return {f"lead_{name}": scores[name] for name in ROUGE_METRICS}
+def first_sentence_scores(
+    texts: Sequence[str], references: Sequence[str], tokenizer: str
+) -> dict[str, float | None]:
+    """ROUGE_METRICS of documents' first sentences as titles."""
+    limit = median_length(references)
+    scores = rouge_scores([first_sentence(text, limit) for text in texts], references, tokenizer)
+    return {name: scores[name] for name in ROUGE_METRICS}

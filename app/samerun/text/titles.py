@@ -25,7 +25,7 @@ from samerun.reports.card import markdown_table
 from samerun.reports.figures import BLUE, GREY, ORANGE, legend_below, new_figure
 from samerun.task import Batch, ModelCard, ReportContent, Section
 from samerun.text.arguments import SEARCH
-from samerun.text.rouge import ROUGE_METRICS, lead_baseline, lead_length, row_scores
+from samerun.text.rouge import ROUGE_METRICS, first_sentence, median_length, row_scores
 from samerun.text.tokenizer import join_chinese
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 IGNORED = -100  # target id without a loss
 EXAMPLES = 10  # titles in TensorBoard and in the model card
 METRICS = ("loss", *ROUGE_METRICS, "exact_match", "gen_len")
-CARD_METRICS = [*METRICS, *(f"lead_{name}" for name in ROUGE_METRICS)]
+CARD_METRICS = [*METRICS, *(f"baseline_{name}" for name in ROUGE_METRICS)]
 USAGE = """import re
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 tokenizer, model = AutoTokenizer.from_pretrained("best"), AutoModelForSeq2SeqLM.from_pretrained("best")
@@ -285,16 +285,6 @@ def example_table(examples: list[dict[str, str]]) -> list[str]:
     return markdown_table(["reference", "generated"], [list(example.values()) for example in examples])
 
 
-def lead_remark(metrics: dict[str, Any]) -> list[str]:
-    """A line that compares rougeL with that of the baseline, the document's first sentence."""
-    ours, lead = metrics.get("rougeL"), metrics.get("lead_rougeL")
-    if ours is None or lead is None:
-        return []
-    return [
-        f"the first sentence as title: rougeL {lead:.4f} ({'below' if lead < ours else 'not below'} ours)"
-    ]
-
-
 # The exported model
 
 
@@ -344,7 +334,7 @@ def model_card(folder: Path, prefix: str, limits: list[str]) -> ModelCard:
     before each document."""
     metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     sections = [
-        f"ROUGE counts `{metrics.get('rouge_tokenizer')}`; `lead_*` is the document's first sentence as "
+        f"ROUGE counts `{metrics.get('rouge_tokenizer')}`; `baseline_*` is the document's first sentence as "
         "its title.",
         "",
     ]
@@ -369,13 +359,17 @@ def report_content(
     third = MAX_ROWS // 3
     middle = max(0, len(order) // 2 - third // 2)
     chosen = dict.fromkeys([*order[:third], *order[middle : middle + third], *order[-third:]])
-    limit = lead_length(references)
-    leads = [lead_baseline(texts[int(row)], limit) for row in chosen]
-    lead_scores = np.array(row_scores(leads, [references[row] for row in chosen], tokenizer))[:, rouge_l]
+    limit = median_length(references)
+    sentences = [first_sentence(texts[int(row)], limit) for row in chosen]
+    sentence_scores = np.array(row_scores(sentences, [references[row] for row in chosen], tokenizer))[
+        :, rouge_l
+    ]
     rows = []
-    for row, lead, lead_score in zip(chosen, leads, lead_scores, strict=True):
+    for row, sentence, its_score in zip(chosen, sentences, sentence_scores, strict=True):
         start = texts[int(row)][:MAX_CHARACTERS]
-        rows.append([f"{scores[row]:.3f}", generated[row], references[row], lead, f"{lead_score:.3f}", start])
+        rows.append(
+            [f"{scores[row]:.3f}", generated[row], references[row], sentence, f"{its_score:.3f}", start]
+        )
     header = ["ROUGE-L", "generated", "reference", "first sentence", "its ROUGE-L", "document"]
     text = "The worst, the middle and the best validation rows by ROUGE-L."
     return ReportContent(figures(*lengths, scores), [Section("Examples", text, header, rows)])

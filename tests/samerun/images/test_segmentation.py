@@ -71,6 +71,11 @@ def test_confusions_are_scikit_learns_and_give_the_counts(monkeypatch):
     assert accuracy == pytest.approx([(p == t).mean() for p, t in zip(predicted[1:], truth[1:], strict=True)])
 
 
+def test_the_commonest_class_of_training_scores_its_share_of_the_truth():
+    scores = segmentation.scores_of_commonest_class([{0: 1, 1: 2}, {0: 4, 255: 9}], [{0: 3, 1: 1}], "ab")
+    assert (scores["pixel_accuracy"], scores["iou_a"], scores["iou_b"]) == (0.75, 0.75, 0)
+
+
 def test_nothing_counted_is_undefined():
     assert set(segmentation_scores(np.zeros((2, 3), dtype=np.int64), ["a", "b"]).values()) == {None}
     assert mean_of_defined(np.array([np.nan, 0.5])) == 0.5

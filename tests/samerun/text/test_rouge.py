@@ -10,7 +10,7 @@ from samerun.text.rouge import (
     RougeTokenizer,
     choose_tokenizer,
     exact_matches,
-    lead_baseline,
+    first_sentence,
     rouge_scores,
     row_scores,
 )
@@ -180,4 +180,4 @@ def test_exact_match_leaves_case_and_spaces_aside():
     ],
 )
 def test_lead_is_the_first_sentence_cut(text, max_units, lead):
-    assert lead_baseline(text, max_units) == lead
+    assert first_sentence(text, max_units) == lead
