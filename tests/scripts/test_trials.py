@@ -1,4 +1,4 @@
-"""scripts/sweep.py and scripts/cross_validate.py, over a command that trains nothing."""
+"""scripts/sweep.py, cross_validate.py and learning_curve.py, over a command that trains nothing."""
 
 import json
 import shlex
@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import cross_validate
+import learning_curve
 import numpy as np
 import pytest
 from launchers import SCRIPTS, as_words
@@ -41,6 +42,10 @@ if "--test_file" in words:
         for row in rows:
             file.write(json.dumps({"id": row["id"], "labels": row["labels"]}, ensure_ascii=False) + chr(10))
     metrics |= {"test_loss": float(len(rows)), "test_rows": len(rows)}
+if words.get("--max_train_samples", "none") != "none" or "/rows_" in str(folder):
+    used = min(30, int(words.get("--max_train_samples", 30)))
+    metrics["eval_average_precision_macro"] = used / 100 + int(words["--seed"]) / 1000
+    (folder / "run.json").write_text(json.dumps({"plan": {"num_rows": used}}))
 (folder / "metrics.json").write_text(json.dumps(metrics))
 (folder / "status.json").write_text(json.dumps({"state": "done"}))
 """
@@ -178,6 +183,23 @@ def test_the_same_seed_deals_the_same_folds():
     assert np.array_equal(fold, cross_validate.assign_folds(labels, 4, 1))
     assert not np.array_equal(fold, cross_validate.assign_folds(labels, 4, 2))
     assert sorted(fold[7:11]) == [0, 1, 2, 3]
+
+
+def test_a_learning_curve_has_the_scores_by_rows(command, tmp_path, capsys):
+    words = ["--rows", "10,all,1000", "--repeats", "3", *command]
+    assert learning_curve.main(words) == 0
+    assert learning_curve.main(words) == 0  # nothing runs twice
+    folder = tmp_path / "runs"
+    assert {path.read_text() for path in folder.glob("rows_*/runs")} == {"x"}
+    found = json.loads((folder / "learning_curve.json").read_text())
+    assert [point["rows"] for point in found["curve"]] == [10, 30]
+    assert [point["highest"] for point in found["curve"]] == pytest.approx([0.102, 0.302])
+    assert found["curve"][0]["mean"] == pytest.approx(0.101)
+    assert (folder / "learning_curve.png").is_file()
+    assert "0.1010  0.1000  0.1020" in capsys.readouterr().out
+    assert learning_curve.main(["--rows", "10", *command]) == 2
+    assert learning_curve.main(["--rows", "ten", *command]) == 2
+    assert "expected numbers and all" in capsys.readouterr().err
 
 
 def test_a_space_has_the_kinds_that_are_written():
