@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Learning curve: what more training rows bring, beside the baseline.
+"""Learning curve of a text task: what more training rows bring, beside the baseline.
 
     python scripts/learning_curve.py --rows 100,300,1000,all app/classify.py --train_file train.csv \\
         --output_dir runs/curve ARGS
 
-ARGS are the training command's own. Each number of rows is a run on the first rows of the training files, in
---output_dir/rows_100_seed_0 and so on. The table and learning_curve.png have --metric_for_best_model on the
+ARGS are the training command's own. Each number is a run on so many training rows, drawn by the seed, in
+--output_dir/rows_100_seed_0 and so on; fewer rows are a part of more. Without --validation_file the best
+model is chosen on a part of them. The table and learning_curve.png have --metric_for_best_model on the
 test rows, or without --do_predict on the validation rows. The same command continues a stopped one.
 
     --rows A,B,...   numbers of training rows; all: every one (default 100,300,1000,all)
@@ -21,22 +22,23 @@ Exit codes: 0 done; 2 bad input; 3 a run failed; 75 stopped.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(REPOSITORY / "app")]
 
-from trials.command import Command, claim, print_table, run_all, run_script  # noqa: E402
+from trials.command import Command, print_table, run_all, run_script  # noqa: E402
+from trials.rows import files_of, open_rows, write_lines  # noqa: E402
 
 from samerun.errors import InputError, TrainingError  # noqa: E402
 from samerun.files import write_json  # noqa: E402
 from samerun.reports.figures import BLUE, GREY, new_figure  # noqa: E402
-from samerun.run_folder import RUN_FILE  # noqa: E402
 
 ALL = "all"
 
@@ -49,15 +51,19 @@ def read_numbers(text: str) -> list[int | str]:
     return [word if word == ALL else int(word) for word in words]
 
 
-def train(command: Command, folder: Path, rows: int | str, seed: int) -> dict[str, Any]:
-    """The metrics of a run on the first `rows` training rows. Raises `TrainingError` if it fails."""
-    place = folder / f"rows_{rows}_seed_{seed}"
-    metrics = command.run(place, {"max_train_samples": None if rows == ALL else rows, "seed": seed})
+def train(
+    command: Command, folder: Path, rows: list[dict[str, Any]], number: int | str, seed: int
+) -> dict[str, Any]:
+    """The metrics of a run on `number` of the rows, and "rows". Raises `TrainingError` if it fails."""
+    place, count = folder / f"rows_{number}_seed_{seed}", len(rows) if number == ALL else number
+    chosen = sorted(np.random.default_rng(seed).permutation(len(rows))[:count].tolist())
+    write_lines(folder / f"{place.name}.jsonl", [rows[row] for row in chosen])
+    changes = files_of(folder, train_file=folder / f"{place.name}.jsonl")
+    metrics = command.run(place, changes | {"seed": seed})
     if metrics is None:
         raise TrainingError(f"{place.name} failed: {place}.log")
     print(f"{place.name} is done", flush=True)
-    plan = json.loads((place / RUN_FILE).read_text(encoding="utf-8"))["plan"]
-    return {**metrics, "train_rows": plan["num_rows"]}
+    return {**metrics, "rows": len(chosen)}
 
 
 def learning_curve(options: argparse.Namespace, command: Command, folder: Path) -> None:
@@ -66,32 +72,31 @@ def learning_curve(options: argparse.Namespace, command: Command, folder: Path) 
     numbers, repeats = read_numbers(options.rows), range(options.seed, options.seed + options.repeats)
     if not repeats:
         raise InputError(f"--repeats {options.repeats}: expected at least 1")
-    arguments = command.arguments({})
-    task = command.task_class(arguments)
-    prefix = "test" if arguments.do_predict else "eval"
-    claim(folder, command, **{"--rows": numbers, "--seed": options.seed, "--repeats": options.repeats})
-    jobs = [partial(train, command, folder, rows, seed) for rows in numbers for seed in repeats]
+    settings = {"--rows": numbers, "--seed": options.seed, "--repeats": options.repeats}
+    task, rows, _ = open_rows(options, command, folder, **settings)
+    metric = f"{'test' if task.arguments.do_predict else 'eval'}_{task.best_metric}"
+    jobs = [partial(train, command, folder, rows, number, seed) for number in numbers for seed in repeats]
     metrics, curve = run_all(jobs, options.processes), []
-    for place, rows in enumerate(numbers):
+    for place, number in enumerate(numbers):
         of_rows = metrics[place * len(repeats) : (place + 1) * len(repeats)]
-        scores = [each.get(f"{prefix}_{task.best_metric}") for each in of_rows]
+        scores = [each.get(metric) for each in of_rows]
         if None in scores:
-            raise InputError(f"--metric_for_best_model {task.best_metric}: undefined with {rows} rows")
+            raise InputError(f"--metric_for_best_model {task.best_metric}: undefined with {number} rows")
         curve.append(
             {
-                "rows": of_rows[0]["train_rows"],
+                "rows": of_rows[0]["rows"],
                 "mean": statistics.mean(scores),
                 "lowest": min(scores),
                 "highest": max(scores),
-                "baseline": of_rows[0].get(f"{prefix}_baseline_{task.best_metric}"),
+                "baseline": of_rows[0].get(metric.replace("_", "_baseline_", 1)),
             }
         )
     # A number above that of the rows there are repeats the run on all of them.
     curve = sorted({point["rows"]: point for point in curve}.values(), key=lambda point: point["rows"])
-    write_json(folder / "learning_curve.json", {"metric": f"{prefix}_{task.best_metric}", "curve": curve})
-    plot(folder / "learning_curve.png", curve, f"{prefix}_{task.best_metric}", task.baseline_name)
+    write_json(folder / "learning_curve.json", {"metric": metric, "curve": curve})
+    plot(folder / "learning_curve.png", curve, metric, task.baseline_name)
     print_table(list(curve[0]), [list(point.values()) for point in curve])
-    print(f"\n{prefix}_{task.best_metric}; plot: {folder / 'learning_curve.png'}")
+    print(f"\n{metric}; plot: {folder / 'learning_curve.png'}")
 
 
 def plot(path: Path, curve: list[dict[str, Any]], metric: str, baseline: str) -> None:
