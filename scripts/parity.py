@@ -270,9 +270,9 @@ def verdict(cell: Cell, difference: Difference) -> tuple[str, bool]:
 
     Adam divides a gradient by its own size. If an element's gradient almost cancels over the batch, its
     weight shows the rounding of the gradient enlarged many times, while losses and gradient norms stay close.
-    Tensors that consist of such elements, such as biases before a norm, are left out
-    (`Difference.no_gradient`). A metric that ranks rows or applies a threshold jumps where rounding moves one
-    of two nearly equal scores, while the loss stays close.
+    Elements whose gradient is rounding alone are left out (`moving.outcome.rounding_alone`). A metric that
+    ranks rows or applies a threshold jumps where rounding moves one of two nearly equal scores, while the
+    loss stays close.
     """
     if cell.precision != "no":
         same = (
@@ -281,12 +281,8 @@ def verdict(cell: Cell, difference: Difference) -> tuple[str, bool]:
             else "; other rows or learning rates"
         )
         return f"rounding of {cell.precision}{same}", difference.same_rows
-    tensors = difference.no_gradient
-    without = (
-        f"; without {len(tensors)} tensor(s) that have no gradient, such as {tensors[0]}" if tensors else ""
-    )
     if difference.is_rounding:
-        return f"the same{without}", True
+        return "the same", True
     is_close = (
         max(difference.losses, difference.grad_norms) <= TOLERANCE
         and difference.eval_losses <= METRICS_TOLERANCE
@@ -299,7 +295,7 @@ def verdict(cell: Cell, difference: Difference) -> tuple[str, bool]:
     reasons += ["rounding swaps rows of nearly equal scores in metrics"] * (
         difference.metrics > METRICS_TOLERANCE
     )
-    return f"the same steps; {'; '.join(reasons)}{without}", True
+    return f"the same steps; {'; '.join(reasons)}", True
 
 
 def table(rows: list[Row]) -> list[str]:
@@ -327,9 +323,10 @@ def table(rows: list[Row]) -> list[str]:
             numbers = [f"{number:.1e}" for number in values]
             same = ["same" if equal else "NOT" for equal in (d.same_learning_rates, d.same_rows)]
         cells.append([row.cell.name, row.cell.launcher, str(row.processes), *numbers, *same, row.verdict])
+    left_out = max((row.difference.left_out for row in rows if row.difference), default=0.0)
     note = (
-        "weights, losses, grad norms: relative; predictions, metrics: absolute; without attention's key "
-        "biases, whose gradient is zero"
+        "weights, losses, grad norms: relative; predictions, metrics: absolute; weights without the "
+        f"{left_out:.2%} whose gradient is rounding alone"
     )
     return [*plain_table(header, cells), note]
 

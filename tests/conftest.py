@@ -205,11 +205,7 @@ def title_tokens(title_home: Path) -> TokenTable:
         title_home / "runs" / "never_tokens",
         ["--cells", "zero2", "--steps", str(title_job.STEPS)],
     )
-    micro_batches = {
-        "max_tokens_per_micro_batch": title_job.MICRO_BATCH_TOKENS,
-        "adam_epsilon": title_job.TABLE_EPSILON,
-    }
-    job = title_job.arguments(**micro_batches, output_dir=never)
+    job = title_job.arguments(max_tokens_per_micro_batch=title_job.MICRO_BATCH_TOKENS, output_dir=never)
     command = [
         str(launchers.SCRIPTS / "parity.py"),
         *options,

@@ -276,12 +276,6 @@ def training(output_dir: Path, **changed: object) -> list[str]:
         "pos_weight": "balanced",
         "label_smoothing_factor": 0.1,
         "learning_rate": 1e-3,
-        # Adam's first step moves a weight by g / (|g| + epsilon). With 1e-8, rounding errors of tiny
-        # gradients would be enlarged. Usual gradients here are about 1e-5.
-        "adam_epsilon": 1e-6,
-        # For the same reason: a head that starts at the labels' log-odds has gradients that almost cancel
-        # over a batch.
-        "head_bias": "zero",
         "warmup_steps": 2,
         "max_steps": 6,
         "max_grad_norm": 0.05,

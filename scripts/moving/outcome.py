@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,30 +13,28 @@ from moving.observer import read_steps
 TOLERANCE = 1e-5  # of weights, losses and gradient norms, relative: fp32 rounding of sums in another order
 METRICS_TOLERANCE = 1e-6  # of evaluation metrics, absolute
 PREDICTIONS_TOLERANCE = 1e-4  # of logits and other predictions of the validation rows, absolute
-# The loss does not depend on attention's key biases: a softmax ignores a constant. Their gradient is rounding
-# error only, and Adam, which divides a gradient by its own size, turns that into whole learning rates in
-# random directions.
-KEY_BIAS = re.compile(r"(^|\.)(key|k_proj|key_proj|k_lin)\.bias$")
-# The same holds for other tensors without influence on the loss, such as the bias of a layer before a norm.
-# Their gradients stay below this share of the model's largest gradient element. (Measured: at most 6e-8 for
-# biases before norms, 1e-2 for the other tensors of the same network.)
-GRADIENT_ROUNDING = 1e-6
+# An element whose gradient cancels exactly has only rounding left of it: attention's key biases, because a
+# softmax ignores a constant, and biases before a norm. Adam divides a gradient by its own size and so turns
+# rounding into whole learning rates in random directions. Such an element is left out: its gradient, the root
+# of Adam's second moment, is below this share of the model's largest one, about fp32's precision. (Measured:
+# at most 6e-8 for biases before norms, 3e-12 for key biases.) One without any gradient is compared.
+GRADIENT_ROUNDING = 1e-7
 SECOND_MOMENTS = "exp_avg_sq/"  # prefix of Adam's second moments in a checkpoint
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The compared results of a run; the dictionaries' keys are steps from 1. `gradients`: tensor -> its
-    largest gradient element, a running mean over the steps, up to a factor common to all; empty without
-    Adam's second moments. `predictions`: floating-point predictions of the validation rows, such as logits,
-    by step and name; `random_calls`: lines of code that draw random numbers which are not by row."""
+    """The compared results of a run; the dictionaries' keys are steps from 1. `gradients`: tensor ->
+    sizes of its elements' gradients, a running mean over the steps, up to a factor common to all; empty
+    without Adam's second moments. `predictions`: floating-point predictions of the validation rows, such
+    as logits, by step and name; `random_calls`: lines of code that draw random numbers not by row."""
 
     weights: dict[str, Any]
     steps: dict[int, dict[str, Any]]
     evaluations: dict[int, dict[str, Any]]
     rows: dict[int, list[int]]
     learning_rates: dict[int, list[float]]
-    gradients: dict[str, float] = field(default_factory=dict)
+    gradients: dict[str, Any] = field(default_factory=dict)
     predictions: dict[int, dict[str, Any]] = field(default_factory=dict)
     random_calls: tuple[str, ...] = ()
 
@@ -46,7 +43,7 @@ class Outcome:
 class Difference:
     """The largest differences between two runs; infinite for values that only one run has."""
 
-    weights: float  # relative to the tensor's largest element; without the tensors of `no_gradient`
+    weights: float  # relative to the tensor's largest element; without elements of rounding alone
     where: str  # the tensor
     losses: float  # relative
     grad_norms: float  # relative
@@ -55,7 +52,7 @@ class Difference:
     same_rows: bool  # of each step, exactly
     eval_losses: float = 0.0  # absolute; also one of `metrics`
     predictions: float = 0.0  # absolute
-    no_gradient: tuple[str, ...] = ()  # tensors outside of TOLERANCE whose gradient is only rounding error
+    left_out: float = 0.0  # share of the elements whose gradient is rounding alone
 
     @property
     def is_rounding(self) -> bool:
@@ -97,18 +94,12 @@ def compare(ours: Outcome, theirs: Outcome) -> Difference:
     """The differences of `ours` from `theirs`, over the steps of `ours`, which may be a resumed run."""
     steps = [step for step in theirs.steps if step >= min(ours.steps)]
     evaluations = {step: metrics for step, metrics in theirs.evaluations.items() if step in steps}
-    weights = weight_differences(ours.weights, theirs.weights)
-    largest = max(theirs.gradients.values(), default=0.0)
-    no_gradient = [
-        name
-        for name, difference in weights.items()
-        if TOLERANCE < difference < math.inf
-        and theirs.gradients.get(name, math.inf) <= GRADIENT_ROUNDING * largest
-    ]
-    weights = {name: difference for name, difference in weights.items() if name not in no_gradient} or weights
+    rounding = rounding_alone(theirs.gradients)
+    weights = weight_differences(ours.weights, theirs.weights, rounding)
     where = max(weights, key=weights.get)
     return Difference(
-        no_gradient=tuple(no_gradient),
+        left_out=sum(int(mask.sum()) for mask in rounding.values())
+        / sum(tensor.numel() for tensor in theirs.weights.values()),
         weights=weights[where],
         where=where,
         losses=_largest(
@@ -136,19 +127,39 @@ def compare(ours: Outcome, theirs: Outcome) -> Difference:
     )
 
 
-def weight_differences(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:
-    """Tensor -> its largest difference relative to its largest element. Leaves out attention's key biases."""
+def weight_differences(
+    ours: dict[str, Any], theirs: dict[str, Any], rounding: dict[str, Any]
+) -> dict[str, float]:
+    """Tensor -> its largest difference relative to its largest element; without the elements of `rounding`
+    (see `rounding_alone`)."""
     if ours.keys() != theirs.keys():
         return {f"{sorted(ours.keys() ^ theirs.keys())[0]} (only one run has it)": math.inf}
     differences = {}
     for name, tensor in theirs.items():
-        if not KEY_BIAS.search(name) and tensor.is_floating_point() and tensor.numel():
-            difference, size = float((ours[name] - tensor).abs().max()), float(tensor.abs().max())
+        if tensor.is_floating_point() and tensor.numel():
+            moved = (ours[name] - tensor).abs()
+            if name in rounding:
+                moved = moved.masked_fill(rounding[name], 0)
+            difference, size = float(moved.max()), float(tensor.abs().max())
             differences[name] = difference / size if size else (math.inf if difference else 0.0)
     return differences
 
 
-def read_gradients(checkpoint: Path) -> dict[str, float]:
+def checkpoint_differences(ours: Path, theirs: Path) -> dict[str, float]:
+    """`weight_differences` of two checkpoint folders."""
+    from safetensors.torch import load_file
+
+    weights = [load_file(folder / "model.safetensors") for folder in (ours, theirs)]
+    return weight_differences(*weights, rounding_alone(read_gradients(theirs)))
+
+
+def rounding_alone(gradients: dict[str, Any]) -> dict[str, Any]:
+    """Tensor -> bool for each element: whether its gradient is rounding alone. `gradients`: see `Outcome`."""
+    largest = max((float(sizes.max()) for sizes in gradients.values()), default=0.0)
+    return {name: (sizes > 0) & (sizes <= GRADIENT_ROUNDING * largest) for name, sizes in gradients.items()}
+
+
+def read_gradients(checkpoint: Path) -> dict[str, Any]:
     """`Outcome.gradients`: the square roots of Adam's second moments, which are running means of squared
     gradients."""
     from safetensors import safe_open
@@ -159,7 +170,7 @@ def read_gradients(checkpoint: Path) -> dict[str, float]:
     with safe_open(path, "pt") as stored:
         names = [name for name in stored.keys() if name.startswith(SECOND_MOMENTS)]  # noqa: SIM118 - no mapping
         moments = {name.removeprefix(SECOND_MOMENTS): stored.get_tensor(name) for name in names}
-    return {name: math.sqrt(float(moment.max())) for name, moment in moments.items() if moment.numel()}
+    return {name: moment.sqrt() for name, moment in moments.items() if moment.numel()}
 
 
 def _metrics_difference(ours: dict[str, Any], theirs: dict[str, Any]) -> float:

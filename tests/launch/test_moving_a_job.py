@@ -13,9 +13,9 @@ import launchers
 import pytest
 import yaml
 from launchers import REPOSITORY, run, run_together, training
+from moving.outcome import TOLERANCE, checkpoint_differences
 from namespaces import machines, missing_for_machines
 from pages import run_by
-from safetensors.torch import load_file
 
 REASON = missing_for_machines()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
@@ -70,18 +70,10 @@ def write_job(place, folder, name):
     (place / f"{name}.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
 
 
-def weights(folder):
-    found = load_file(folder / "checkpoints" / f"step_{STEPS}" / "model.safetensors")
-    return {
-        name: tensor for name, tensor in found.items() if not name.endswith(".key.bias")
-    }  # see `moving.outcome`
-
-
 def check_same(folder, other):
-    ours, theirs = weights(folder), weights(other)
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        assert (tensor - theirs[name]).abs().max() <= 1e-5 * tensor.abs().max(), name
+    found = checkpoint_differences(*(place / "checkpoints" / f"step_{STEPS}" for place in (folder, other)))
+    worst = max(found, key=found.get)
+    assert found[worst] <= TOLERANCE, f"{worst}: {found[worst]:.1e}"
 
 
 def keep_until(folder, step):

@@ -16,8 +16,8 @@ import sys
 import launchers
 import pytest
 from launchers import CLASSIFY, REPOSITORY, UNEVEN, as_words, free_port, run_together, training
+from moving.outcome import TOLERANCE, checkpoint_differences
 from namespaces import machines, missing_for_machines
-from safetensors.torch import load_file
 
 from samerun.checkpoint import damage
 
@@ -146,21 +146,10 @@ def trained(pair):
     return launch
 
 
-def weights(folder):
-    found = load_file(folder / "checkpoints" / "step_6" / "model.safetensors")
-    return {
-        name: tensor for name, tensor in found.items() if not name.endswith(".key.bias")
-    }  # see test_parity
-
-
 def check_weights(folder, one_process):
-    ours, theirs = weights(folder), weights(one_process)
-    assert ours.keys() == theirs.keys()
-    differences = {
-        key: float((ours[key] - theirs[key]).abs().max() / theirs[key].abs().max()) for key in theirs
-    }
-    worst = max(differences, key=differences.get)
-    assert differences[worst] <= 1e-5, f"{worst}: {differences[worst]:.1e}"
+    found = checkpoint_differences(*(place / "checkpoints" / "step_6" for place in (folder, one_process)))
+    worst = max(found, key=found.get)
+    assert found[worst] <= TOLERANCE, f"{worst}: {found[worst]:.1e}"
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -34,7 +34,6 @@ def title_table(title_home: Path) -> dict:
     options = ["--cells", "fsdp", "--steps", str(title_job.STEPS), "--output_dir", "table"]
     job = title_job.arguments(
         per_device_train_batch_size=15,
-        adam_epsilon=title_job.TABLE_EPSILON,
         output_dir=title_home / "runs" / "never",
     )
     command = [
