@@ -23,7 +23,7 @@ from dataclasses import dataclass
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
 from samerun.cli import read_arguments
-from samerun.parsing import option
+from samerun.parsing import changed_option, option
 from samerun.text.arguments import (
     DecisionArguments,
     LongDocumentArguments,
@@ -66,6 +66,11 @@ class Arguments(DecisionArguments, LossArguments, ProblemArguments, LongDocument
         "prior",
         choices=("prior", "zero"),
         help="bias of a new head: the labels' log-odds (single_label: log shares), or zero",
+    )
+    num_train_epochs: float | None = changed_option(
+        TextArguments,
+        "num_train_epochs",
+        "passes over the training rows (default: 3, or as many as give 400 updates, at most 30)",
     )
     head_learning_rate: float | None = option(
         above=0, help="peak learning rate of the new head (default: --learning_rate)"

@@ -22,12 +22,9 @@ Exit codes: 0 done; 2 bad input; 3 a run failed; 75 stopped.
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,40 +34,14 @@ import numpy as np
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(REPOSITORY / "app")]
 
-from trials.command import Command, claim, print_table, run_all, run_script  # noqa: E402
+from trials.command import Command, print_table, run_all, run_script  # noqa: E402
+from trials.rows import files_of, open_rows, write_lines  # noqa: E402
 
-from samerun.data.splits import read_splits  # noqa: E402
 from samerun.errors import InputError, TrainingError  # noqa: E402
-from samerun.files import read_lines, write_json, write_text  # noqa: E402
+from samerun.files import read_lines, write_json  # noqa: E402
 from samerun.run_folder import PREDICTIONS  # noqa: E402
 
-# Arguments that the folds' own files replace.
-REPLACED = (
-    *(
-        f"dataset_{name}"
-        for name in ("name", "config_name", "revision", "split", "validation_split", "test_split")
-    ),
-    *("max_train_samples", "max_eval_samples", "max_predict_samples", "predictions_file"),
-)
 NO_SCORES = ("test_samples_per_second", "test_rows")
-
-
-def read_rows(task: Any) -> tuple[dict[str, list[dict[str, Any]]], list[tuple[str, ...]], list[str]]:
-    """(rows with ids by split: "train", and "validation" if the arguments name it; labels of each training
-    row, () for tasks without labels; label list). Raises `InputError`."""
-    arguments = task.arguments
-    columns = (*task.text_columns, *task.target_columns)
-    required = {"train": columns, "validation": columns}
-    tables, rows = read_splits(arguments, required, True, optional=(arguments.id_column,)), {}
-    for split, table in tables.items():
-        cells = {arguments.id_column: range(len(table)), **table.columns}
-        for name in cells.keys() & table.classes.keys():
-            cells[name] = [
-                [cell] if isinstance(cell, str) else cell for cell in cells[name]
-            ]  # a class is one label
-        rows[split] = [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
-    targets = task.read_targets(task.as_texts(tables["train"], "train"), "train", [])
-    return rows, getattr(targets, "rows", [()] * len(rows["train"])), getattr(targets, "names", [])
 
 
 def assign_folds(labels: list[tuple[str, ...]], folds: int, seed: int) -> np.ndarray:
@@ -95,13 +66,8 @@ def run_fold(
     }
     for path, chosen in zip(files.values(), (fold != number, fold == number), strict=True):
         write_lines(path, [rows[row] for row in np.flatnonzero(chosen)])
-    others = {"label_file": folder / "labels.txt", "validation_file": folder / "validation.jsonl"}
-    files |= {name: path for name, path in others.items() if path.exists()}
-    changes = (
-        dict.fromkeys(REPLACED, "none")
-        | files
-        | {"encoding": "utf-8", "do_train": "true", "do_predict": "true"}
-    )
+    changes = files_of(folder, **files) | {"do_train": "true", "do_predict": "true"}
+    changes |= {"max_predict_samples": "none", "predictions_file": "none"}
     metrics = command.run(folder / f"fold_{number}", changes)
     if metrics is None:
         raise TrainingError(f"fold {number} failed: {folder / f'fold_{number}.log'}")
@@ -129,38 +95,14 @@ def summarise(metrics: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     }
 
 
-def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Writes a jsonl file."""
-    write_text(path, (json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-
-
 def cross_validate(options: argparse.Namespace, command: Command, folder: Path) -> None:
     """Runs all folds and writes the results. Raises `InputError`, `TrainingError`, `StopRequested`."""
-    arguments = command.arguments({})
-    if not hasattr(arguments, "text_column"):
-        raise InputError(
-            f"{options.script}: cross-validation supports text tasks only, such as app/classify.py"
-        )
-    if arguments.mixing_weights:
-        raise InputError(
-            "--mixing_weights is not supported, because every fold has rows of all files; leave it out"
-        )
-    if arguments.streaming:
-        raise InputError("--streaming is not supported, because folds need all rows; leave it out")
-    task = command.task_class(arguments)
-    splits, labels, names = read_rows(task)
-    rows = splits["train"]
+    settings = {"--folds": options.folds, "--seed": options.seed}
+    task, rows, labels = open_rows(options, command, folder, **settings)
     if not 2 <= options.folds <= len(rows) // 2:
         raise InputError(
             f"--folds {options.folds}: expected from 2 to {len(rows) // 2}, half of the {len(rows)} rows"
         )
-    content = json.dumps([splits, labels, names], sort_keys=True, default=str).encode()
-    rows_hash = hashlib.sha256(content).hexdigest()
-    claim(folder, command, **{"--folds": options.folds, "--seed": options.seed, "rows": rows_hash})
-    if names and not arguments.label_file and not getattr(arguments, "label_columns", None):
-        write_text(folder / "labels.txt", "".join(f"{name}\n" for name in names))  # a fold may lack one
-    if "validation" in splits:
-        write_lines(folder / "validation.jsonl", splits["validation"])
     fold = assign_folds(labels, options.folds, options.seed)
     jobs = [partial(run_fold, command, folder, rows, fold, number) for number in range(options.folds)]
     metrics = run_all(jobs, options.processes)

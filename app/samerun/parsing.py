@@ -271,7 +271,8 @@ def convert(values: Values, field: dataclasses.Field, cls: type) -> Any:
     number"."""
     kind, optional = _types(cls)[field.name]
     several = takes_several(cls, field.name)
-    if optional and (values is None or (len(values) == 1 and values[0].lower() in ("none", "null"))):
+    words = ("none", "null") if kind is str else ("none", "null", "auto")
+    if optional and (values is None or (len(values) == 1 and values[0].lower() in words)):
         return None
     if not values:
         raise ValueError(f"has no value, expected {describe_value(cls, field)}")

@@ -25,6 +25,9 @@ DEFAULT_GLOBAL_BATCH_SIZE = 32
 # batches of 16 train 1.4 times as fast as with one micro-batch per step, in half the memory
 # (benchmarks/bench_cpu.md).
 CPU_TOKENS = 2048
+# Tasks whose --num_train_epochs is chosen: so many updates, from three epochs to so many
+# (benchmarks/quality.md, "How many updates").
+EPOCHS, ENOUGH_UPDATES, MOST_EPOCHS = 3, 400, 30
 
 # Schedules, their settings (--lr_scheduler_kwargs) and defaults; `lr_multiplier` derives those that are None.
 # Names, settings and curves after the warm-up are those of `transformers.get_scheduler`; `multistep` is
@@ -137,6 +140,8 @@ class Plan:
     lr_scheduler_kwargs: dict[str, Any] | None = None
     optimizer: str = optim_arguments.DEFAULT  # its description
     ema_decay: float | None = None
+    chosen_epochs: int | None = None  # by `enough_epochs`
+    advised_steps: int | None = None  # of a task that chooses its epochs, if they are given
 
     def epoch_of(self, step: int) -> tuple[int, int]:
         """(epoch, step within the epoch) of optimizer step `step`, all 0-based."""
@@ -199,7 +204,9 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
         arguments, launch.world_size, launch.micro_batches_by_tokens and split.lengths is not None
     )
     steps_per_epoch = math.ceil(num_rows / batch.global_batch_size)
-    total_steps = a.max_steps or max(1, math.ceil(steps_per_epoch * a.num_train_epochs))
+    chooses = a.__dataclass_fields__["num_train_epochs"].default is None
+    epochs = a.num_train_epochs or enough_epochs(steps_per_epoch)
+    total_steps = a.max_steps or max(1, math.ceil(steps_per_epoch * epochs))
     warmup = _steps(a.warmup_steps or 0, total_steps)
     if warmup > total_steps:
         raise InputError(f"--warmup_steps {warmup} is longer than the run ({total_steps} optimizer steps)")
@@ -218,6 +225,8 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
         batch=batch,
         num_rows=num_rows,
         steps_per_epoch=steps_per_epoch,
+        chosen_epochs=None if a.max_steps or a.num_train_epochs else epochs,
+        advised_steps=ENOUGH_UPDATES if chooses and a.num_train_epochs and not a.max_steps else None,
         total_steps=total_steps,
         warmup_steps=warmup,
         learning_rate=a.learning_rate * factor,
@@ -230,6 +239,11 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
         optimizer=optim_arguments.describe(a),
         ema_decay=a.ema_decay,
     )
+
+
+def enough_epochs(steps_per_epoch: int) -> int:
+    """The epochs of a training that names neither epochs nor steps."""
+    return min(max(EPOCHS, math.ceil(ENOUGH_UPDATES / steps_per_epoch)), MOST_EPOCHS)
 
 
 def _steps(number: float | None, total_steps: int) -> int | None:
@@ -251,7 +265,8 @@ def describe(plan: Plan) -> list[str]:
     lines = [
         f"global batch   {b.global_batch_size} rows = {b.world_size} process(es) x {share}",
         f"steps          {plan.total_steps} optimizer steps, {plan.steps_per_epoch} per epoch of "
-        f"{plan.num_rows} rows",
+        f"{plan.num_rows} rows"
+        + (f" x {plan.chosen_epochs}; --num_train_epochs sets it" if plan.chosen_epochs else ""),
         f"learning rate  {plan.learning_rate:g} at its peak{scaled}, {first:.3g} in the first step, "
         f"{last:.3g} in the last; "
         f"{plan.warmup_steps} warm-up step(s), {plan.lr_scheduler_type}",
@@ -262,6 +277,11 @@ def describe(plan: Plan) -> list[str]:
             f"note           --ema_decay {plan.ema_decay:g}: the averaged weights are evaluated and "
             "exported; they take "
             "4 bytes per trained element"
+        )
+    if plan.total_steps < (plan.advised_steps or 0):
+        lines.append(
+            f"note           {plan.total_steps} updates may be too few for a new head; without "
+            f"--num_train_epochs there are up to {plan.advised_steps}"
         )
     if b.follows_processes:
         lines.append(

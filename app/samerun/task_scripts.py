@@ -16,7 +16,7 @@ TASK_FOLDERS = (PACKAGE / "tasks", PACKAGE.parent)
 TOOL_FOLDERS = (PACKAGE / "tools", PACKAGE.parents[1] / "scripts")
 TOOLS = (
     *("plan", "parity", "compare", "sweep", "cross_validate", "average", "data_report", "export_onnx"),
-    "soak",
+    *("soak", "learning_curve"),
 )
 BY_MODEL_TYPE = {"small_cnn": "image_classify", "monai_unet": "segment3d"}
 BY_ENDING = {

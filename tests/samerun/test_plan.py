@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from classify import Arguments
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import get_scheduler
@@ -99,6 +100,18 @@ def test_plan_of_a_run(arguments):
     assert (plan.eval_steps, plan.save_steps, plan.logging_steps) == (11, None, 10)
     assert [plan.epoch_of(step) for step in (0, 10, 11, 27)] == [(0, 0), (0, 10), (1, 0), (2, 5)]
     assert plan.batch == derive_batch(2, 10)
+
+
+@pytest.mark.parametrize(
+    ("rows", "epochs", "steps"), [(64, 30, 60), (640, 20, 400), (650, 20, 420), (100_000, 3, 9375)]
+)
+@pytest.mark.parametrize("processes", [1, 8])
+def test_a_classifier_chooses_its_epochs_by_rows_and_global_batch_alone(rows, epochs, steps, processes):
+    plan = plan_of(Arguments(output_dir="runs/a", global_batch_size=32), rows, processes)
+    assert (plan.chosen_epochs, plan.total_steps) == (epochs, steps)
+    assert f"of {rows} rows x {epochs}; --num_train_epochs sets it" in describe(plan)[1]
+    asked = plan_of(Arguments(output_dir="runs/a", num_train_epochs=2), rows, processes)
+    assert any("may be too few" in line for line in describe(asked)) == (rows < 6400)
 
 
 def test_steps_asked_for_win_over_epochs(arguments):

@@ -1,4 +1,4 @@
-"""scripts/sweep.py and scripts/cross_validate.py, over a command that trains nothing."""
+"""scripts/sweep.py, cross_validate.py and learning_curve.py, over a command that trains nothing."""
 
 import json
 import shlex
@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import cross_validate
+import learning_curve
 import numpy as np
 import pytest
 from launchers import SCRIPTS, as_words
@@ -41,6 +42,9 @@ if "--test_file" in words:
         for row in rows:
             file.write(json.dumps({"id": row["id"], "labels": row["labels"]}, ensure_ascii=False) + chr(10))
     metrics |= {"test_loss": float(len(rows)), "test_rows": len(rows)}
+if folder.name.startswith("rows_"):
+    ids = [json.loads(line)["id"] for line in open(words["--train_file"])]
+    metrics |= {"eval_average_precision_macro": len(ids) / 100 + int(words["--seed"]) / 1000, "ids": ids}
 (folder / "metrics.json").write_text(json.dumps(metrics))
 (folder / "status.json").write_text(json.dumps({"state": "done"}))
 """
@@ -134,6 +138,8 @@ def test_a_sweep_refuses_other_choices(other, command, capsys):
 
 def test_folds_hold_every_row_once_and_their_predictions_are_in_its_order(command, tmp_path, capsys):
     command += as_words(validation_file=tmp_path / "train.jsonl", max_eval_samples="3", encoding="latin-1")
+    assert cross_validate.main(["--folds", "20", *command]) == 2
+    assert "expected from 2 to 15" in capsys.readouterr().err
     assert cross_validate.main(["--folds", "3", "--processes", "2", *command]) == 0
     folder = tmp_path / "runs"
     found = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
@@ -145,8 +151,6 @@ def test_folds_hold_every_row_once_and_their_predictions_are_in_its_order(comman
     assert (folder / "labels.txt").read_text() == "often\nrare\n"
     assert len((folder / "validation.jsonl").read_text().splitlines()) == 3
     assert "test_loss  10.0000  0.0000" in capsys.readouterr().out
-    assert cross_validate.main(["--folds", "20", *command]) == 2
-    assert "expected from 2 to 15" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -178,6 +182,29 @@ def test_the_same_seed_deals_the_same_folds():
     assert np.array_equal(fold, cross_validate.assign_folds(labels, 4, 1))
     assert not np.array_equal(fold, cross_validate.assign_folds(labels, 4, 2))
     assert sorted(fold[7:11]) == [0, 1, 2, 3]
+
+
+def test_a_learning_curve_has_the_scores_by_rows(command, tmp_path, capsys):
+    words = ["--rows", "10,all,1000", "--repeats", "3", *command]
+    assert learning_curve.main(words) == 0
+    assert learning_curve.main(words) == 0  # nothing runs twice
+    folder = tmp_path / "runs"
+    assert {path.read_text() for path in folder.glob("rows_*/runs")} == {"x"}
+    found = json.loads((folder / "learning_curve.json").read_text())
+    assert [point["rows"] for point in found["curve"]] == [10, 30]
+    assert [point["highest"] for point in found["curve"]] == pytest.approx([0.102, 0.302])
+    assert found["curve"][0]["mean"] == pytest.approx(0.101)
+    assert (folder / "learning_curve.png").is_file()
+    few, all_rows, again = (
+        json.loads((folder / f"rows_{name}" / "metrics.json").read_text())["ids"]
+        for name in ("10_seed_0", "all_seed_0", "10_seed_1")
+    )
+    assert (len(set(few)), all_rows) == (10, [f"r{row}" for row in range(30)])
+    assert few not in (all_rows[:10], again)
+    assert "0.1010  0.1000  0.1020" in capsys.readouterr().out
+    assert learning_curve.main(["--rows", "10", *command]) == 2
+    assert learning_curve.main(["--rows", "ten", *command]) == 2
+    assert "expected numbers and all" in capsys.readouterr().err
 
 
 def test_a_space_has_the_kinds_that_are_written():

@@ -42,12 +42,15 @@ from samerun.plan import Modes
 from samerun.task import Batch, Data, Mixture, Split, Task, check_finite, mixing_fingerprint
 from samerun.text.long_documents import LongDocuments
 from samerun.text.tokenizer import (
+    IDS_ALONE,
     PairEncoder,
     choose_max_length,
     load_tokenizer,
     note_unknown,
     tokenizer_fingerprint,
 )
+
+CUT_ROWS, MUCH_LOST = 50, 1 / 3  # cut texts that are tokenized whole; share of lost tokens to tell of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,6 +258,16 @@ class TextTask(Task):
             notes.append(f"--test_file {paths} is not read: --do_predict is not given")
         return Data(self.splits, self._fingerprint(tokenizer, own), notes, arguments.padding_free)
 
+    def share_of_tokens_lost(self, texts: Sequence[str], tokens: Ragged, cut: np.ndarray) -> float:
+        """The share of all tokens of `texts` that `tokens` lacks, by a sample of the rows `cut`."""
+        sample = cut[:: -(-len(cut) // CUT_ROWS)].tolist() if len(cut) else []
+        if not sample:
+            return 0.0
+        whole = self.tokenizer([texts[row] for row in sample], verbose=False, **IDS_ALONE)["input_ids"]
+        kept = sum(len(tokens[row]) for row in sample)
+        lost = (sum(map(len, whole)) - kept) / kept * sum(len(tokens[row]) for row in cut.tolist())
+        return lost / (lost + int(tokens.lengths.sum()))
+
     def _split(
         self, name: str, table: Table, targets: Ragged | None, tokenizer: str, notes: list[str]
     ) -> TextSplit:
@@ -277,6 +290,13 @@ class TextTask(Task):
         encoded = encode_cached(cells, encoder, settings, arguments.preprocessing_num_workers, has_types)
         note_unknown(encoded["input_ids"], self.tokenizer, table.path, notes)
         note_cut(table, "texts", encoded["cut"], self.long_documents.limit, notes)
+        if name == "train" and hasattr(arguments, "long_documents") and self.pair_column is None:
+            lost = self.share_of_tokens_lost(texts, encoded["input_ids"], np.flatnonzero(encoded["cut"]))
+            if lost > MUCH_LOST:
+                notes.append(
+                    f"{table.path}: about {lost:.0%} of the tokens are cut off; --long_documents windows "
+                    "reads whole texts"
+                )
         if name != "train":  # blank training rows were dropped
             note_blank(table, texts, notes)  # second texts are read as they are
         more = {name: encoded[name] for name in getattr(encoder, "more_columns", ())}

@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Learning curve of a text task: what more training rows bring, beside the baseline.
+
+    python scripts/learning_curve.py --rows 100,300,1000,all app/classify.py --train_file train.csv \\
+        --output_dir runs/curve ARGS
+
+ARGS are the training command's own. Each number is a run on so many training rows, drawn by the seed, in
+--output_dir/rows_100_seed_0 and so on; fewer rows are a part of more. Without --validation_file the best
+model is chosen on a part of them. The table and learning_curve.png have --metric_for_best_model on the
+test rows, or without --do_predict on the validation rows. The same command continues a stopped one.
+
+    --rows A,B,...   numbers of training rows; all: every one (default 100,300,1000,all)
+    --repeats N      runs of each number, with other seeds; the mean, the lowest and the highest score are
+                     shown (default 1)
+    --seed N         the first seed (default 0)
+    --processes N    runs at a time (default 1)
+    --launch "..."   a launcher with its options, such as "torchrun --nproc_per_node 2" (default: this Python)
+
+Exit codes: 0 done; 2 bad input; 3 a run failed; 75 stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(REPOSITORY / "app")]
+
+from trials.command import Command, print_table, run_all, run_script  # noqa: E402
+from trials.rows import files_of, open_rows, write_lines  # noqa: E402
+
+from samerun.errors import InputError, TrainingError  # noqa: E402
+from samerun.files import write_json  # noqa: E402
+from samerun.reports.figures import BLUE, GREY, new_figure  # noqa: E402
+
+ALL = "all"
+
+
+def read_numbers(text: str) -> list[int | str]:
+    """The numbers of --rows, without repetitions. Raises `InputError`."""
+    words = list(dict.fromkeys(word.strip() for word in text.split(",")))
+    if not all(word == ALL or (word.isdecimal() and int(word) > 0) for word in words):
+        raise InputError(f"--rows {text}: expected numbers and all, such as 100,300,1000,all")
+    return [word if word == ALL else int(word) for word in words]
+
+
+def train(
+    command: Command, folder: Path, rows: list[dict[str, Any]], number: int | str, seed: int
+) -> dict[str, Any]:
+    """The metrics of a run on `number` of the rows, and "rows". Raises `TrainingError` if it fails."""
+    place, count = folder / f"rows_{number}_seed_{seed}", len(rows) if number == ALL else number
+    chosen = sorted(np.random.default_rng(seed).permutation(len(rows))[:count].tolist())
+    write_lines(folder / f"{place.name}.jsonl", [rows[row] for row in chosen])
+    changes = files_of(folder, train_file=folder / f"{place.name}.jsonl")
+    metrics = command.run(place, changes | {"seed": seed})
+    if metrics is None:
+        raise TrainingError(f"{place.name} failed: {place}.log")
+    print(f"{place.name} is done", flush=True)
+    return {**metrics, "rows": len(chosen)}
+
+
+def learning_curve(options: argparse.Namespace, command: Command, folder: Path) -> None:
+    """Runs all numbers of rows and writes the table and the plot. Raises `InputError`, `TrainingError`,
+    `StopRequested`."""
+    numbers, repeats = read_numbers(options.rows), range(options.seed, options.seed + options.repeats)
+    if not repeats:
+        raise InputError(f"--repeats {options.repeats}: expected at least 1")
+    settings = {"--rows": numbers, "--seed": options.seed, "--repeats": options.repeats}
+    task, rows, _ = open_rows(options, command, folder, **settings)
+    metric = f"{'test' if task.arguments.do_predict else 'eval'}_{task.best_metric}"
+    jobs = [partial(train, command, folder, rows, number, seed) for number in numbers for seed in repeats]
+    metrics, curve = run_all(jobs, options.processes), []
+    for place, number in enumerate(numbers):
+        of_rows = metrics[place * len(repeats) : (place + 1) * len(repeats)]
+        scores = [each.get(metric) for each in of_rows]
+        if None in scores:
+            raise InputError(f"--metric_for_best_model {task.best_metric}: undefined with {number} rows")
+        curve.append(
+            {
+                "rows": of_rows[0]["rows"],
+                "mean": statistics.mean(scores),
+                "lowest": min(scores),
+                "highest": max(scores),
+                "baseline": of_rows[0].get(metric.replace("_", "_baseline_", 1)),
+            }
+        )
+    # A number above that of the rows there are repeats the run on all of them.
+    curve = sorted({point["rows"]: point for point in curve}.values(), key=lambda point: point["rows"])
+    write_json(folder / "learning_curve.json", {"metric": metric, "curve": curve})
+    plot(folder / "learning_curve.png", curve, metric, task.baseline_name)
+    print_table(list(curve[0]), [list(point.values()) for point in curve])
+    print(f"\n{metric}; plot: {folder / 'learning_curve.png'}")
+
+
+def plot(path: Path, curve: list[dict[str, Any]], metric: str, baseline: str) -> None:
+    figure, axes = new_figure("Learning curve", "training rows", metric)
+    rows = [point["rows"] for point in curve]
+    axes.plot(rows, [point["mean"] for point in curve], "o-", color=BLUE, label="model")
+    axes.fill_between(
+        rows, *([p[end] for p in curve] for end in ("lowest", "highest")), color=BLUE, alpha=0.2
+    )
+    if all(point["baseline"] is not None for point in curve):
+        axes.plot(rows, [point["baseline"] for point in curve], "o--", color=GREY, label=baseline)
+    axes.set_xscale("log")
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", default=f"100,300,1000,{ALL}")
+    parser.add_argument("--repeats", type=int, default=1)
+    return run_script(parser, argv, learning_curve)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
