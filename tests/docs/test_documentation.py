@@ -186,6 +186,9 @@ def test_the_shell_reads_every_block():
 
 @per_page
 def test_code_and_settings_are_well_formed(page):
+    text = page.read_text(encoding="utf-8")
+    # GitHub shows no titles: a file's name is in its first line, or, of csv and json, in the sentence before.
+    assert not re.search(r"^```(?!csv|json)\w+ title=", text, re.MULTILINE)
     for block in blocks(page):
         if block.language == "python":
             ast.parse(block.text)
