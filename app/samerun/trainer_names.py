@@ -180,7 +180,7 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
         "false", "the order of rows is a function of (seed, step), so resuming does not read skipped rows"
     ),
     "checkpoint_format": Only(
-        "full", "sharded checkpoints are gone; every checkpoint is full, for any launch"
+        "full", "sharded checkpoints are gone; every checkpoint is full, for every launcher"
     ),
     "restore_callback_states_from_checkpoint": Only("false", "there are no callbacks"),
     "hub_token": TOKEN,

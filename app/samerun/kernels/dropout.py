@@ -5,7 +5,7 @@ Replaces: in training steps, `torch.nn.functional.dropout`, which every `nn.Drop
 whole channels, `scaled_dot_product_attention` with dropout, and stochastic depth. Active: with --dropout_by
 row, the default on CPUs. Gain: masks do not depend on the number of processes, micro-batches, padding, the
 packing of rows, gradient checkpointing or the device. On a CPU it is also faster than torch (2.13), which
-draws dropout element by element in one thread (docs/speed.md).
+draws dropout element by element in one thread (benchmarks/notes.md).
 
 Numbers: the engine seeds torch's generator by (seed, step) before the forward pass of each micro-batch, and
 each call draws one number from it. It tells which call it is, and gradient checkpointing restores it.
