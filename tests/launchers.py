@@ -241,7 +241,8 @@ def hide_gpus(home: Path) -> None:
 
 
 def observe_steps(home: Path) -> None:
-    """Makes every training with `environment` record its steps in observed/ (see `samerun.tools.moving.observer`)."""
+    """Makes every training with `environment` record its steps in observed/ (see
+    `samerun.tools.moving.observer`)."""
     lines = ["import sys", "from pathlib import Path", f"sys.path.append({str(CLASSIFY.parent)!r})"]
     lines += [
         "from samerun.tools.moving import observer",

@@ -206,7 +206,8 @@ def test_the_run_of_any_task_is_a_table_of_contents():
 
 
 def test_a_tool_is_imported_by_tools_only():
-    assert is_tool("samerun.tools.moving") and TOOLS in GRAPH
+    assert is_tool("samerun.tools.moving")
+    assert TOOLS in GRAPH
     assert [package for package in GRAPH if any(map(is_tool, GRAPH[package])) and not is_tool(package)] == []
 
 
