@@ -6,8 +6,8 @@
     deepspeed --num_gpus 8 app/classify.py --deepspeed ds_configs/zero2.json ...the same...
     torchrun --nproc_per_node 8 app/classify.py ...the same...
 
-Every launch trains on the same batches and gives the same model up to round-off. `best/` in the output folder
-is a plain transformers model: pipeline("text-classification", model="runs/a/best", top_k=None).
+Every launcher trains on the same batches and gives the same model up to round-off. `best/` in the output
+folder is a plain transformers model: pipeline("text-classification", model="runs/a/best", top_k=None).
 
 Pairs of texts: --text_pair_column. Prediction needs no labels:
 

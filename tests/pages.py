@@ -14,11 +14,13 @@ FENCE = re.compile(
     r"(?:<!-- ([^\n]*?) -->\n+)?^```(\w*)(?: title=\"([^\"]*)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE
 )
 
+NAME = re.compile(r"# ([\w-]+\.\w+|Dockerfile)(, .*)?\n")
+
 
 @dataclass(frozen=True)
 class Block:
     """A fenced block. `comment`: the HTML comment before it or ""; `title`: the file name in its title or
-    ""."""
+    "", or that in its first line ("# NAME"), which GitHub shows as well."""
 
     comment: str
     language: str
@@ -43,7 +45,10 @@ def name_of(page: Path) -> str:
 def blocks(page: Path | str, language: str | None = None) -> list[Block]:
     """The fenced blocks of a page, all or of one language."""
     matches = FENCE.findall((REPOSITORY / page).read_text(encoding="utf-8"))
-    fenced = [Block(*(part or "" for part in match)) for match in matches]
+    fenced = []
+    for comment, kind, title, text in matches:
+        name = NAME.match(text) if kind in ("python", "yaml", "dockerfile") else None
+        fenced.append(Block(comment, kind, name[1] if name else title, text))
     return [block for block in fenced if language in (None, block.language)]
 
 

@@ -1,4 +1,4 @@
-"""The engine runs any task from its arguments to its output files, under any launch. `main.py` is its
+"""The engine runs any task from its arguments to its output files, under any launcher. `main.py` is its
 table of contents. The packages `text`, `images`, `volumes` and `models` stand beside the engine: it does not
 import them.
 

@@ -265,7 +265,7 @@ class OptimizationArguments:
     )
     dropout_by: str | None = option(
         choices=("row", "torch"),
-        help="row: dropout masks depend on seed, step and row only, the same under any launch; torch: on "
+        help="row: dropout masks depend on seed, step and row only, the same under every launcher; torch: on "
         "processes and micro-batches too (default: row on CPUs; torch on GPUs and with --torch_compile)",
     )
     gradient_checkpointing: bool = option(

@@ -1,6 +1,6 @@
 """Checkpoints: format, saving, restoring, and copies for machines without a shared disk.
 
-A checkpoint holds fp32 weights and the optimizer's moments by parameter name, so that every launch can read
+A checkpoint holds fp32 weights and the optimizer's moments by parameter name, so that every launcher can read
 it. It holds neither random-number states nor the data order: both are functions of (seed, step). A resumed
 run ends with the same bytes as an uninterrupted one.
 
@@ -153,7 +153,7 @@ def damage(path: Path) -> str | None:
         if "shards" in manifest:  # --checkpoint_format sharded, up to version 1.0.0
             return (
                 "is sharded, which this version cannot read; resume once with the version that wrote it and "
-                "--checkpoint_format full, which makes a checkpoint for every launch"
+                "--checkpoint_format full, which makes a checkpoint for every launcher"
             )
         for name in (WEIGHTS, OPTIMIZER, STATE, RUN_FINGERPRINT):
             if name not in records:

@@ -244,7 +244,7 @@ def plugin(config: dict[str, Any]) -> Any:
 def disable_partitioned_init(accelerator: Any) -> None:
     """Stops transformers from partitioning a model while it is built; transformers ignores `zero3_init_flag`.
 
-    Every process builds the whole model, so initial weights are the same under every launch. DeepSpeed
+    Every process builds the whole model, so initial weights are the same under every launcher. DeepSpeed
     partitions them in `prepare`. The cost is one full copy in host memory until then.
     """
     from transformers.integrations import unset_hf_deepspeed_config

@@ -50,7 +50,7 @@ class FsdpSettings:
 
 def read_settings(environment: Mapping[str, str], problems: list[str]) -> FsdpSettings | None:
     """The FSDP settings that `accelerate launch` put into `environment`; None without FSDP. Adds unsupported
-    settings to `problems`. Ignores settings of checkpoints: they have the same format under every launch."""
+    settings to `problems`. Ignores settings of checkpoints: their format is the same everywhere."""
     if not is_on(environment, SWITCH):
         return None
     settings = {

@@ -132,7 +132,7 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
         "true", "micro-batches that do not fit are halved at the start; --global_batch_size does not change"
     ),
     "average_checkpoints": Refused(
-        "keep the best models with --keep_best, and average them afterwards: scripts/average.py"
+        "keep the best models with --keep_best, and average them afterwards: samerun average"
     ),
     "data_seed": Refused("--seed also sets the order of rows"),
     # TrainingArguments: logging
@@ -180,7 +180,7 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
         "false", "the order of rows is a function of (seed, step), so resuming does not read skipped rows"
     ),
     "checkpoint_format": Only(
-        "full", "sharded checkpoints are gone; every checkpoint is full, for any launch"
+        "full", "sharded checkpoints are gone; every checkpoint is full, for every launcher"
     ),
     "restore_callback_states_from_checkpoint": Only("false", "there are no callbacks"),
     "hub_token": TOKEN,

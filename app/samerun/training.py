@@ -118,7 +118,7 @@ class Training:
         if by_row:
             use_row_drop_path(model)
         run.print(
-            "dropout        by row: the same masks under any launch"
+            "dropout        by row: the same masks under every launcher"
             if by_row
             else "dropout        by torch: another number of processes or micro-batches draws other masks "
             "(--dropout_by row)"

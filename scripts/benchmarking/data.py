@@ -26,7 +26,7 @@ class Source(NamedTuple):
 
 def find_source(kind: str, data: Path | None, folder: Path) -> Source:
     """The file of `kind` in the folder `data` (short.csv.gz, titles.jsonl, ...), or else the sample corpus,
-    whose texts are long-tailed and have titles.
+    whose texts are of mixed length and have titles.
 
     An optional names.json beside the files holds display names: {"short": "XED emotions"}.
     """

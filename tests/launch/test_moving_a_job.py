@@ -13,9 +13,10 @@ import launchers
 import pytest
 import yaml
 from launchers import REPOSITORY, run, run_together, training
-from moving.outcome import TOLERANCE, checkpoint_differences
 from namespaces import machines, missing_for_machines
 from pages import run_by
+
+from samerun.tools.moving.outcome import TOLERANCE, checkpoint_differences
 
 REASON = missing_for_machines()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=str(REASON))]

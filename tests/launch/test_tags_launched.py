@@ -7,9 +7,10 @@ import signal
 
 import pytest
 from launchers import REPOSITORY, as_words, hide_gpus, python, run, torchrun, write_bert_config
-from moving.outcome import TOLERANCE, checkpoint_differences
 from running import running
 from sampling.names import draw_rows
+
+from samerun.tools.moving.outcome import TOLERANCE, checkpoint_differences
 
 pytestmark = pytest.mark.slow
 SCRIPT = str(REPOSITORY / "app" / "tag.py")

@@ -16,10 +16,10 @@ import sys
 import launchers
 import pytest
 from launchers import CLASSIFY, REPOSITORY, UNEVEN, as_words, free_port, run_together, training
-from moving.outcome import TOLERANCE, checkpoint_differences
 from namespaces import machines, missing_for_machines
 
 from samerun.checkpoint import damage
+from samerun.tools.moving.outcome import TOLERANCE, checkpoint_differences
 
 REASON = missing_for_machines()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=str(REASON))]

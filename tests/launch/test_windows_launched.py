@@ -4,7 +4,8 @@ import json
 
 import pytest
 from launchers import run, torchrun, training
-from moving.outcome import TOLERANCE, checkpoint_differences
+
+from samerun.tools.moving.outcome import TOLERANCE, checkpoint_differences
 
 pytestmark = pytest.mark.slow
 

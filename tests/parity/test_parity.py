@@ -4,10 +4,10 @@ both tasks.
 In fp32, with dropout, every cell is compared with one plain process: final weights to 1e-5 of a
 tensor's largest element, losses and gradient norms of each step to 1e-5, its learning rates and rows exactly,
 evaluation metrics to 1e-6. The classifier's cells are the jobs of `launchers`, several of which resume
-another job's checkpoint; those of titles are made by scripts/parity.py.
+another job's checkpoint; those of titles are made by `samerun parity`.
 
 Adam's epsilon and the head's first bias are the defaults. Left out of the weights are the elements whose
-gradient is rounding alone (`moving.outcome.GRADIENT_ROUNDING`): below 2 % of them. No cell is beyond 1e-5.
+gradient is rounding alone (`outcome.GRADIENT_ROUNDING`): below 2 % of them. No cell is beyond 1e-5.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import pytest
 import title_job
 from golden import FILE, metrics_of
 from launchers import JOBS, REFERENCES
-from moving.outcome import (
+
+from samerun.tools.moving.outcome import (
     METRICS_TOLERANCE,
     PREDICTIONS_TOLERANCE,
     TOLERANCE,

@@ -271,7 +271,7 @@ def forward_and_backward(model, task, batch, autocast):
     task.loss_sum(lambda **_: logits, batch).backward()
 
 
-# The greatest errors measured, with room for a library's next version; docs/memory.md has the table.
+# The greatest errors measured, with room for a library's next version; benchmarks/notes.md has the table.
 @pytest.mark.parametrize(
     ("make", "task", "batch", "checkpointing", "precision", "tolerance"),
     [

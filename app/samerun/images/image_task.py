@@ -83,7 +83,7 @@ class ImageTask(Task):
         self, image: Any, mask: Any, row: int, epoch: int | None
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """An image and its mask, if it has one, in the size of the model's input; with an epoch, augmented.
-        A function of (seed, epoch, row): the same under any launch, in any worker, and after a resume."""
+        A function of (seed, epoch, row): the same under any launcher, in any worker, and after a resume."""
         if epoch is not None:
             image, mask = self.augmentation(image, mask, row_generator(self.arguments.seed, epoch, row))
             if self.augmentation.has_fixed_size:

@@ -5,7 +5,7 @@ Replaces: in training steps, `torch.nn.functional.dropout`, which every `nn.Drop
 whole channels, `scaled_dot_product_attention` with dropout, and stochastic depth. Active: with --dropout_by
 row, the default on CPUs. Gain: masks do not depend on the number of processes, micro-batches, padding, the
 packing of rows, gradient checkpointing or the device. On a CPU it is also faster than torch (2.13), which
-draws dropout element by element in one thread (docs/speed.md).
+draws dropout element by element in one thread (benchmarks/notes.md).
 
 Numbers: the engine seeds torch's generator by (seed, step) before the forward pass of each micro-batch, and
 each call draws one number from it. It tells which call it is, and gradient checkpointing restores it.
@@ -18,7 +18,7 @@ input.
 Layouts: the first dimension has the rows of the micro-batch, or so many heads, images or windows of each row.
 Without padding (`padding_free`), a tensor is (1, tokens of all rows, features). A parameter, or a tensor of
 one row in a micro-batch of several, is shared by all rows and micro-batches, and so is its mask. Any other
-tensor has a mask of its own in each micro-batch; scripts/parity.py names it.
+tensor has a mask of its own in each micro-batch; `samerun parity` names it.
 
 Attention on a CPU works in pieces: some rows, some heads of one row, or some queries of one head. The
 backward pass recomputes attention weights (as in FlashAttention, arXiv 2205.14135, algorithm 4) but stores

@@ -3,7 +3,7 @@
 Replaces: torch's allocation of a gradient for the whole vocabulary in each backward pass, nearly all of it
 zeros. Active: in training on a CPU, in one process without DeepSpeed, for weights of at least 2**23 elements
 that only embeddings use. Gain: steps are 1.4 and 1.5 times as fast with the 250,037 entries of multilingual
-models, 1.07 with MiniLM's vocabulary (docs/speed.md).
+models, 1.07 with MiniLM's vocabulary (benchmarks/notes.md).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Replaces: the padded forward pass between the embeddings and the last layer, and transformers' attention
 there, by one call per row length. Active: with --padding_free on a CPU, for the models in
 `enable.SUPPORTED`, in passes with known row lengths. Gain: 1.36 times for MiniLM without length grouping (22%
-padding), 1.05 to 1.15 with it (5%; docs/speed.md).
+padding), 1.05 to 1.15 with it (5%; benchmarks/notes.md).
 
 Between the embeddings and the last layer, a padded batch (rows, width) becomes one sequence of its real
 tokens, in which attention is restricted to each row. Everything else in a layer works token by token. If the

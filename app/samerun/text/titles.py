@@ -46,7 +46,7 @@ BINS = 8  # of document lengths
 MOST_ROWS, CHARACTERS = 20, 300
 MAX_ROWS, MAX_CHARACTERS = 20, 300  # in the report
 # Supported fields of --generation_config: (value, end token ids) -> logits processor. None of them samples or
-# depends on the padding of a batch, so titles are the same under every launch.
+# depends on the padding of a batch, so titles are the same under every launcher.
 SETTINGS: dict[str, Callable[[Any, list[int]], Any]] = {
     "repetition_penalty": lambda value, _: logits_process.RepetitionPenaltyLogitsProcessor(value),
     "encoder_no_repeat_ngram_size": lambda value, _: logits_process.EncoderNoRepeatNGramLogitsProcessor(
@@ -204,7 +204,7 @@ def _problem_of(name: str) -> str | None:
     supported = f"supported are {', '.join(SETTINGS)}"
     if hasattr(GenerationConfig(), name):
         return (
-            "is not supported (it would sample, change with the launch, or replace the model's ids); "
+            "is not supported (it would sample, change with the launcher, or replace the model's ids); "
             f"{supported}"
         )
     near = nearest(name, [*SETTINGS, *ARGUMENTS])

@@ -18,7 +18,7 @@ WORDS = {
 }  # fmt: skip
 OVERHEAD = "classification, {}: our step costs more than the bare loop's"
 FASTER = "classification, {}: times {}, at equal quality"
-TEXTS = {"short": "short texts", "long_tailed": "long-tailed texts"}
+TEXTS = {"short": "short texts", "long_tailed": "texts of mixed length"}
 LEARNING_RATE = 3e-4  # high enough to learn something in an epoch over a few hundred rows
 EQUAL_LOSS, EQUAL_PRECISION = 0.02, 0.02  # differences that seeds cause too: relative, absolute
 OURS = "`ours` is `app/classify.py` itself, from its arguments to the end of training."
