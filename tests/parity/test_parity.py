@@ -3,8 +3,8 @@ both tasks.
 
 In fp32, with dropout, every cell is compared with one plain process: final weights to 1e-5 of a
 tensor's largest element (titles: 3e-5), losses and gradient norms of each step to 1e-5, its learning rates
-and rows exactly, evaluation metrics to 1e-6. The classifier's cells are the jobs of `launchers`, several of which resume
-another job's checkpoint; those of titles are made by `samerun parity`.
+and rows exactly, evaluation metrics to 1e-6. The classifier's cells are the jobs of `launchers`,
+several of which resume another job's checkpoint; those of titles are made by `samerun parity`.
 
 Adam's epsilon and the head's first bias are the defaults. Left out of the weights are the elements whose
 gradient is rounding alone (`outcome.GRADIENT_ROUNDING`): below 5 % of them.
