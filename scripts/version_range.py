@@ -98,8 +98,11 @@ def floor_passes(tests: list[str]) -> bool:
         print(f"pip install . would install {', '.join(sorted(would_install))}", flush=True)
         if would_install != {"samerun"}:
             return False
-        subprocess.run([*install, "-q", *extras, "-r", "tests/requirements.txt"], cwd=REPOSITORY, check=True)
-        return subprocess.run([python, "-m", "pytest", *tests], cwd=REPOSITORY).returncode == 0
+        # torchvision: for SegFormer before transformers 5.22
+        more = [*needed, *extras, "torchvision", "-r", "tests/requirements.txt"]
+        subprocess.run([*install, "-q", *more], cwd=REPOSITORY, check=True)
+        no_onnx = ["--ignore", "tests/scripts/test_export_onnx.py"]  # this extra needs transformers 5.23
+        return subprocess.run([python, "-m", "pytest", *tests, *no_onnx], cwd=REPOSITORY).returncode == 0
 
 
 def last_patches(library: str) -> list[Version]:
