@@ -64,7 +64,10 @@ def read_request(argv: list[str] | None = None) -> Request:
     parser.add_argument("model", metavar="MODEL_FOLDER", help="the folder best/ of a run, or one like it")
     parser.add_argument("file", nargs="?", metavar="FILE", help="rows to predict, or - for standard input")
     parser.add_argument(
-        "--text", action="append", help="a text to predict, instead of a file; may be given several times"
+        "--text",
+        action="append",
+        help="a text to predict, instead of a file; may be given several times; - reads one from each line "
+        "of standard input",
     )
     parser.add_argument(
         "--text_pair", action="append", help="the second text of each --text, for a model of pairs of texts"
@@ -80,6 +83,10 @@ def read_request(argv: list[str] | None = None) -> Request:
         raise InputError("give either a FILE (- for standard input) or --text")
     if options.text is not None and task not in ("classify", "titlegen", "tag"):
         raise InputError(f"--text: {options.model} is a model of {task}, which takes files; name a FILE")
+    if options.text == ["-"]:
+        options.text = sys.stdin.read().splitlines()
+        if not options.text:
+            raise InputError("--text -: standard input is empty; expected a text on each line")
     if options.text_pair is not None and (task != "classify" or options.text is None):
         raise InputError("--text_pair is the second text of a --text, for a model of classify; leave it out")
     if options.text_pair is not None and len(options.text_pair) != len(options.text):

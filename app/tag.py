@@ -72,6 +72,7 @@ from samerun.plan import Modes
 from samerun.runtime import Launch
 from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent, check_metric
 from samerun.text import tags
+from samerun.text.labels import label_source
 from samerun.text.tags import RAW, Tagged, first_tokens
 from samerun.text.text import TextSplit, TextTask, check_outputs, lengths_of, pad_rows
 from samerun.text.titles import IGNORED, token_losses
@@ -134,10 +135,8 @@ class TokenClassification(TextTask):
         return tags.read_tags(table, self.arguments.text_column, self.arguments.label_column, notes)
 
     def ids_of_targets(self, table: Table, targets: Tagged, notes: list[str]) -> Ragged:
-        a = self.arguments
-        source = "training data" if self.modes.train else f"labels of {a.model_name_or_path}"
-        source = f"--label_file {a.label_file}" if a.label_file and self.modes.train else source
-        return tags.tag_ids(table, targets, self.labels, a.text_column, source)
+        source = label_source(self.arguments)
+        return tags.tag_ids(table, targets, self.labels, self.arguments.text_column, source)
 
     def target_tensor(self, targets: Ragged, rows: np.ndarray) -> torch.Tensor:
         return pad_rows([targets[row] for row in rows], IGNORED)

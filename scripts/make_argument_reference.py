@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "app"))
 
-from samerun.parsing import describe_value, groups_of  # noqa: E402
+from samerun.parsing import describe_value, groups_of, takes_several  # noqa: E402
 from samerun.trainer_names import TRAINER_NAMES, Alias, Only  # noqa: E402
 
 PAGE = ROOT / "docs" / "arguments.md"
@@ -139,7 +139,8 @@ def value_of(owner: type, field: dataclasses.Field) -> str:
     """The allowed values, in words."""
     if field.metadata["reads"]:
         return "a file" if field.metadata["per_machine"] else "a path or a hub id"
-    return "a path" if field.metadata["path"] and field.default is None else describe_value(owner, field)
+    is_path = field.metadata["path"] and field.default is None and not takes_several(owner, field.name)
+    return "a path" if is_path else describe_value(owner, field)
 
 
 def page() -> str:

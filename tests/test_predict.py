@@ -1,3 +1,4 @@
+import io
 import json
 from pathlib import Path
 
@@ -77,6 +78,14 @@ def test_what_cannot_be_predicted_is_explained(config, argv, message, folder, tm
     place = tmp_path if config is None else folder(config)
     with pytest.raises(InputError, match=message):
         predict.task_command(predict.read_request([str(place), *argv]))
+
+
+def test_lines_of_standard_input_are_texts(folder, monkeypatch):
+    model = str(folder(CLASSIFIER))
+    monkeypatch.setattr("sys.stdin", io.StringIO("red apples\nblue, sky\n"))
+    assert predict.read_request([model, "--text", "-"]).options.text == ["red apples", "blue, sky"]
+    with pytest.raises(InputError, match="standard input is empty"):
+        predict.read_request([model, "--text", "-"])
 
 
 def test_several_processes_need_a_folder(folder, monkeypatch):

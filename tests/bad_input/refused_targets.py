@@ -71,6 +71,12 @@ LABELS = [
          [r"valid\.csv:3: label 'blue' is not in the labels of models/classifier"], CLASSIFY,
          {"do_eval": "true", "model_name_or_path": "models/classifier", "config_name": None,
           "from_scratch": None, "tokenizer_type": None}, {"valid.csv": "text,labels\nx,red\ny,blue\n"}),
+    Case("a base model that a command with --train_file only predicts with",
+         [r"^error: test\.csv: none of its labels, such as 'blue', is in the labels of models/classifier\. "
+          r"This command does not train: add --do_train to train first"], CLASSIFY,
+         {"do_predict": "true", "test_file": "test.csv", "model_name_or_path": "models/classifier",
+          "config_name": None, "from_scratch": None, "tokenizer_type": None},
+         {"test.csv": "text,labels\nx,blue\ny,violet|blue\n"}),
     Case("0/1 column with something else", [r"wide\.csv:3: green is '2', expected 0 or 1"],
          CLASSIFY, **wide("text,red,green\na,1,0\nb,0,2\n")),
     Case("0/1 column with nothing", [r"wide\.csv:3: green is '', expected 0 or 1"], CLASSIFY,

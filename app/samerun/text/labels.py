@@ -17,6 +17,7 @@ from samerun.errors import SHOWN, InputError, described, more, nearest, raise_pr
 from samerun.files import read_text
 
 # ['a', 'b'], as pandas writes a list to csv
+OF_MODEL = "labels of "  # begins the source of labels that a model has
 LIST_AS_TEXT = re.compile(r"\[\s*(([\"']).*\2\s*)?\]", re.DOTALL)
 BITS = dict.fromkeys(("1", "true", "True", "TRUE", "1.0"), True) | dict.fromkeys(
     ("0", "false", "False", "FALSE", "0.0"), False
@@ -243,6 +244,8 @@ def label_ids(
             f"{table.path}: {count} label(s) of {len(unknown)} kind(s) that the {source} does not "
             "have are ignored"
         )
+    elif unknown and not any(ids.values()) and source.startswith(OF_MODEL):
+        raise InputError(knows_none(table, next(iter(unknown)), source))
     elif unknown:
         leave = "" if ignore_unknown is None else ", or leave such labels out with --unknown_labels ignore"
         advice = (
@@ -260,10 +263,19 @@ def label_ids(
     return Ragged.of([ids[names] for names in labelled.rows])
 
 
+def knows_none(table: Table, label: str, source: str) -> str:
+    """The problem of a file with labels that a model was not trained on, or of a command that only predicts
+    with a model that is still to be trained."""
+    return (
+        f"{table.path}: none of its labels, such as {label!r:.80}, is in the {source}. This command does not "
+        "train: add --do_train to train first, or name a model that was trained on these labels"
+    )
+
+
 def label_source(arguments: Any) -> str:
     """The source of a run's label list, for messages."""
     if not arguments.modes.train:
-        return f"labels of {arguments.model_name_or_path}"
+        return f"{OF_MODEL}{arguments.model_name_or_path}"
     if arguments.label_file is not None:
         return f"--label_file {arguments.label_file}"
     return "first buffer of the training data" if arguments.streaming else "training data"

@@ -30,7 +30,7 @@ from samerun.models.adapters import loadable
 from samerun.reports.card import markdown_table
 from samerun.reports.figures import BLUE, NAME, matrix, new_figure
 from samerun.task import ModelCard, ReportContent, Section
-from samerun.text.labels import Labelled, read_label_file
+from samerun.text.labels import OF_MODEL, Labelled, knows_none, read_label_file
 from samerun.text.long_documents import LongDocuments
 from samerun.text.tokenizer import CJK, IDS_ALONE, WIDE
 
@@ -229,6 +229,8 @@ def tag_ids(table: Table, tagged: Tagged, labels: Sequence[str], words_column: s
         for number, tag in enumerate(tags):
             if tag not in numbers:
                 unknown.setdefault(tag, []).append((row, number))
+    if unknown and source.startswith(OF_MODEL) and unknown.keys() >= set().union(*tagged.rows) - {OUTSIDE}:
+        raise InputError(knows_none(table, next(iter(unknown)), source))
     problems = []
     for tag, places in list(unknown.items())[:SHOWN]:
         (row, number), near = places[0], nearest(tag, labels)
