@@ -14,8 +14,8 @@ from launchers import CLASSIFY, JOBS, LABELS, TEST_ROWS, as_words, python, run, 
 pytestmark = pytest.mark.slow
 
 HEADINGS = (
-    "launcher  ", "precision  ", "global batch  ", "steps  ", "learning rate  ", "note  ", "resume  ", "step ",
-    "predictions  ",
+    "launcher  ", "precision  ", "global batch  ", "steps  ", "learning rate  ", "note  ", "resume  ",
+    "step ", "predictions  ",
     "optimizer  ", "dropout  ", "results  ", "done  ", "memory  ", "training  ", "average  ",
     "               (weights ", "               and ",
     *(f"               {metric}" for metric in ("loss  ", "f1_", "tuned_f1_", "average_precision_macro  ")),
