@@ -7,7 +7,7 @@ one process; for this project and for transformers' Trainer.
 Trains a small classifier on the sample data, with dropout and the default settings, in fp32 on the CPU. One
 run stays in one process; the other is stopped after each third of its steps and continued by the next
 launcher: one process, two processes (torchrun), two processes with DeepSpeed ZeRO-2. Trainer trains the same
-model on the same rows with the same global batch (`moving/trainer_job.py`). Its third part is one process
+model on the same rows with the same global batch (`trainer_job.py`). Its third part is one process
 again, since it does not continue its own checkpoints under ZeRO. Writes docs/images/moving.png and all losses
 to benchmarks/moving.json.
 """
@@ -29,7 +29,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parents[1]
-TASK, TRAINER = str(ROOT / "app" / "classify.py"), str(ROOT / "scripts" / "moving" / "trainer_job.py")
+TASK, TRAINER = str(ROOT / "app" / "classify.py"), str(ROOT / "scripts" / "trainer_job.py")
 RECIPES = ROOT / "app" / "recipes"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
 OURS = {

@@ -190,7 +190,7 @@ def title_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class TokenTable:
-    """A run of scripts/parity.py: the process, its folder, and the command's --output_dir, which must not be
+    """A run of `samerun parity`: the process, its folder, and the command's --output_dir, which must not be
     touched."""
 
     finished: launchers.Finished
@@ -200,7 +200,7 @@ class TokenTable:
 
 @pytest.fixture(scope="session")
 def title_tokens(title_home: Path) -> TokenTable:
-    """A run of scripts/parity.py on the title job with micro-batches by tokens, in two cells."""
+    """A run of `samerun parity` on the title job with micro-batches by tokens, in two cells."""
     never, options = (
         title_home / "runs" / "never_tokens",
         ["--cells", "zero2", "--steps", str(title_job.STEPS)],
@@ -211,13 +211,13 @@ def title_tokens(title_home: Path) -> TokenTable:
     }
     job = title_job.arguments(**micro_batches, output_dir=never)
     command = [
-        str(launchers.SCRIPTS / "parity.py"),
+        *launchers.tool("parity"),
         *options,
         "--output_dir",
         "tokens",
         str(title_job.SCRIPT),
     ]
-    finished = launchers.run([*launchers.python(), *command, "--from_scratch", *job], title_home, timeout=900)
+    finished = launchers.run([*command, "--from_scratch", *job], title_home, timeout=900)
     return TokenTable(finished, title_home / "tokens", never)
 
 

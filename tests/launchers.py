@@ -167,6 +167,17 @@ def python() -> list[str]:
     return [sys.executable]
 
 
+def tool(name: str) -> list[str]:
+    """The command `samerun NAME`, as an installation starts it."""
+    app = str(REPOSITORY / "app")
+    return [
+        sys.executable,
+        "-c",
+        f"import sys; sys.path[0] = {app!r}\nfrom samerun.__main__ import main\nmain()",
+        name,
+    ]
+
+
 def torchrun(processes: int) -> list[str]:
     return [_tool("torchrun"), "--nproc_per_node", str(processes), "--master_port", str(free_port())]
 
@@ -230,10 +241,11 @@ def hide_gpus(home: Path) -> None:
 
 
 def observe_steps(home: Path) -> None:
-    """Makes every training with `environment` record its steps in observed/ (see `moving.observer`)."""
-    lines = ["import sys", "from pathlib import Path", f"sys.path.append({str(SCRIPTS)!r})"]
+    """Makes every training with `environment` record its steps in observed/ (see
+    `samerun.tools.moving.observer`)."""
+    lines = ["import sys", "from pathlib import Path", f"sys.path.append({str(CLASSIFY.parent)!r})"]
     lines += [
-        "from moving import observer",
+        "from samerun.tools.moving import observer",
         "sys.path.pop()",
         f"observer.observe_steps(Path({str(home / 'observed')!r}))",
     ]

@@ -1,6 +1,5 @@
 """What pyproject.toml installs, beside what the repository has."""
 
-import re
 import tomllib
 from pathlib import Path
 
@@ -9,7 +8,6 @@ from packaging.requirements import Requirement
 
 import samerun
 from samerun.__main__ import CONFIGS
-from samerun.task_scripts import TOOLS
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -41,14 +39,6 @@ def test_every_requirements_file_is_an_extra():
 def test_every_script_and_configuration_is_installed():
     scripts = {path.stem for path in (ROOT / "app").glob("*.py")}
     configs = {name: f"samerun/{name}" for name in CONFIGS}
-    tools = [f"scripts/{name}.py" for name in TOOLS]
-    imported = {
-        name.split(".")[0]
-        for tool in tools
-        for name in re.findall(r"^from (\w+)", (ROOT / tool).read_text(encoding="utf-8"), re.MULTILINE)
-    }
-    tools += [f"scripts/{name}" for name in imported if (ROOT / "scripts" / name).is_dir()]
-    configs |= {path: f"samerun/tools/{Path(path).name}" for path in tools}
     paths = ["app/recipes", *(f"app/{name}.py" for name in scripts)]
     tasks = {path: f"samerun/tasks/{Path(path).name}" for path in paths}
     assert PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"] == tasks | configs

@@ -10,14 +10,13 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-import compare
 import launchers
 import nibabel
 import numpy as np
 import pytest
 import segment3d
 import torch
-from launchers import SCRIPTS, as_words, python, run
+from launchers import SCRIPTS, as_words, python, run, tool
 from safetensors.torch import save_file
 
 from samerun.errors import InputError, TrainingError
@@ -25,6 +24,7 @@ from samerun.images.segmentation import SegmentationLoss
 from samerun.parsing import validate
 from samerun.plan import evaluation_batch
 from samerun.task import Batch
+from samerun.tools import compare
 from samerun.volumes.network import Settings, load_weights
 from samerun.volumes.output import WholeVolumes
 
@@ -225,11 +225,7 @@ def test_a_model_predicts_unlabelled_volumes_of_another_folder(trained, place):
 @pytest.mark.slow
 def test_the_plan_of_volumes(place):
     options = ["--launch", "accelerate_configs/zero2.yaml", "--num_processes", "4", "--gpu_memory", "24"]
-    planned = (
-        run([*python(), str(SCRIPTS / "plan.py"), *options, *job(place / "data", place / "never")], place)
-        .check()
-        .out
-    )
+    planned = run([*tool("plan"), *options, *job(place / "data", place / "never")], place).check().out
     assert "for micro-batches of 1x1x16x16x16" in planned
     assert "3 training volumes, 2 patches of 16x16x16 voxels" in planned
     assert "zero3_offload.yaml" in planned

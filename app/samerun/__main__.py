@@ -4,9 +4,9 @@
     accelerate launch -m samerun classify ...      torchrun --nproc_per_node 2 -m samerun classify ...
     deepspeed --module samerun classify ...
 
-`samerun NAME` runs a task as `python app/NAME.py` does, or a tool of scripts/. Tools take a task by its name
-or its path: `samerun plan classify ARGS`. `samerun configs FOLDER` copies the configuration
-files of launchers. `samerun completion` prints what a shell needs to complete names and arguments:
+`samerun NAME` runs a task as `python app/NAME.py` does, or a tool of samerun/tools/. Tools take a task by its
+name or its path: `samerun plan classify ARGS`. `samerun configs FOLDER` copies the configuration files of
+launchers. `samerun completion` prints what a shell needs to complete names and arguments:
 eval "$(samerun completion)" in ~/.bashrc, after `autoload bashcompinit; bashcompinit` in ~/.zshrc.
 """
 
@@ -18,7 +18,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from samerun.task_scripts import PACKAGE, scripts, tools
+from samerun.task_scripts import scripts, shipped, tools
 
 CONFIGS = ("accelerate_configs", "ds_configs")
 COMPLETION = """_samerun() {{
@@ -38,8 +38,9 @@ def main() -> None:
     name = given.replace("-", "_")
     if name in files:
         sys.argv.remove(given)
-        sys.argv[0] = str(files[name])
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        # argparse names a tool by it; a task's folder is that of its script
+        sys.argv[0] = f"samerun {dashed(name)}" if name in tools() else str(files[name])
+        runpy.run_path(str(files[name]), run_name="__main__")
     elif name == "configs":
         copy_configs(Path(sys.argv[2] if len(sys.argv) > 2 else "."))
     elif name == "completion":
@@ -76,9 +77,7 @@ def usage(files: dict[str, Path]) -> str:
 def copy_configs(folder: Path) -> None:
     """Copies the launchers' configuration files to `folder`. Replaces none."""
     for name in CONFIGS:
-        # An installation has them in the package, a checkout at its top.
-        source = next(place for place in (PACKAGE / name, PACKAGE.parents[1] / name) if place.is_dir())
-        for file in sorted(source.iterdir()):
+        for file in sorted(shipped(name).iterdir()):
             target = folder / name / file.name
             if target.exists():
                 print(f"kept {target}")

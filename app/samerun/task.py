@@ -230,7 +230,7 @@ class Task(ABC):
 
     @abstractmethod
     def build(self) -> torch.nn.Module:
-        """Builds the model to train, on the CPU in fp32. The engine has seeded torch. `scripts/plan.py` calls
+        """Builds the model to train, on the CPU in fp32. The engine has seeded torch. `samerun plan` calls
         it under `torch.device("meta")`, and again without if it fails there because it reads weights."""
 
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:

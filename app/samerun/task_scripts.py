@@ -11,13 +11,8 @@ from typing import Any
 from samerun.errors import InputError
 
 PACKAGE = Path(__file__).resolve().parent
-# An installation has tasks and tools in the package, a checkout in app/ and scripts/.
+# An installation has tasks in the package, a checkout in app/.
 TASK_FOLDERS = (PACKAGE / "tasks", PACKAGE.parent)
-TOOL_FOLDERS = (PACKAGE / "tools", PACKAGE.parents[1] / "scripts")
-TOOLS = (
-    *("plan", "parity", "compare", "sweep", "cross_validate", "average", "data_report", "export_onnx"),
-    *("soak", "learning_curve"),
-)
 BY_MODEL_TYPE = {"small_cnn": "image_classify", "monai_unet": "segment3d"}
 BY_ENDING = {
     "ForSequenceClassification": "classify",
@@ -38,8 +33,14 @@ def scripts() -> dict[str, Path]:
 
 def tools() -> dict[str, Path]:
     """The files of the tools around a run, by name."""
-    folder = next(folder for folder in TOOL_FOLDERS if (folder / "plan.py").is_file())
-    return {name: folder / f"{name}.py" for name in TOOLS}
+    files = sorted((PACKAGE / "tools").glob("*.py"))
+    return {path.stem: path for path in files if path.stem != "__init__"}
+
+
+def shipped(name: str) -> Path:
+    """The folder accelerate_configs/ or ds_configs/: an installation has it in the package, a checkout at its
+    top."""
+    return next(place for place in (PACKAGE / name, PACKAGE.parents[1] / name) if place.is_dir())
 
 
 def path_of(task: str) -> Path:

@@ -132,7 +132,7 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
         "true", "micro-batches that do not fit are halved at the start; --global_batch_size does not change"
     ),
     "average_checkpoints": Refused(
-        "keep the best models with --keep_best, and average them afterwards: scripts/average.py"
+        "keep the best models with --keep_best, and average them afterwards: samerun average"
     ),
     "data_seed": Refused("--seed also sets the order of rows"),
     # TrainingArguments: logging

@@ -10,7 +10,6 @@ import importlib.util
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -22,13 +21,15 @@ import yaml
 from launchers import REPOSITORY
 from pages import PAGES, blocks, name_of, prose, source_of
 
+from samerun import task_scripts
 from samerun.parsing import parse, validate
 from samerun.runtime import Machine, describe_launch
+from samerun.tools import plan
 
 OWN_TASK = "docs/write-your-own-task.md"
 FOLDERS = "app|scripts|accelerate_configs|ds_configs|tests|benchmarks|docs"
 # What starts a command of a page. Those of the second line are looked at no further.
-LAUNCHERS = {"python", "torchrun", "accelerate", "deepspeed", "bash", "sbatch"}
+LAUNCHERS = {"python", "samerun", "torchrun", "accelerate", "deepspeed", "bash", "sbatch"}
 OTHERS = {
     "pip",
     "export",
@@ -42,6 +43,7 @@ OTHERS = {
     "curl",
     "git",
 }
+OTHER_COMMANDS = {"configs", "completion", "--help"}
 # What ARGS stands for.
 COMPLETE = ["--model_name_or_path", "MODEL", "--train_file", "train.csv", "--output_dir", "runs/a"]
 
@@ -82,6 +84,12 @@ def is_task(word: str) -> bool:
     return bool(re.fullmatch(r"app/(?!predict|serve)\w+\.py|(digits|topics)\.py", word))
 
 
+def script_of(word: str) -> str:
+    """The path of a command's script; another word as it is."""
+    path = (task_scripts.scripts() | task_scripts.tools()).get(word.replace("-", "_"))
+    return word if path is None else str(path.relative_to(REPOSITORY))
+
+
 def check_command(words: list[str]) -> None:
     """Fails, by any exception, for a command that a reader could not start."""
     for word in words:
@@ -112,12 +120,15 @@ def check_command(words: list[str]) -> None:
         words = [given.user_script, *given.user_args]
     elif words[:3] == ["python", "-m", "samerun"]:
         words = words[2:]
-    elif "-m" not in words:
+    elif words[0] != "samerun" and "-m" not in words:
         words = words[
             next(number for number, word in enumerate(words) if word.endswith((".py", ".sh", ".sbatch"))) :
         ]
-    if words[0] == "samerun":  # the installed package
-        words = [f"app/{words[1]}.py", *words[2:]]
+    if words[0] == "samerun":
+        if words[1] in OTHER_COMMANDS:
+            return
+        words = [script_of(word) for word in words[1:]]
+        assert Path(words[0]).is_file(), words[0]
     check_script(words, file, processes)
 
 
@@ -136,12 +147,11 @@ def check_script(words: list[str], file: str | None = None, processes: int = 1) 
     arguments = parse(arguments_of(Path(words[task])), given)
     validate(arguments)
     if task == 0:
-        plan = runpy.run_path("scripts/plan.py")
-        launch = plan["read_launch_file"](file) if file else None
+        launch = plan.read_launch_file(file) if file else None
         processes = processes or launch.processes
         use_cpu = launch is not None and launch.use_cpu
         with mock.patch.dict(os.environ):
-            plan["set_launch_variables"](launch, processes, use_cpu)
+            plan.set_launch_variables(launch, processes, use_cpu)
             describe_launch(arguments, Machine(0 if use_cpu else processes, bf16=True))
 
 
@@ -169,7 +179,7 @@ def test_a_wrong_command_is_noticed(in_folder):
         "--mixed_precision fp16 ARGS",
         "deepspeed --num_gpus 2 app/classify.py --deepspeed ds_configs/zero2.json --ddp_backend mpi ARGS",
         "torchrun --nproc_per_node 2 -m samerun clasify ARGS",
-        "python scripts/plan.py --gpu_memry 24 app/classify.py ARGS",
+        "samerun plan --gpu_memry 24 classify ARGS",
         "pithon app/classify.py ARGS",
     ]:
         try:

@@ -77,7 +77,7 @@ def test_write_your_own_task(tmp_path, bert_folder):
     command = (
         "--model_name_or_path {} --train_file news.csv --validation_file news.csv --output_dir runs/planned"
     )
-    plan = f"python {REPOSITORY}/scripts/plan.py topics.py {command.format(bert_folder)}"
+    plan = f"python -m samerun plan topics.py {command.format(bert_folder)}"
     assert "weights, " in work_through([path, plan], tmp_path)
     for name in ("predictions.jsonl", "predictions_test.jsonl"):
         assert len((tmp_path / "runs" / "digits" / name).read_text(encoding="utf-8").splitlines()) == 200

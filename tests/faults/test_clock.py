@@ -5,7 +5,8 @@ import time
 
 import pytest
 from launchers import UNEVEN, training
-from soaking.comparison import differences
+
+from samerun.tools.soaking.comparison import differences
 
 
 @pytest.mark.slow

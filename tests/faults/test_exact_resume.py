@@ -13,7 +13,8 @@ import shutil
 import pytest
 import title_job
 from launchers import run, torchrun, training
-from soaking.comparison import differences
+
+from samerun.tools.soaking.comparison import differences
 
 pytestmark = pytest.mark.slow
 

@@ -1,14 +1,14 @@
-"""kill -9 at random moments, and the bytes of the run that was never killed. scripts/soak.py does the same
+"""kill -9 at random moments, and the bytes of the run that was never killed. `samerun soak` does the same
 for longer."""
 
 import json
 import shutil
-import sys
 
 import launchers
 import pytest
-from launchers import SCRIPTS, torchrun, training
-from soaking.comparison import differences
+from launchers import tool, torchrun, training
+
+from samerun.tools.soaking.comparison import differences
 
 pytestmark = pytest.mark.slow
 
@@ -24,8 +24,8 @@ OF_A_RUN = {
 
 
 def soak(home, folder, command, *options):
-    tool = [sys.executable, str(SCRIPTS / "soak.py"), "--output_dir", str(folder), *options]
-    finished = launchers.run([*tool, *command], home, timeout=900, real=True).check()
+    words = [*tool("soak"), "--output_dir", str(folder), *options]
+    finished = launchers.run([*words, *command], home, timeout=900, real=True).check()
     return finished, json.loads((folder / "soak.json").read_text(encoding="utf-8"))
 
 

@@ -7,9 +7,10 @@ import json
 import re
 import shutil
 
-import compare
 import pytest
 from launchers import CLASSIFY, JOBS, LABELS, TEST_ROWS, as_words, python, run, torchrun, training
+
+from samerun.tools import compare
 
 pytestmark = pytest.mark.slow
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
-import compare
 import pytest
 from launchers import as_words
 from title_job import ROWS
+
+from samerun.tools import compare
 
 
 @pytest.mark.slow

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import launchers
 import pytest
 import title_job
-from launchers import SCRIPTS
-from moving.outcome import Outcome, read_outcome
+
+from samerun.tools.moving.outcome import Outcome, read_outcome
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +29,7 @@ def outcome(home, launched, title_home, titled) -> Callable[[str, str], Outcome]
 
 @pytest.fixture(scope="session")
 def title_table(title_home: Path) -> dict:
-    """The parity.json of scripts/parity.py for the title job, with a model that has dropout."""
+    """The parity.json of `samerun parity` for the title job, with a model that has dropout."""
     options = ["--cells", "fsdp", "--steps", str(title_job.STEPS), "--output_dir", "table"]
     job = title_job.arguments(
         per_device_train_batch_size=15,
@@ -38,8 +37,7 @@ def title_table(title_home: Path) -> dict:
         output_dir=title_home / "runs" / "never",
     )
     command = [
-        sys.executable,
-        str(SCRIPTS / "parity.py"),
+        *launchers.tool("parity"),
         *options,
         str(title_job.SCRIPT),
         "--from_scratch",

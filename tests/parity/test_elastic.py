@@ -11,7 +11,8 @@ import json
 import pytest
 import title_job
 from launchers import JOBS
-from moving.outcome import compare
+
+from samerun.tools.moving.outcome import compare
 
 pytestmark = pytest.mark.slow
 

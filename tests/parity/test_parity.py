@@ -4,7 +4,7 @@ both tasks.
 In fp32, with dropout, every cell is compared with one plain process: final weights to 1e-5 of a
 tensor's largest element, losses and gradient norms of each step to 1e-5, its learning rates and rows exactly,
 evaluation metrics to 1e-6. The classifier's cells are the jobs of `launchers`, several of which resume
-another job's checkpoint; those of titles are made by scripts/parity.py.
+another job's checkpoint; those of titles are made by `samerun parity`.
 
 What is left out of the weights is one kind of parameter, attention's key biases (see `moving.outcome`). The
 jobs' Adam has an epsilon of 1e-6, of titles 1e-4, and the classifier's head starts at zero, for the reasons
@@ -20,7 +20,8 @@ import pytest
 import title_job
 from golden import FILE, metrics_of
 from launchers import JOBS, REFERENCES
-from moving.outcome import METRICS_TOLERANCE, TOLERANCE, Difference, compare, read_outcome
+
+from samerun.tools.moving.outcome import METRICS_TOLERANCE, TOLERANCE, Difference, compare, read_outcome
 
 CLASSIFY = [name for name, job in JOBS.items() if name not in REFERENCES and job.precision == "no"]
 # ZeRO-2 is among the cells with micro-batches of so many tokens, DDP and ZeRO-3 in test_elastic.py.

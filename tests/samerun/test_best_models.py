@@ -1,7 +1,6 @@
 import shutil
 from types import SimpleNamespace
 
-import average
 import pytest
 import torch
 from linear_task import LinearTask, make_plan, points, split_of
@@ -12,6 +11,7 @@ from samerun.errors import InputError
 from samerun.files import replace_folder
 from samerun.start import OpenedRun
 from samerun.task import Data
+from samerun.tools import average
 from samerun.training import Training
 
 EVALUATIONS = [(1, 0.0), (2, 0.5), (3, 0.25), (4, 0.75)]  # (step, weight)

@@ -1,12 +1,12 @@
 import json
 from pathlib import Path
 
-import compare
 import numpy as np
 import pytest
 
 from samerun.errors import InputError
 from samerun.text.multi_label_scores import decision_scores, ranking_scores
+from samerun.tools import compare
 
 
 def of_classes(right):

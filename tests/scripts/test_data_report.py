@@ -1,18 +1,19 @@
-"""scripts/data_report.py, and what it counts."""
+"""`samerun data-report`, and what it counts."""
 
 import json
 import re
 
-import data_report as script
 import numpy as np
 import pytest
-from examining.report import examine
-from examining.rows import Rows, of_texts
 from images_job import write_folder
-from launchers import SCRIPTS
+from launchers import REPOSITORY
 from PIL import Image
 
-TASKS = SCRIPTS.parent / "app"
+from samerun.tools import data_report as script
+from samerun.tools.examining.report import examine
+from samerun.tools.examining.rows import Rows, of_texts
+
+TASKS = REPOSITORY / "app"
 
 
 def tables(report):
@@ -124,6 +125,6 @@ def test_images_are_compared_by_their_bytes_and_pixels(tmp_path, token_cache, ca
 
 
 def test_a_task_of_other_rows_is_refused(capsys):
-    task = str(SCRIPTS.parent / "tests" / "vector_task.py")
+    task = str(REPOSITORY / "tests" / "vector_task.py")
     assert script.main([task]) == 2
     assert "a data report needs a task of texts, images or volumes" in capsys.readouterr().err

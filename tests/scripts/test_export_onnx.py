@@ -1,6 +1,5 @@
 import json
 
-import export_onnx
 import masks_job
 import numpy as np
 import onnxruntime
@@ -19,6 +18,7 @@ from transformers import (
 
 from samerun.errors import InputError
 from samerun.models.small_cnn import SmallCNN, SmallCNNConfig, save_small_cnn
+from samerun.tools import export_onnx
 
 
 @pytest.mark.parametrize(

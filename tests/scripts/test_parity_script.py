@@ -1,4 +1,4 @@
-"""scripts/parity.py as a user runs it: what it prints, leaves behind and returns."""
+"""`samerun parity` as a user runs it: what it prints, leaves behind and returns."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from collections import OrderedDict
 from types import SimpleNamespace
 
 import launchers
-import parity
 import pytest
 import title_job
 import torch
-from launchers import CLASSIFY, SCRIPTS, training
-from moving import recorder
+from launchers import CLASSIFY, training
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
 from samerun.kernels.dropout import dropout_by_row
+from samerun.tools import parity
+from samerun.tools.moving import recorder
 
-SCRIPT = SCRIPTS / "parity.py"
 TITLES = [
     "cell",
     "launcher",
@@ -184,7 +183,7 @@ def trained(outcome, path, order):
 
 
 def test_a_bias_before_a_norm_is_left_out_by_its_gradient(tmp_path):
-    outcome = sys.modules["moving.outcome"]
+    outcome = sys.modules["samerun.tools.moving.outcome"]
     one, other = (trained(outcome, tmp_path, rows) for rows in (range(8), range(7, -1, -1)))
     found = outcome.compare(other, one)
     assert outcome.weight_differences(other.weights, one.weights)["conv.bias"] > 1e-3

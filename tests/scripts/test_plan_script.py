@@ -1,10 +1,11 @@
-"""scripts/plan.py as users run it, and its parts."""
+"""`samerun plan` as users run it, and its parts."""
 
 import json
 from pathlib import Path
 
-import plan as planner
 import pytest
+
+from samerun.tools import plan as planner
 
 ROOT = Path(__file__).parents[2]
 TASK = str(ROOT / "app" / "classify.py")

@@ -1,4 +1,4 @@
-"""scripts/sweep.py, cross_validate.py and learning_curve.py, over a command that trains nothing."""
+"""`samerun sweep`, `cross-validate` and `learning-curve`, over a command that trains nothing."""
 
 import json
 import shlex
@@ -7,17 +7,16 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import cross_validate
-import learning_curve
 import numpy as np
 import pytest
-from launchers import SCRIPTS, as_words
-from trials.command import Command
+from launchers import CLASSIFY, as_words
 
 from samerun.errors import InputError
+from samerun.tools import cross_validate, learning_curve
+from samerun.tools.trials.command import Command
 
 optuna = pytest.importorskip("optuna")  # requirements-sweep.txt
-sweep = pytest.importorskip("sweep")  # imports it
+sweep = pytest.importorskip("samerun.tools.sweep")  # imports it
 
 # Takes the place of a launcher: "trains" without starting anything. A learning rate of 1 diverges, one of 2
 # is refused, the first run of `stopped` is asked to stop.
@@ -59,7 +58,7 @@ def command(tmp_path, token_cache):
             for row in range(30)]  # fmt: skip
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     launch = shlex.join([sys.executable, str(tmp_path / "command.py")])
-    task = str(SCRIPTS.parent / "app" / "classify.py")
+    task = str(CLASSIFY)
     files = ["--train_file", str(tmp_path / "train.jsonl"), "--output_dir", str(tmp_path / "runs")]
     return ["--launch", launch, task, *files, "--model_name_or_path", "m", "--learning_rate", "0.5"]
 

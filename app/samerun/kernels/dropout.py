@@ -18,7 +18,7 @@ input.
 Layouts: the first dimension has the rows of the micro-batch, or so many heads, images or windows of each row.
 Without padding (`padding_free`), a tensor is (1, tokens of all rows, features). A parameter, or a tensor of
 one row in a micro-batch of several, is shared by all rows and micro-batches, and so is its mask. Any other
-tensor has a mask of its own in each micro-batch; scripts/parity.py names it.
+tensor has a mask of its own in each micro-batch; `samerun parity` names it.
 
 Attention on a CPU works in pieces: some rows, some heads of one row, or some queries of one head. The
 backward pass recomputes attention weights (as in FlashAttention, arXiv 2205.14135, algorithm 4) but stores

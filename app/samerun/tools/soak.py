@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """Soak test: kills and resumes a training command many times and compares the results with an uninterrupted
 run.
 
-    python scripts/soak.py [--kills N] [--launch "LAUNCHER ..."] [--output_dir FOLDER] app/classify.py ARGS
+    samerun soak [--kills N] [--launch "LAUNCHER ..."] [--output_dir FOLDER] classify ARGS
 
 ARGS are the training command's own; only --output_dir is replaced. The command first runs without
 interruption. Then it is killed by SIGKILL and restarted with `--resume_from_checkpoint auto` until it is
@@ -44,13 +43,9 @@ from pathlib import Path
 
 import psutil
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(REPOSITORY / "app")]
-
-from soaking.child import run_script  # noqa: E402
-from soaking.comparison import differences  # noqa: E402
-
-from samerun import task_scripts  # noqa: E402
+from samerun import task_scripts
+from samerun.tools.soaking.child import run_script
+from samerun.tools.soaking.comparison import differences
 
 KILLED = -signal.SIGKILL
 DISK_CALLS = ("fsync", "rename", "replace")

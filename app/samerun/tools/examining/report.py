@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from examining.rows import Rows
 from samerun.reports.figures import BLUE, COLORS, NAME, legend_below, matrix, new_figure
 from samerun.task import ReportContent, Section
+from samerun.tools.examining.rows import Rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -46,7 +46,7 @@ def read_steps(folder: Path, name: str, processes: int) -> dict[int, dict[str, A
 
 
 def _observe(engine: ModuleType, folder: Path) -> None:
-    from moving import recorder  # imports torch
+    from samerun.tools.moving import recorder  # imports torch
 
     _record_steps(engine, folder)
     recorder.record_predictions(engine, folder)

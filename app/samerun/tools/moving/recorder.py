@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_iter
 
 from samerun.kernels import dropout
 
-OURS = ("/torch/", "/samerun/", "/moving/")  # of a file's path: the line that matters is outside of these
+OURS = ("/torch/", "/samerun/")  # of a file's path: the line that matters is outside of these
 
 
 def record_predictions(engine: ModuleType, folder: Path) -> None:

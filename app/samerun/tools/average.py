@@ -1,7 +1,7 @@
 """Averages the weights of a run's best models (--keep_best).
 
     python app/classify.py --keep_best 3 --output_dir runs/a ...
-    python scripts/average.py runs/a runs/a_average
+    samerun average runs/a runs/a_average
     python app/classify.py --model_name_or_path runs/a_average --do_eval --output_dir runs/b ...
 
 runs/a_average is a model as best/ is. Everything but the weights, such as thresholds, is that of the best

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Compares the first steps of a training command under several launches: does the job change when it moves?
 
-    python scripts/parity.py [--cells NAME,...|all] [--steps N] [--output_dir FOLDER] app/classify.py ARGS
+    samerun parity [--cells NAME,...|all] [--steps N] [--output_dir FOLDER] classify ARGS
 
 ARGS are the training command's own. Its first N optimizer steps run under each launch ("cell") on this
 machine, with one evaluation. The table shows the difference of each cell from the first one, one process in
@@ -34,11 +33,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY / "app"))
-
-from moving.cells import CELLS, REFERENCE, RUN_OBSERVED, Cell, batch_arguments, launch_arguments, launcher  # noqa: E402
-from moving.outcome import (  # noqa: E402
+from samerun import task_scripts
+from samerun.errors import EXIT_BAD_INPUT, InputError
+from samerun.tools.moving.cells import (
+    CELLS,
+    REFERENCE,
+    RUN_OBSERVED,
+    Cell,
+    batch_arguments,
+    launch_arguments,
+    launcher,
+)
+from samerun.tools.moving.outcome import (
     METRICS_TOLERANCE,
     PREDICTIONS_TOLERANCE,
     TOLERANCE,
@@ -47,9 +53,6 @@ from moving.outcome import (  # noqa: E402
     compare,
     read_outcome,
 )
-
-from samerun import task_scripts  # noqa: E402
-from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 
 DIFFERS = 1
 ADAM_TOLERANCE = 1e-3  # of weights, if all else is equal: rounding enlarged by Adam (see `verdict`)

@@ -12,7 +12,7 @@ from typing import Any
 from samerun.data.splits import read_splits
 from samerun.errors import InputError
 from samerun.files import write_text
-from trials.command import Command, claim
+from samerun.tools.trials.command import Command, claim
 
 # Arguments that files of some rows replace.
 REPLACED = (

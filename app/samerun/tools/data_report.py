@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """Checks data before training: duplicate rows, test rows that are in the training data, equal rows with
 different labels, rare labels, lengths. Every finding comes with advice.
 
-    python scripts/data_report.py [--output report.html] app/classify.py --train_file train.csv \\
+    samerun data-report [--output report.html] classify --train_file train.csv \\
         --test_file test.csv
 
 ARGS are the training command's arguments for files, columns and model. --output_dir is optional and stays
@@ -22,23 +21,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(REPOSITORY / "app")]
+from PIL import Image
 
-from examining.report import DataReport, as_section, examine  # noqa: E402
-from examining.rows import rows_of  # noqa: E402
-from PIL import Image  # noqa: E402
-
-from samerun import task_scripts  # noqa: E402
-from samerun.console import plain_table  # noqa: E402
-from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
-from samerun.files import write_json, write_text  # noqa: E402
-from samerun.parsing import parse, validate  # noqa: E402
-from samerun.plan import Modes  # noqa: E402
-from samerun.reports.figures import as_image  # noqa: E402
-from samerun.reports.page import render  # noqa: E402
-from samerun.runtime import plain_launch  # noqa: E402
-from samerun.task import Section  # noqa: E402
+from samerun import task_scripts
+from samerun.console import plain_table
+from samerun.errors import EXIT_BAD_INPUT, InputError
+from samerun.files import write_json, write_text
+from samerun.parsing import parse, validate
+from samerun.plan import Modes
+from samerun.reports.figures import as_image
+from samerun.reports.page import render
+from samerun.runtime import plain_launch
+from samerun.task import Section
+from samerun.tools.examining.report import DataReport, as_section, examine
+from samerun.tools.examining.rows import rows_of
 
 NO_OUTPUT_DIR = "no_output"  # a value for --output_dir; nothing is written there
 MAX_CELL_WIDTH = 100  # characters of a printed cell

@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """K-fold cross-validation of a text task: mean and standard deviation of the metrics, and a held-out
 prediction for every row.
 
-    python scripts/cross_validate.py --folds 5 app/classify.py --train_file train.csv \\
+    samerun cross-validate --folds 5 classify --train_file train.csv \\
         --output_dir runs/folds ARGS
 
 ARGS are the training command's own. --seed decides the folds; rows with the same rarest label are spread
@@ -31,15 +30,11 @@ from typing import Any
 
 import numpy as np
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(REPOSITORY / "app")]
-
-from trials.command import Command, print_table, run_all, run_script  # noqa: E402
-from trials.rows import files_of, open_rows, write_lines  # noqa: E402
-
-from samerun.errors import InputError, TrainingError  # noqa: E402
-from samerun.files import read_lines, write_json  # noqa: E402
-from samerun.run_folder import PREDICTIONS  # noqa: E402
+from samerun.errors import InputError, TrainingError
+from samerun.files import read_lines, write_json
+from samerun.run_folder import PREDICTIONS
+from samerun.tools.trials.command import Command, print_table, run_all, run_script
+from samerun.tools.trials.rows import files_of, open_rows, write_lines
 
 NO_SCORES = ("test_samples_per_second", "test_rows")
 

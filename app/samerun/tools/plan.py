@@ -1,9 +1,8 @@
-#!/usr/bin/env python3
 """Shows what a training command will do and how much memory it needs, without GPUs and process groups.
 
-    python scripts/plan.py [--launch accelerate_configs/NAME.yaml] [--num_processes N] [--gpu_memory GIB] \\
-        app/classify.py ARGS
-    python scripts/plan.py --num_processes 8 app/titlegen.py --deepspeed ds_configs/zero2.json ARGS
+    samerun plan [--launch accelerate_configs/NAME.yaml] [--num_processes N] [--gpu_memory GIB] \\
+        classify ARGS
+    samerun plan --num_processes 8 titlegen --deepspeed ds_configs/zero2.json ARGS
 
 ARGS are the training command's own. A laptop can plan for eight GPUs: the script reads and tokenizes the data
 like a run, builds the model without weights, and makes a dry run: one forward and backward pass on meta
@@ -33,17 +32,14 @@ from typing import Any
 import numpy as np
 import yaml
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(REPOSITORY / "app")]
-
-from samerun import deepspeed, fsdp, optim_arguments, start, task_scripts  # noqa: E402
-from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
-from samerun.parsing import parse, validate  # noqa: E402
-from samerun.plan import Plan, batch_of, describe, make_plan  # noqa: E402
-from samerun.runtime import Launch, Machine, plain_launch  # noqa: E402
+from samerun import deepspeed, fsdp, optim_arguments, start, task_scripts
+from samerun.errors import EXIT_BAD_INPUT, InputError
+from samerun.parsing import parse, validate
+from samerun.plan import Plan, batch_of, describe, make_plan
+from samerun.runtime import Launch, Machine, plain_launch
 
 DOES_NOT_FIT = 1
-LAUNCH_FILES = REPOSITORY / "accelerate_configs"
+LAUNCH_FILES = task_scripts.shipped("accelerate_configs")
 # Keys that Accelerate rejects beside a DeepSpeed file, which sets them too (`DeepSpeedPlugin` of accelerate
 # 1.15).
 DEEPSPEED_FILE_KEYS = (
@@ -146,7 +142,7 @@ def collect(problems: list[str], work: Callable[[], Any]) -> Any:
 
 def read_launch_file(name: str) -> LaunchFile:
     """Reads an accelerate file. Raises `InputError` if it cannot be read or Accelerate would reject it."""
-    path = next((p for p in (Path(name), REPOSITORY / name) if p.is_file()), None)
+    path = next((p for p in (Path(name), LAUNCH_FILES.parent / name) if p.is_file()), None)
     if path is None:
         shipped = ", ".join(sorted(file.name for file in LAUNCH_FILES.glob("*.yaml")))
         raise InputError(f"--launch {name}: no such file (in accelerate_configs/: {shipped})")
@@ -425,7 +421,9 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
         same_precision = file.precision == planned.precision
         name = file.name if same_precision else f"{file.name} --mixed_precision {planned.precision}"
         if file.deepspeed:
-            layout = with_zero(layout, deepspeed.read_config(file.deepspeed_file, search=(REPOSITORY,)))
+            layout = with_zero(
+                layout, deepspeed.read_config(file.deepspeed_file, search=(LAUNCH_FILES.parent,))
+            )
         elif file.fsdp:
             layout = with_fsdp(layout, fsdp.read_settings(file.variables, []))
         elif not same_precision and several and not several_machines:

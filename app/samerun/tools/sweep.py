@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """Hyperparameter search with Optuna over a task's own command.
 
     pip install -r requirements-sweep.txt
-    python scripts/sweep.py --trials 20 --search learning_rate=log:1e-5:1e-3 --search num_train_epochs=1,2,3
+    samerun sweep --trials 20 --search learning_rate=log:1e-5:1e-3 --search num_train_epochs=1,2,3
     \\
         app/classify.py --train_file train.csv --output_dir runs/sweep ARGS
 
@@ -34,13 +33,9 @@ from typing import Any
 
 import optuna
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(REPOSITORY / "app")]
-
-from trials.command import Command, claim, has_runs, print_table, run_all, run_script  # noqa: E402
-
-from samerun.errors import InputError  # noqa: E402
-from samerun.task import check_metric, higher_is_better  # noqa: E402
+from samerun.errors import InputError
+from samerun.task import check_metric, higher_is_better
+from samerun.tools.trials.command import Command, claim, has_runs, print_table, run_all, run_script
 
 REFUSED = 3  # so many refused trials without any run mean that the command itself is at fault
 

@@ -1,4 +1,4 @@
-"""The launch settings under which scripts/parity.py compares a job ("cells")."""
+"""The launch settings under which `samerun parity` compares a job ("cells")."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from samerun.task_scripts import shipped
+
 RUN_OBSERVED = Path(__file__).resolve().with_name("run_observed.py")
 
 
@@ -61,7 +62,7 @@ def launcher(cell: Cell, processes: int) -> list[str]:
     file = f"{cell.memory or ('ddp_bf16' if cell.precision == 'bf16' else 'ddp')}.yaml"
     config = [
         "--config_file",
-        str(REPOSITORY / "accelerate_configs" / file),
+        str(shipped("accelerate_configs") / file),
         "--num_processes",
         str(processes),
     ]

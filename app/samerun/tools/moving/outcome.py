@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moving.observer import read_steps
+from samerun.tools.moving.observer import read_steps
 
 TOLERANCE = 1e-5  # of weights, losses and gradient norms, relative: fp32 rounding of sums in another order
 METRICS_TOLERANCE = 1e-6  # of evaluation metrics, absolute
@@ -74,7 +74,7 @@ def read_outcome(folder: Path, observed: Path) -> Outcome:
     Raises `ValueError` or `OSError` if one of them is missing or damaged."""
     from safetensors.torch import load_file
 
-    from moving.recorder import read_predictions, read_random_calls
+    from samerun.tools.moving.recorder import read_predictions, read_random_calls
 
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     with (folder / "history.jsonl").open(encoding="utf-8") as file:

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Learning curve of a text task: what more training rows bring, beside the baseline.
 
-    python scripts/learning_curve.py --rows 100,300,1000,all app/classify.py --train_file train.csv \\
+    samerun learning-curve --rows 100,300,1000,all classify --train_file train.csv \\
         --output_dir runs/curve ARGS
 
 ARGS are the training command's own. Each number is a run on so many training rows, drawn by the seed, in
@@ -30,15 +29,11 @@ from typing import Any
 
 import numpy as np
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(REPOSITORY / "app")]
-
-from trials.command import Command, print_table, run_all, run_script  # noqa: E402
-from trials.rows import files_of, open_rows, write_lines  # noqa: E402
-
-from samerun.errors import InputError, TrainingError  # noqa: E402
-from samerun.files import write_json  # noqa: E402
-from samerun.reports.figures import BLUE, GREY, new_figure  # noqa: E402
+from samerun.errors import InputError, TrainingError
+from samerun.files import write_json
+from samerun.reports.figures import BLUE, GREY, new_figure
+from samerun.tools.trials.command import Command, print_table, run_all, run_script
+from samerun.tools.trials.rows import files_of, open_rows, write_lines
 
 ALL = "all"
 

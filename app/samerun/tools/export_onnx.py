@@ -1,9 +1,8 @@
-#!/usr/bin/env python3
 """Exports a model to ONNX and compares ONNX Runtime's logits with torch's on inputs of several sizes.
 
-    python scripts/export_onnx.py runs/mine/best                  writes runs/mine/best_onnx
-    python scripts/export_onnx.py runs/mine/best --int8           writes runs/mine/best_onnx_int8: int8
-    weights python scripts/export_onnx.py runs/mine/best --int8 --test_file test.csv [ARGS]
+    samerun export-onnx runs/mine/best            writes runs/mine/best_onnx
+    samerun export-onnx runs/mine/best --int8     writes runs/mine/best_onnx_int8, with int8 weights
+    samerun export-onnx runs/mine/best --int8 --test_file test.csv [ARGS]
 
 Supports classifiers of texts, of words and of images, and image segmentation. The graph accepts any batch
 size and text length. With --test_file it also compares metrics and speed of torch, ONNX Runtime and int8 on
@@ -28,21 +27,18 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(REPOSITORY / "app")]
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+from transformers import AutoImageProcessor, AutoTokenizer
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-import transformers  # noqa: E402
-from PIL import Image  # noqa: E402
-from transformers import AutoImageProcessor, AutoTokenizer  # noqa: E402
-
-from samerun import runtime, start, task_scripts  # noqa: E402
-from samerun.errors import EXIT_BAD_INPUT, InputError, in_short  # noqa: E402
-from samerun.evaluate import eval_rows, predict, score  # noqa: E402
-from samerun.models.adapters import loadable  # noqa: E402
-from samerun.models.small_cnn import load_small_cnn, read_config  # noqa: E402
-from samerun.parsing import parse, validate  # noqa: E402
+from samerun import runtime, start, task_scripts
+from samerun.errors import EXIT_BAD_INPUT, InputError, in_short
+from samerun.evaluate import eval_rows, predict, score
+from samerun.models.adapters import loadable
+from samerun.models.small_cnn import load_small_cnn, read_config
+from samerun.parsing import parse, validate
 
 DIFFERS = 1
 TOLERANCE = 1e-4  # of logits; absolute, and relative for those above 1

@@ -2,7 +2,7 @@
 
     run_observed.py DEVICE FOLDER app/TASK.py ARGS
 
-scripts/parity.py passes it to the launchers in place of the script. DEVICE: cpu hides the GPUs; any.
+`samerun parity` passes it to the launchers in place of the script. DEVICE: cpu hides the GPUs; any.
 """
 
 import os
@@ -12,15 +12,14 @@ from pathlib import Path
 
 
 def main() -> None:
-    here = Path(sys.path[0])
     words = sys.argv[1:]
     # DeepSpeed's launcher inserts --local_rank first.
     first = next(index for index, word in enumerate(words) if not word.startswith("--"))
     device, folder, script = words[first : first + 3]
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # launchers set it for their workers
-    sys.path[0] = str(here.parent)
-    from moving import observer
+    sys.path[0] = str(Path(__file__).resolve().parents[3])  # of the package `samerun`
+    from samerun.tools.moving import observer
 
     observer.observe_steps(Path(folder))
     sys.path[0] = str(Path(script).resolve().parent)

@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """Compares finished runs: metrics, their confidence intervals, differing arguments, and the significance of
 differences.
 
-    python scripts/compare.py runs/a [runs/b runs/c ...] [--plot curves.png]
+    samerun compare runs/a [runs/b runs/c ...] [--plot curves.png]
 
 The others are compared with the first run. A bootstrap over the labelled rows in `predictions.jsonl`
 yields the 95 % interval of each headline metric. If two runs predicted the same rows, a paired one yields the
@@ -27,15 +26,12 @@ from typing import Any
 
 import numpy as np
 
-APP = Path(__file__).resolve().parents[1] / "app"
-sys.path.insert(0, str(APP))
-
-from samerun.classes import confusion_matrix, decision_scores  # noqa: E402
-from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
-from samerun.reports.figures import COLORS, DPI, new_figure  # noqa: E402
-from samerun.reports.tracker import read_history  # noqa: E402
-from samerun.run_folder import METRICS, RUN_FILE  # noqa: E402
-from samerun.text.rouge import (  # noqa: E402
+from samerun.classes import confusion_matrix, decision_scores
+from samerun.errors import EXIT_BAD_INPUT, InputError
+from samerun.reports.figures import COLORS, DPI, new_figure
+from samerun.reports.tracker import read_history
+from samerun.run_folder import METRICS, RUN_FILE
+from samerun.text.rouge import (
     ROUGE_METRICS,
     choose_tokenizer,
     exact_matches,

@@ -1,0 +1,1 @@
+"""Parts of `samerun data-report`."""

@@ -1,1 +1,0 @@
-"""Parts of scripts/data_report.py."""
