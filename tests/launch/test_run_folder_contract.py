@@ -16,8 +16,8 @@ from samerun.tools import compare
 pytestmark = pytest.mark.slow
 
 HEADINGS = (
-    "launch  ", "precision  ", "global batch  ", "steps  ", "learning rate  ", "note  ", "resume  ", "step ",
-    "predictions  ",
+    "launcher  ", "precision  ", "global batch  ", "steps  ", "learning rate  ", "note  ", "resume  ",
+    "step ", "predictions  ", "baseline  ",
     "optimizer  ", "dropout  ", "results  ", "done  ", "memory  ", "training  ", "average  ",
     "               (weights ", "               and ",
     *(f"               {metric}" for metric in ("loss  ", "f1_", "tuned_f1_", "average_precision_macro  ")),

@@ -431,7 +431,7 @@ def test_a_started_run_of_one_process(start_run):
     assert run.leave_process_group() is False
     with pytest.raises(InputError, match="wrong"):
         run.from_rank0(lambda: (_ for _ in ()).throw(InputError("wrong")))
-    assert run.summary()[0] == "launch         python: 1 process(es) on cpu, no communication, no ZeRO"
+    assert run.summary()[0] == "launcher       python: 1 process(es) on cpu, no communication, no ZeRO"
 
 
 def test_a_model_is_found_in_its_wrapper(start_run):
