@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from safetensors.torch import load_file
 
 from samerun import signals
 from samerun.parsing import parse, validate
 from samerun.signals import failures_end_the_job
+from samerun.tools.moving.outcome import TOLERANCE, read_gradients, rounding_alone, weight_differences
 
 # Script of app/ or of the tests -> its task. Scripts are imported when they are run, because MONAI takes
 # seconds.
@@ -113,6 +115,16 @@ def script(monkeypatch, environment, token_cache, capfd) -> Callable[[str, list[
         return Ended(code, out, err + "".join(f"{message}\n" for message in messages))
 
     return run
+
+
+def check_weights(ours: Path, theirs: Path) -> None:
+    """Checks that two files of weights, of `best/` or of a checkpoint, agree to 1e-5 of each tensor's largest
+    number. Not the elements whose gradient is rounding alone, by the newest checkpoint of the second run."""
+    checkpoints = theirs.parents[1] / "checkpoints" if theirs.parent.name == "best" else theirs.parents[1]
+    newest = max(checkpoints.glob("step_*"), key=lambda folder: int(folder.name.removeprefix("step_")))
+    found = weight_differences(load_file(ours), load_file(theirs), rounding_alone(read_gradients(newest)))
+    worst = max(found, key=found.get)
+    assert found[worst] <= TOLERANCE, f"{worst}: {found[worst]:.1e}"
 
 
 def check_evaluated_alike(trained: Path, evaluated: Path) -> None:

@@ -11,7 +11,8 @@ from samerun.__main__ import CONFIGS
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-EXTRAS = {"": PROJECT["project"]["dependencies"], **PROJECT["project"]["optional-dependencies"]}
+EXTRAS = dict(PROJECT["project"]["optional-dependencies"])
+EXTRAS[""] = PROJECT["project"]["dependencies"] + EXTRAS.pop("deepspeed")  # requirements.txt has it
 
 
 def requirements(lines):

@@ -43,6 +43,20 @@ def test_no_average_of_weights_on_nvme(arguments, environment, tmp_path):
         start.check(asked, Machine(0, True))
 
 
+def test_zero_without_deepspeed_is_refused_but_can_be_planned(arguments, environment, tmp_path, monkeypatch):
+    environment.update(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", RANK="0", LOCAL_RANK="0")
+    environment.update(MASTER_ADDR="localhost", MASTER_PORT="29500")
+    (tmp_path / "zero2.json").write_text('{"zero_optimization": {"stage": 2}}')
+    asked = arguments(output_dir=str(tmp_path / "run"), deepspeed=str(tmp_path / "zero2.json"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert start.check(asked, Machine(0, True)).zero_stage == 2
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(
+        InputError, match=r"zero2\.json: DeepSpeed is not installed \(pip install deepspeed\)$"
+    ):
+        start.check(asked)
+
+
 FINGERPRINT = {"task": "linear", "rows": 22}
 
 

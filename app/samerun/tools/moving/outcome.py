@@ -145,14 +145,6 @@ def weight_differences(
     return differences
 
 
-def checkpoint_differences(ours: Path, theirs: Path) -> dict[str, float]:
-    """`weight_differences` of two checkpoint folders."""
-    from safetensors.torch import load_file
-
-    weights = [load_file(folder / "model.safetensors") for folder in (ours, theirs)]
-    return weight_differences(*weights, rounding_alone(read_gradients(theirs)))
-
-
 def rounding_alone(gradients: dict[str, Any]) -> dict[str, Any]:
     """Tensor -> bool for each element: whether its gradient is rounding alone. `gradients`: see `Outcome`."""
     largest = max((float(sizes.max()) for sizes in gradients.values()), default=0.0)
