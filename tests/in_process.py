@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from safetensors.torch import load_file
 
 from samerun import signals
 from samerun.parsing import parse, validate
@@ -113,6 +114,16 @@ def script(monkeypatch, environment, token_cache, capfd) -> Callable[[str, list[
         return Ended(code, out, err + "".join(f"{message}\n" for message in messages))
 
     return run
+
+
+def check_weights(ours: Path, theirs: Path) -> None:
+    """Checks that two files of weights agree to 1e-5 of each tensor's largest number. Not the keys' biases,
+    to which the softmax is blind."""
+    found, expected = load_file(ours), load_file(theirs)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        if not name.endswith(".key.bias"):
+            assert float((found[name] - tensor).abs().max() / tensor.abs().max()) <= 1e-5, name
 
 
 def check_evaluated_alike(trained: Path, evaluated: Path) -> None:

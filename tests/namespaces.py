@@ -70,20 +70,7 @@ def machines(homes: list[Path]) -> Iterator[list[Machine]]:
                 zip(("alpha", "beta"), (first, second), homes, strict=True), 1
             )
         ]
-        _do(
-            first,
-            "ip",
-            "link",
-            "add",
-            INTERFACE,
-            "type",
-            "veth",
-            "peer",
-            "name",
-            INTERFACE,
-            "netns",
-            str(second),
-        )
+        _do(first, *f"ip link add {INTERFACE} type veth peer name {INTERFACE} netns {second}".split())
         for machine in made:
             _do(machine.holder, "hostname", machine.name)
             _do(machine.holder, "ip", "address", "add", f"{machine.address}/24", "dev", INTERFACE)

@@ -7,9 +7,8 @@ import torch
 from classify import Arguments, TextClassification
 from text_tasks import classification
 
-from samerun.errors import InputError, TrainingError
+from samerun.errors import TrainingError
 from samerun.main import baseline_remark
-from samerun.parsing import validate
 from samerun.task import Batch
 from samerun.text.losses import loss_of_arguments
 
@@ -111,55 +110,12 @@ def test_the_loss_that_is_scored_is_the_one_that_is_trained(kind):
     )
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (
-            {"loss": "focal", "pos_weight": "balanced"},
-            "--pos_weight needs --loss bce, but --loss is focal",
-        ),
-        (
-            {"loss": "asymmetric", "label_smoothing_factor": 0.1},
-            "--label_smoothing_factor needs --loss bce, but",
-        ),
-        ({"loss_args": "gamma=1"}, "--loss_args: bce has no gamma; it has none"),
-        ({"loss": "focal", "loss_args": "mu=0.9"}, "--loss_args: focal has no mu; it has gamma, alpha"),
-    ],
-)
-def test_settings_of_another_loss_are_contradictions(given, said):
-    with pytest.raises(InputError) as caught:
-        validate(Arguments(output_dir="runs/a", **given))
-    (problem,) = caught.value.problems
-    assert problem.startswith(said)
-
-
 def test_the_head_may_learn_faster():
     layers = SimpleNamespace(base_model_prefix="bert")
     task = classification(1, learning_rate=1e-3, head_learning_rate=1e-2)
     assert task.learning_rate_scale(layers, "classifier.weight") == pytest.approx(10)
     assert task.learning_rate_scale(layers, "bert.pooler.weight") == 1
     assert classification(1).learning_rate_scale(layers, "classifier.weight") == 1
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"threshold": ("precision_at_recall",)}, "--threshold precision_at_recall needs a number above 0"),
-        ({"threshold": ("precision_at_recall:2",)}, "--threshold: is '2', expected a number above 0 and at"),
-        ({"threshold": ("f1:0.5",)}, "--threshold: f1 has no 0.5"),
-        ({"threshold": ("cost:3", "0.5")}, "--threshold cost:3 0.5: an objective stands alone"),
-        ({"threshold": ("cost",), "do_eval": False}, "--threshold cost needs --do_train and --do_eval"),
-        ({"calibration": "temperature", "do_eval": False}, "--calibration temperature needs --do_train and"),
-        (
-            {"calibration": "temperature", "lora_r": 4, "export": "adapter"},
-            "--calibration temperature and --export adapter are both given",
-        ),
-    ],
-)
-def test_arguments_that_contradict_each_other(given, said):
-    with pytest.raises(InputError) as caught:
-        validate(Arguments(output_dir="runs/a", model_name_or_path="m", **given))
-    assert any(said in problem for problem in caught.value.problems)
 
 
 @pytest.mark.parametrize(("ours", "remarks"), [(0.6, 0), (0.5, 1), (0.4, 1), (None, 0)])

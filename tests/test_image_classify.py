@@ -21,6 +21,7 @@ from transformers import (
     pipeline,
 )
 
+from samerun.files import read_lines
 from samerun.images.single_label import SMALL_CNN_USAGE
 from samerun.task import Batch
 
@@ -94,7 +95,7 @@ def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_
     assert [row["label"] for row in metrics["eval_per_class"]] == ["0", "1"]
     assert (run / "plots" / "confusion_matrix.png").exists()
     assert "data:image/png" in (run / "report.html").read_text()
-    lines = [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
+    lines = list(read_lines(run / "predictions.jsonl"))
     assert [line["label"] for line in lines] == [line["reference"] for line in lines] == ["0", "1"] * 5
     assert all(sum(line["probabilities"].values()) == pytest.approx(1, abs=1e-5) for line in lines)
     card = (run / "README.md").read_text()
@@ -116,7 +117,7 @@ def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_
         arguments(tmp_path, do_predict="true", test_file=tmp_path / "files" / "light", **given),
     )
     assert (ended.code, ended.err) == (0, "")
-    lines = [json.loads(line) for line in (tmp_path / "again" / "predictions.jsonl").read_text().splitlines()]
+    lines = list(read_lines(tmp_path / "again" / "predictions.jsonl"))
     assert [(line["id"], line["label"]) for line in lines] == [("001.png", "1"), ("003.png", "1")]
     judged = given | {"output_dir": tmp_path / "judged"}
     ended = script("image_classify", arguments(tmp_path, do_eval="true", validation_file=mnist, **judged))

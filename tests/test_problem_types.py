@@ -9,6 +9,8 @@ import pytest
 from launchers import CLASSIFY, DS_CONFIGS, run, torchrun
 from transformers import pipeline
 
+from samerun.files import read_lines
+
 WORDS = {"fruit": ["apple", "pear"], "animal": ["dog", "cat"], "tool": ["saw", "drill"]}
 KINDS = {
     "single": {
@@ -64,10 +66,6 @@ def training(model, **given):
     return words(model_name_or_path=model, do_train=True, report_to="none", **files, **settings, **given)
 
 
-def lines(path):
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_export_predicts_evaluates_and_is_read_by_transformers_alike(kind, folder, script, bert_folder):
     given = KINDS[kind] | {"do_predict": True, "test_file": "test.jsonl", "baseline": "true"}
@@ -92,7 +90,7 @@ def test_an_export_predicts_evaluates_and_is_read_by_transformers_alike(kind, fo
     }
     assert scores == pytest.approx({name: ours[name] for name in scores}, rel=1e-4, abs=1e-5)
 
-    found, rows = lines("run/predictions.jsonl"), lines("test.jsonl")
+    found, rows = (list(read_lines(Path(name))) for name in ("run/predictions.jsonl", "test.jsonl"))
     classify = pipeline("text-classification", model="run/best", top_k=None)
     for line, row in zip(found, rows, strict=True):
         inputs = {"text": row["text"], **({"text_pair": row["other"]} if kind == "pairs" else {})}

@@ -26,7 +26,6 @@ from transformers import (
 
 from samerun.errors import InputError, TrainingError
 from samerun.images.segmentation import unpack
-from samerun.parsing import validate
 from samerun.plan import Modes, evaluation_batch
 from samerun.runtime import Launch
 
@@ -306,26 +305,3 @@ def test_micro_batches_and_two_processes_train_the_same_weights_without_batch_no
     for name, value in weights[0].items():
         for others in weights[1:]:
             torch.testing.assert_close(others[name], value, rtol=1e-5, atol=1e-5 * float(value.abs().max()))
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"dice_weight": 0.0, "cross_entropy_weight": 0.0}, "are both 0; there is nothing to learn"),
-        ({"random_scale": (2.0, 1.0)}, "--random_scale 2.0,1.0: expected two numbers, the lower one first"),
-        (
-            {"random_scale": (1.0, 2.0), "random_crop": 0.5},
-            "--random_scale and --random_crop are both given; keep one",
-        ),
-        ({"random_crop": 0.5, "inference": "sliding_window"}, "--random_crop resizes its crops"),
-        ({"image_size": (1, 2, 3)}, "--image_size has 3 numbers, expected HEIGHT,WIDTH"),
-        ({"metrics": ("accuracy",)}, "--metrics: masks are scored by IoU, Dice and pixel accuracy alone"),
-    ],
-)
-def test_contradictory_arguments(given, said):
-    with pytest.raises(InputError) as caught:
-        validate(
-            segment.Arguments(**{"output_dir": "run", "config_name": "c", "from_scratch": True, **given})
-        )
-    (problem,) = caught.value.problems
-    assert said in problem

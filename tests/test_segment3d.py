@@ -20,6 +20,7 @@ from launchers import SCRIPTS, as_words, python, run, tool
 from safetensors.torch import save_file
 
 from samerun.errors import InputError, TrainingError
+from samerun.files import read_lines
 from samerun.images.segmentation import SegmentationLoss
 from samerun.parsing import validate
 from samerun.plan import evaluation_batch
@@ -57,33 +58,6 @@ def problems(**given):
     with pytest.raises(InputError) as caught:
         validate(segment3d.Arguments(**{"output_dir": "run", "train_file": "data", **given}))
     return caught.value.problems
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"train_file": None}, "no training volumes: give --train_file FOLDER"),
-        ({"strides": (2, 2)}, "--channels has 5 numbers and --strides 2; expected one fewer strides"),
-        (
-            {"patch_size": (16, 16, 20)},
-            "--patch_size 16,16,20: each must be a multiple of 16, the product of --strides",
-        ),
-        ({"dice_weight": 0.0, "cross_entropy_weight": 0.0}, "are both 0; there is nothing to learn"),
-        ({"flip_axes": ("x", "none")}, "--flip_axes has none and an axis; keep one"),
-        (
-            {"metrics": ("accuracy",)},
-            "--metrics: volumes are scored by Dice, IoU and Hausdorff distance alone",
-        ),
-        ({"metric_for_best_model": "mean_hd95"}, "is a distance: add --greater_is_better false"),
-        (
-            {"do_predict": True, "test_file": "t"},
-            "--model_name_or_path is missing: name the folder of an exported model",
-        ),
-    ],
-)
-def test_contradictory_arguments(given, said):
-    (problem,) = problems(**given)
-    assert said in problem
 
 
 def test_missing_libraries_are_named_with_their_file(monkeypatch):
@@ -185,9 +159,7 @@ def test_the_lines_of_the_card_give_the_masks_that_were_written(trained, place, 
         1
     ]
     monkeypatch.chdir(trained)
-    lines = [
-        json.loads(line) for line in (trained / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
-    ]
+    lines = list(read_lines(trained / "predictions.jsonl"))
     assert [line["id"] for line in lines] == ["ball_20", "ball_21"]
     metrics = json.loads((trained / "metrics.json").read_text(encoding="utf-8"))
     for name, values in compare.read_run(trained)["resampled"].items():

@@ -13,6 +13,7 @@ from launchers import write_bert_config
 from sampling.names import draw_rows
 from transformers import pipeline
 
+from samerun.files import read_lines
 from samerun.plan import Modes
 from samerun.text.titles import IGNORED
 
@@ -46,10 +47,7 @@ def command(tmp_path):
     return make
 
 
-def read_lines(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
+@pytest.mark.slow
 def test_a_run_learns_names_that_the_pipeline_finds_too(script, command, tmp_path):
     test = tmp_path / "test.conll"
     rows = list(draw_rows(2, 12))
@@ -62,7 +60,7 @@ def test_a_run_learns_names_that_the_pipeline_finds_too(script, command, tmp_pat
     assert metrics["eval_f1"] > 0.6
     assert metrics["test_f1"] > 0.5
     assert {row["type"] for row in metrics["eval_per_type"]} == {"person", "place", "company", "micro avg"}
-    predictions = read_lines(tmp_path / "run" / "predictions.jsonl")
+    predictions = list(read_lines(tmp_path / "run" / "predictions.jsonl"))
     best = str(tmp_path / "run" / "best")
     by_word, by_token = (
         pipeline("token-classification", model=best, aggregation_strategy=strategy)
@@ -160,12 +158,10 @@ def test_a_text_in_memory_is_tagged_at_its_own_places(command, environment, toke
 @pytest.mark.parametrize(
     "more",
     [
-        {"streaming": "true", "streaming_buffer_rows": 30},
-        {"ema_decay": 0.9, "max_length": 16},
+        {"streaming": "true", "streaming_buffer_rows": 30, "ema_decay": 0.9, "padding_free": "true"},
         {"lora_r": 2, "label_all_tokens": "false"},
-        {"padding_free": "true"},
     ],
-    ids=lambda more: next(iter(more)),
+    ids=["streaming", "lora"],
 )
 def test_it_has_what_other_text_tasks_have(more, script, command, tmp_path, bert_folder):
     if "lora_r" in more:  # adapters of a pretrained model

@@ -11,14 +11,13 @@ import pytest
 import titlegen
 import torch
 from text_tasks import SEARCH, searching, titles
+from tiny_models import encoder_decoder, sizes
 from torch.nn.functional import log_softmax
-from transformers import BertConfig, EncoderDecoderConfig, EncoderDecoderModel
 
 from samerun.data.tokens import Ragged
 from samerun.errors import TrainingError
 from samerun.task import Batch
 from samerun.text.titles import IGNORED, teacher_forcing
-from samerun.text.tokenizer import TitleEncoder, train_tokenizer
 
 
 class Table(torch.nn.Module):
@@ -100,28 +99,10 @@ def test_the_lengths_of_both_sides_count_no_special_tokens(monkeypatch):
     assert task.score({"ids": generated}, split)["gen_len"] == 1.0
 
 
-def test_titles_become_targets_without_start_and_with_one_end():
-    tokenizer = train_tokenizer(["one two three four five"] * 2, 128)
-    encode = TitleEncoder(tokenizer, tokenizer.cls_token_id, tokenizer.sep_token_id, max_length=3)
-    found = encode(["one two", "one two three four five"])
-    one, two, three = tokenizer.convert_tokens_to_ids(["one", "two", "three"])
-    assert found["input_ids"] == [[one, two, 3], [one, two, three, 3]]
-    assert found["cut"] == [False, True]
-
-
 @pytest.mark.parametrize("beams", [1, 3])
 def test_documents_that_are_scored_are_encoded_once_and_titled_as_ever(beams):
     torch.manual_seed(0)
-    small = {
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-        "vocab_size": 30,
-    }
-    encoder, decoder = BertConfig(**small), BertConfig(**small, is_decoder=True, add_cross_attention=True)
-    config = EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
-    model = EncoderDecoderModel(config).eval()
+    model = encoder_decoder(sizes(16, words=30)).eval()
     for part in (model.config, model.generation_config):
         part.decoder_start_token_id, part.pad_token_id, part.eos_token_id = 2, 0, 3
     ids = torch.randint(4, 30, (3, 7))

@@ -478,7 +478,7 @@ class Run:
         backend = launch.backend if launch.world_size > 1 or self.deepspeed_config else "no communication"
         precision = launch.precision if launch.precision != "no" else "fp32"
         lines = [
-            f"launch         {launch.launcher}: {launch.world_size} process(es) on {self.device.type}, "
+            f"launcher       {launch.launcher}: {launch.world_size} process(es) on {self.device.type}, "
             f"{backend}, {stage}",
             f"precision      {precision}{', matrix products in TF32' if launch.tf32 else ''}"
             f"{', deterministic algorithms' if launch.full_determinism and not launch.use_cpu else ''}",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 TARGETS = {"classify": "labels", "titlegen": "title"}  # task -> target column
 BOTH = tuple(TARGETS)
+COLUMNS = TARGETS | {"tag": "tags"}
 Content = str | bytes | Callable[[str], bytes]
 
 GOOD = (
@@ -81,6 +82,13 @@ def as_bytes(content: Content, target: str) -> bytes:
     return content.replace("TARGET", target).encode() if isinstance(content, str) else content
 
 
+SENTENCES = lines(
+    {"tokens": ["Anna", "lives", "in", "New", "York"], "tags": ["B-PER", "O", "O", "B-LOC", "I-LOC"]},
+    {"tokens": ["Ben", "sleeps"], "tags": ["B-PER", "O"]},
+    {"tokens": ["It", "rains"], "tags": ["O", "O"]},
+)
+
+
 def lay_out(case: Case, task: str, folder: Path) -> None:
     """Writes valid data, an earlier run's folder, and the case's files."""
     earlier = {
@@ -94,10 +102,12 @@ def lay_out(case: Case, task: str, folder: Path) -> None:
         "run/history.jsonl": "{}\n",
         "run/notes.txt": "mine",
     }
+    if task == "tag":
+        earlier |= {"train.jsonl": SENTENCES, "valid.jsonl": SENTENCES}
     for name, content in (earlier | case.files).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(as_bytes(content, TARGETS[task]))
+        path.write_bytes(as_bytes(content, COLUMNS[task]))
     if case.make is not None:
         case.make(folder)
 
@@ -119,6 +129,8 @@ def command_line(case: Case, task: str) -> list[str]:
     }
     if task == "titlegen":
         values |= {"decoder_layers": 1, "max_title_length": 8, "num_beams": 1}
+    if task == "tag":
+        values |= {"train_file": "train.jsonl", "validation_file": "valid.jsonl"}
     values |= case.arguments
     return [part for name, value in values.items() if value is not None for part in words(name, value)]
 

@@ -13,12 +13,22 @@ import refused_arguments
 import refused_files
 import refused_models
 import refused_problems
+import refused_tags
 import refused_targets
 import segment
 import segment3d
 import tag
 import titlegen
-from catalogue_case import TARGETS, Case, by_turns, check_one_message, command_line, contents, lay_out
+from catalogue_case import (
+    COLUMNS,
+    TARGETS,
+    Case,
+    by_turns,
+    check_one_message,
+    command_line,
+    contents,
+    lay_out,
+)
 
 from samerun.parsing import type_of
 
@@ -31,6 +41,7 @@ REFUSED = [
     *refused_problems.CASES,
     *by_turns(refused_arguments.CASES),
     *refused_models.CASES,
+    *refused_tags.CASES,
 ]
 TRIED = [pytest.param(case, task, id=f"{case.name}-{task}") for case in REFUSED for task in case.tasks]
 
@@ -43,7 +54,7 @@ def test_bad_input_is_explained_and_harms_nothing(case: Case, task: str, workpla
     ended = script(task, command_line(case, task))
 
     for words in case.said:
-        assert re.search(words.replace("TARGET", TARGETS[task]), ended.err, re.MULTILINE), ended.err
+        assert re.search(words.replace("TARGET", COLUMNS[task]), ended.err, re.MULTILINE), ended.err
     assert ended.code == 2
     assert ended.out == "" or case.late
     check_one_message(ended)

@@ -22,6 +22,8 @@ import yaml
 from catalogue_case import GOOD, VALID
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from launchers import REPOSITORY
+from tiny_models import sizes
 
 from samerun import deepspeed
 from samerun.arguments import ModelArguments
@@ -34,7 +36,7 @@ from samerun.text.labels import label_ids, read_label_file, read_labels
 from samerun.text.losses import positive_weights
 
 quick = settings(
-    max_examples=60,
+    max_examples=40,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -113,7 +115,7 @@ def damaged(draw: Any) -> tuple[str, bytes]:
     return name, bytes(data)
 
 
-@settings(quick, max_examples=150)
+@settings(quick, max_examples=100)
 @given(damaged())
 def test_a_damaged_file_is_a_table_or_refused(file):
     table = result_or_words(lambda: read_table(write(*file), required=("text", "labels")))
@@ -194,29 +196,9 @@ def test_any_weights_are_positive_or_refused(content):
 
 NAMES = [field.name for module in (classify, titlegen) for field in dataclasses.fields(module.Arguments)]
 ARGUMENTS = st.sampled_from([*dict.fromkeys(NAMES), "config", "lerning_rate", "", "-"])
-VALUES = st.one_of(
-    st.sampled_from(
-        [
-            "1",
-            "0",
-            "-1",
-            "0.5",
-            "1e-3",
-            "1e999",
-            "nan",
-            "none",
-            "true",
-            "no",
-            "steps",
-            "a,b",
-            "train",
-            ",",
-            "a|b",
-            "fp16",
-        ]
-    ),
-    st.text(max_size=6),
-)
+NUMBERS = ["1", "0", "-1", "0.5", "1e-3", "1e999", "nan"]
+WORDS = [*NUMBERS, "none", "true", "no", "steps", "a,b", "train", ",", "a|b", "fp16"]
+VALUES = st.one_of(st.sampled_from(WORDS), st.text(max_size=6))
 YAML_VALUES = st.sampled_from(["!!int ''", "!!bool x", "&a [*a]", "2020-99-01", "[1, [2]]"])
 
 
@@ -251,31 +233,27 @@ def test_any_run_configuration_is_read_or_refused(module, data):
     result_or_words(lambda: parse(module.Arguments, ["--config", write("run.yaml", data)]))
 
 
-KEYS = st.sampled_from(
-    [
-        *(
-            "zero_optimization",
-            "fp16",
-            "bf16",
-            "gradient_clipping",
-            "train_batch_size",
-            "gradient_accumulation_steps",
-        ),
-        *("train_micro_batch_size_per_gpu", "optimizer", "steps_per_print", "zero_optimisation"),
-        *("enabled", "stage", "reduce_bucket_size", "offload_optimizer", "device"),
-    ]
-)
+ZERO = deepspeed.read_config("ds_configs/zero3_offload.json", search=(REPOSITORY,))
+KEYS = [
+    *ZERO,
+    *ZERO["zero_optimization"],
+    "optimizer",
+    "steps_per_print",
+    "zero_optimisation",
+    "enabled",
+    "device",
+]
 ZERO_VALUES = st.recursive(
     st.sampled_from([1, 2, 3, True, False, None, "auto", "cpu", 1.0, 0, -1, "2", float("nan"), []]),
-    lambda inner: st.dictionaries(KEYS, inner, max_size=4) | st.lists(inner, max_size=2),
+    lambda inner: st.dictionaries(st.sampled_from(KEYS), inner, max_size=4) | st.lists(inner, max_size=2),
     max_leaves=8,
 )
-DEEPSPEED = st.dictionaries(KEYS, ZERO_VALUES, max_size=5).map(
+DEEPSPEED = st.dictionaries(st.sampled_from(KEYS), ZERO_VALUES, max_size=5).map(
     lambda found: {"zero_optimization": {"stage": 2}, **found}
 )
 
 
-@settings(quick, max_examples=100)
+@settings(quick, max_examples=60)
 @given(st.one_of(DEEPSPEED.map(lambda content: json.dumps(content).encode()), st.binary(max_size=40)))
 def test_any_deepspeed_file_is_completed_or_refused(data):
     config = result_or_words(lambda: deepspeed.read_config(write("ds.json", data)))
@@ -289,19 +267,11 @@ def test_any_deepspeed_file_is_completed_or_refused(data):
         assert full["fp16"]["enabled"] is full["bf16"]["enabled"] is False
 
 
-SIZES = st.sampled_from(
-    [
-        "model_type",
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "vocab_size",
-        "id2label",
-        "num_labels",
-    ]
-)
+SIZES = [*sizes(8), "model_type", "id2label", "num_labels"]
 MODELS = st.dictionaries(
-    SIZES, st.one_of(st.sampled_from([1, 0, -1, "8", None, True, {"0": "a"}, [1]]), json_values), max_size=4
+    st.sampled_from(SIZES),
+    st.one_of(st.sampled_from([1, 0, -1, "8", None, True, {"0": "a"}, [1]]), json_values),
+    max_size=4,
 )
 
 

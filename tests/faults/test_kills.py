@@ -37,9 +37,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(home, tmp
     _, report = soak(home, tmp_path / "soak", classify(tmp_path / "never"), "--kills", "2")
     assert (report["kills"], report["wrong"]) == (2, [])
     assert sum(report["where"].values()) == 2
-    print(
-        report["where"]
-    )  # by the clock, and at calls that flush or rename; which ones depends on the machine's pace
+    print(report["where"])  # by the clock, and at calls that flush or rename; the machine's pace decides
 
 
 def test_a_job_of_two_processes_is_killed_whole_or_by_a_rank(home, tmp_path):

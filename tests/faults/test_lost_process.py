@@ -9,6 +9,7 @@ from launchers import TIMEOUT, deepspeed, torchrun, training
 from running import running, wait_for
 
 from samerun.checkpoint import list_checkpoints
+from samerun.reports.tracker import read_history
 
 pytestmark = pytest.mark.slow
 
@@ -111,8 +112,5 @@ def test_torchruns_restart_goes_on_from_the_newest_checkpoint(start, home, tmp_p
     job.descendants = []  # the next ones are others
     assert job.wait() == 0, job.text()
     assert f"resume         {tmp_path / 'checkpoints'}" in job.text()
-    events = [
-        json.loads(line) for line in (tmp_path / "history.jsonl").read_text(encoding="utf-8").splitlines()
-    ]
-    assert [event["step"] for event in events if "loss" in event] == list(range(1, 61))
+    assert [event["step"] for event in read_history(tmp_path) if "loss" in event] == list(range(1, 61))
     assert status_of(tmp_path)["state"] == "done"

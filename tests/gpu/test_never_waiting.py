@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from linear_task import make_plan
-from step_models import CLASSIFY, KINDS, batches, build, collator, unasked_masks
+from tiny_models import CLASSIFY, KINDS, batches, build, collator, unasked_masks
 
 from samerun.data.batches import train_loader
 from samerun.optimizer import build_optimizer
@@ -43,7 +43,7 @@ def test_a_step_of_another_shape_does_not_wait_either(start_gpu_run, never_waiti
         model, build_optimizer(arguments(), model, 1e-3, lambda *_: 1.0)
     )
     for lengths in ((9, 30, 30, 4), (50, 2), (61, 61, 61, 7, 1)):
-        batch = collator(np.array(lengths), 1, False)(np.arange(len(lengths))).pin_memory()
+        batch = collator(np.array(lengths))(np.arange(len(lengths))).pin_memory()
         train_step(run, model, optimizer, CLASSIFY, [batch], 1.0)
         never_waiting()
 

@@ -11,6 +11,8 @@ import torch
 from launchers import LABELS, training, write_bert_config, write_corpus
 from safetensors.torch import load_file
 
+from samerun.reports.tracker import read_history
+
 pytestmark = pytest.mark.slow
 
 
@@ -40,15 +42,11 @@ def run(home, name, environment=None, **changed):
     return place
 
 
-def history(place):
-    return [json.loads(line) for line in (place / "history.jsonl").read_text(encoding="utf-8").splitlines()]
-
-
 def test_fp32_on_a_gpu_and_on_a_cpu_agree(folder):
     cpu = run(folder, "cpu", {"CUDA_VISIBLE_DEVICES": ""})
     gpu = run(folder, "gpu", dropout_by="row")
     assert json.loads((gpu / "run.json").read_text(encoding="utf-8"))["device"] == "cuda"
-    for ours, theirs in zip(history(gpu), history(cpu), strict=True):
+    for ours, theirs in zip(read_history(gpu), read_history(cpu), strict=True):
         assert ours.keys() == theirs.keys()
         if "loss" in ours:
             assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
@@ -77,7 +75,7 @@ def test_an_fp16_run_goes_on_with_its_loss_scale(folder):
     assert states[0]["loss_scale"] is not None
     for key in ("loss_scale", "updates", "step", "skipped_in_a_row"):
         assert states[0][key] == states[1][key], key
-    after = [[e["loss"] for e in history(p) if "loss" in e and e["step"] > 3] for p in (whole, resumed)]
+    after = [[e["loss"] for e in read_history(p) if "loss" in e and e["step"] > 3] for p in (whole, resumed)]
     assert after[0] == pytest.approx(after[1], rel=1e-2)  # kernels that add in any order
     metrics = [json.loads((p / "metrics.json").read_text(encoding="utf-8")) for p in (whole, resumed)]
     assert metrics[0]["train_skipped_steps"] == metrics[1]["train_skipped_steps"]
@@ -98,6 +96,8 @@ def test_compiled_layers_train_as_they_are(folder):
         run(folder, f"compiled_{compiles}", config_name="without_dropout/config.json", torch_compile=compiles)
         for compiles in (False, True)
     )
-    losses = [[entry["loss"] for entry in history(place) if "loss" in entry] for place in (plain, compiled)]
+    losses = [
+        [entry["loss"] for entry in read_history(place) if "loss" in entry] for place in (plain, compiled)
+    ]
     assert losses[0]
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)

@@ -26,6 +26,7 @@ from vector_task import Arguments, Regression
 
 from samerun.errors import InputError
 from samerun.evaluate import input_dtype
+from samerun.files import read_lines
 from samerun.layers import checkpoint_activations
 from samerun.plan import Modes
 
@@ -41,10 +42,6 @@ JOB = {
 def job(output_dir: Path, *more: str) -> list[str]:
     named = as_words(**JOB)
     return ["--do_train", "--do_predict", *named, "--output_dir", str(output_dir), *more]
-
-
-def read_lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def make_task(model="linear"):
@@ -104,19 +101,6 @@ def test_inputs_take_the_precision_of_the_weights_and_labels_keep_theirs():
     assert loss.item() == pytest.approx(task.loss_sum(model.float(), batch).item(), rel=0.02)
 
 
-@pytest.mark.slow
-def test_the_plan_of_a_task_without_tokens(tmp_path):
-    options = ["--launch", "accelerate_configs/zero2.yaml", "--num_processes", "4", "--gpu_memory", "24"]
-    arguments = as_words(model="cnn", mixed_precision="bf16", output_dir=tmp_path / "run", report_to="none")
-    planned = run([*python(), str(SCRIPTS / "plan.py"), *options, SCRIPT, *arguments], tmp_path).check().out
-    assert "tokens" not in planned
-    assert "for micro-batches of 8x64" in planned
-    assert "model          159 weights, 159 of them trained" in planned
-    for name in ("ddp_bf16.yaml", "zero1.yaml", "zero3_offload.yaml"):
-        assert name in planned
-    assert not list((tmp_path / "run").glob("*"))
-
-
 # Launched
 # ------------------------------------------------------------------------------------------------------------
 
@@ -172,7 +156,7 @@ def test_the_exported_model_gives_the_predictions(one_process):
     rows = vector_task.generate("test", vector_task.ROWS["test"], seed=2)
     with torch.no_grad():
         expected = model(rows.collate(np.arange(len(rows))).inputs["x"])
-    lines = read_lines(one_process / "predictions.jsonl")
+    lines = list(read_lines(one_process / "predictions.jsonl"))
     assert [line["id"] for line in lines] == list(range(len(rows)))
     assert torch.tensor([line["outputs"] for line in lines]).sub(expected).abs().max() < 1e-6
     metrics = json.loads((one_process / "metrics.json").read_text(encoding="utf-8"))

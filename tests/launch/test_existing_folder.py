@@ -1,22 +1,17 @@
 """What a command does with an output folder that holds something: which runs go on, which are refused, and
-that a refusal changes no byte.
-
-    EXISTING_FOLDERS=all python -m pytest tests/launch/test_existing_folder.py    all, two processes too
-"""
+that a refusal changes no byte."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 
 import launchers
 import masks_job
 import pytest
-from launchers import REPOSITORY, as_words, write_csv
+from launchers import as_words, write_csv
 
 STATES = (
     "no run", "unfinished", "finished", "without checkpoints", "other task", "other data", "other labels",
@@ -41,13 +36,11 @@ EXPECTED = {
     "predict": dict.fromkeys(STATES, PREDICTS),
 }  # fmt: skip
 CASES = [(state, action) for state in STATES for action in ACTIONS]
-ALL = [(task, *case) for task in ("classify", "segment") for case in CASES]
 TRIED = [("classify", *case) for case in CASES if case[1] != "predict"][::2]
 TRIED += [("classify", "without checkpoints", "auto"), ("classify", "finished", "overwrite")]
 TRIED += [("classify", "finished", "predict"), ("classify", "foreign files", "predict")]
 TRIED += [("segment", "unfinished", "auto"), ("segment", "other labels", "overwrite")]
 TRIED += [("segment", "finished", "auto"), ("segment", "other task", "auto")]
-TRIES_ALL = os.environ.get("EXISTING_FOLDERS") == "all"
 
 
 class Jobs:
@@ -129,17 +122,19 @@ def content(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def check(jobs: Jobs, run, act, task: str, state: str, action: str, folder: Path) -> None:
-    """`run`, for what was there before, and `act`: (task, arguments) -> exit code and output."""
-    jobs.prepare(run, task, state, folder)
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "state", "action"), TRIED)
+def test_what_a_command_does_in_a_folder(task, state, action, jobs, script, tmp_path):
+    folder = tmp_path / "run"
+    jobs.prepare(script, task, state, folder)
     before, expected = content(folder), EXPECTED[action].get(state, REFUSED)
     more = [word.replace("FOLDER", str(folder)) for word in ACTIONS[action]]
     arguments = jobs.arguments(task, folder)
     if action == "predict":
-        model, file = jobs.finished(run, task) / "best", arguments[arguments.index("--train_file") + 1]
+        model, file = jobs.finished(script, task) / "best", arguments[arguments.index("--train_file") + 1]
         more += ["--model_name_or_path", str(model), "--test_file", file, "--report_to", "none"]
         arguments = ["--output_dir", str(folder), "--use_cpu", "true"]
-    ended = act(task, [*arguments, *more])
+    ended = script(task, [*arguments, *more])
     after = content(folder)
     assert ended.code == (2 if expected == REFUSED else 0), ended.err
     assert "Traceback" not in ended.err
@@ -158,24 +153,3 @@ def check(jobs: Jobs, run, act, task: str, state: str, action: str, folder: Path
         history = [json.loads(line) for line in (folder / "history.jsonl").open(encoding="utf-8")]
         assert max(event["step"] for event in history) == 4
         assert (folder / "best" / "config.json").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("task", "state", "action"), ALL if TRIES_ALL else TRIED)
-def test_what_a_command_does_in_a_folder(task, state, action, jobs, script, tmp_path):
-    check(jobs, script, script, task, state, action, tmp_path / "run")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not TRIES_ALL, reason="EXISTING_FOLDERS=all")
-@pytest.mark.parametrize(("task", "state", "action"), ALL)
-def test_two_processes(task, state, action, jobs, script, tmp_path):
-    def launched(task, arguments):
-        command = [*launchers.torchrun(2), str(REPOSITORY / "app" / f"{task}.py"), *arguments]
-        finished = launchers.run(command, jobs.folder)
-        if "exitcode  : 2 " not in finished.err:
-            return finished
-        # torchrun ends with 1 whatever its workers end with, says with what, and has a trace of its own.
-        return dataclasses.replace(finished, code=2, err=finished.err.partition("Traceback")[0])
-
-    check(jobs, script, launched, task, state, action, tmp_path / "run")

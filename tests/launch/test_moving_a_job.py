@@ -12,10 +12,10 @@ import subprocess
 import launchers
 import pytest
 import yaml
+from in_process import check_weights
 from launchers import REPOSITORY, run, run_together, training
 from namespaces import machines, missing_for_machines
 from pages import run_by
-from safetensors.torch import load_file
 
 REASON = missing_for_machines()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
@@ -68,20 +68,6 @@ def write_job(place, folder, name):
     }
     del settings["test_file"]
     (place / f"{name}.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
-
-
-def weights(folder):
-    found = load_file(folder / "checkpoints" / f"step_{STEPS}" / "model.safetensors")
-    return {
-        name: tensor for name, tensor in found.items() if not name.endswith(".key.bias")
-    }  # see `moving.outcome`
-
-
-def check_same(folder, other):
-    ours, theirs = weights(folder), weights(other)
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        assert (tensor - theirs[name]).abs().max() <= 1e-5 * tensor.abs().max(), name
 
 
 def keep_until(folder, step):
@@ -140,5 +126,6 @@ def test_one_job_from_a_laptop_to_two_machines(home, pair):
             shutil.copytree(alpha / "runs" / "job", alpha / "runs" / "never_moved")
         keep_until(alpha / "runs" / "job", (number + 1) * EVERY)
     on_two_machines(homes, two_machines)
-    check_same(alpha / "runs" / "never_moved", alpha / "runs" / "job")
+    last = f"checkpoints/step_{STEPS}/model.safetensors"
+    check_weights(alpha / "runs" / "job" / last, alpha / "runs" / "never_moved" / last)
     assert not (homes[1] / "runs" / "job").exists()  # machine 0 writes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from launchers import as_words
 from title_job import ROWS
 
 from samerun.tools import compare
@@ -46,34 +45,3 @@ def test_what_a_run_leaves(titled):
     assert len(line["candidates"]) == 2
     assert line["candidates"][0]["title"] == line["title"]
     assert line["candidates"][0]["score"] >= line["candidates"][1]["score"]
-
-
-@pytest.mark.slow
-def test_plain_transformers_writes_the_same_titles(title_home, titled):
-    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-    from samerun.text.tokenizer import join_chinese
-
-    folder = titled("one")
-    tokenizer = AutoTokenizer.from_pretrained(folder / "best")
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder / "best").eval()
-    rows = [json.loads(line) for line in (title_home / "test.jsonl").open(encoding="utf-8")]
-    lines = [json.loads(line) for line in (folder / "predictions.jsonl").open(encoding="utf-8")]
-    for row, line in list(zip(rows, lines, strict=True))[:3]:
-        ids = model.generate(**tokenizer(row["text"], truncation=True, return_tensors="pt"), do_sample=False)
-        assert join_chinese(tokenizer.decode(ids[0], skip_special_tokens=True)).strip() == line["title"]
-
-
-@pytest.mark.slow
-def test_documents_without_titles_are_predicted(title_home, titled, script):
-    best = titled("one") / "best"
-    rows = [json.loads(line) for line in (title_home / "test.jsonl").open(encoding="utf-8")]
-    bare = title_home / "bare.jsonl"
-    bare.write_text("".join(json.dumps({"text": row["text"]}) + "\n" for row in rows), encoding="utf-8")
-    folder = title_home / "runs" / "bare"
-    asked = as_words(do_predict=True, model_name_or_path=best, test_file=bare, output_dir=folder)
-    ended = script("titlegen", asked)
-    assert ended.code == 0, ended.err
-    lines = [json.loads(line) for line in (folder / "predictions.jsonl").open(encoding="utf-8")]
-    assert [line["id"] for line in lines] == list(range(len(rows)))
-    assert "test_rougeL" not in json.loads((folder / "metrics.json").read_text(encoding="utf-8"))

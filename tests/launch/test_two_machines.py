@@ -15,9 +15,9 @@ import sys
 
 import launchers
 import pytest
+from in_process import check_weights
 from launchers import CLASSIFY, REPOSITORY, UNEVEN, as_words, free_port, run_together, training
 from namespaces import machines, missing_for_machines
-from safetensors.torch import load_file
 
 from samerun.checkpoint import damage
 
@@ -146,26 +146,12 @@ def trained(pair):
     return launch
 
 
-def weights(folder):
-    found = load_file(folder / "checkpoints" / "step_6" / "model.safetensors")
-    return {
-        name: tensor for name, tensor in found.items() if not name.endswith(".key.bias")
-    }  # see test_parity
-
-
-def check_weights(folder, one_process):
-    ours, theirs = weights(folder), weights(one_process)
-    assert ours.keys() == theirs.keys()
-    differences = {
-        key: float((ours[key] - theirs[key]).abs().max() / theirs[key].abs().max()) for key in theirs
-    }
-    worst = max(differences, key=differences.get)
-    assert differences[worst] <= 1e-5, f"{worst}: {differences[worst]:.1e}"
+LAST = "checkpoints/step_6/model.safetensors"
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_weights_agree_with_one_process(name, trained, launched):
-    check_weights(trained(name), launched("python").folder)
+    check_weights(trained(name) / LAST, launched("python").folder / LAST)
     run = json.loads((trained(name) / "run.json").read_text(encoding="utf-8"))
     assert (run["world_size"], run["launcher"]) == (2, LAUNCHERS[name])
 
@@ -209,7 +195,7 @@ def test_machines_that_share_a_folder_read_the_checkpoint_there(pair, launched):
 
     go_on_from(checkpoints / "step_4", deepspeed_no_ssh)
     assert sorted(path.name for path in checkpoints.iterdir()) == ["step_4", "step_6"]
-    check_weights(shared / "run", launched("python").folder)
+    check_weights(shared / "run" / LAST, launched("python").folder / LAST)
     assert (shared / "run" / "best" / "model.safetensors").is_file()
     assert [path for path in shared.rglob("*") if "of_rank_0" in path.name or "unfinished" in path.name] == []
     assert not list((pair[1].home / "runs").glob("*"))

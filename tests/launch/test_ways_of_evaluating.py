@@ -8,6 +8,8 @@ import torch
 from launchers import CLASSIFY, JOBS, LABELS, REFERENCES, TEST_ROWS, accelerate, as_words, run, torchrun
 from safetensors.torch import load_file
 
+from samerun.files import read_lines
+
 pytestmark = pytest.mark.slow
 
 # name -> (launcher, batch size); without a launcher in this process
@@ -39,17 +41,11 @@ def evaluated(home, launched, script, monkeypatch):
                 run([*launcher(), str(CLASSIFY), *command], home).check()
             RESULTS[name] = (
                 json.loads((folder / "metrics.json").read_text(encoding="utf-8")),
-                read_predictions(folder),
+                list(read_lines(folder / "predictions.jsonl")),
             )
         return RESULTS[name]
 
     return evaluate
-
-
-def read_predictions(folder):
-    return [
-        json.loads(line) for line in (folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
-    ]
 
 
 def ids_of_the_test_file(home):
@@ -99,7 +95,7 @@ def test_predictions_are_every_row_once_in_the_order_of_the_file(name, evaluated
 
 @pytest.mark.parametrize("name", JOBS)
 def test_every_job_predicts_every_row_once_in_the_order_of_the_file(name, launched, home):
-    predictions = read_predictions(launched(name).folder)
+    predictions = list(read_lines(launched(name).folder / "predictions.jsonl"))
 
     assert [line["id"] for line in predictions] == ids_of_the_test_file(home)
     assert all(line["probabilities"].keys() == set(LABELS) for line in predictions)

@@ -44,7 +44,6 @@ def test_rows_of_every_kind_train_as_their_file_does(train, tmp_path):
         "list": ROWS,
         "dataset": datasets.Dataset.from_list(ROWS),
         "frame": pandas.DataFrame(ROWS),
-        "paths": [tmp_path / "rows.jsonl"],
     }
     for name, rows in kinds.items():
         other = train(name, rows)

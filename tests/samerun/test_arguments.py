@@ -45,34 +45,6 @@ def test_declarations_are_sound(cls):
     assert parse(cls, argv) == arguments
 
 
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [
-        ({"lr_scheduler_kwargs": {"gamma": 0.5}}, ["--lr_scheduler_kwargs: linear has no gamma"]),
-        ({"optim": "sgd", "optim_args": "momentum=1.5"},
-         ["momentum is '1.5', expected a number at least 0 and below 1"]),
-        ({"optim": "sgd", "optim_args": "nesterov=true"}, ["nesterov=true needs a momentum above 0"]),
-        ({"optim": "sgd", "optim_args": "momentum=0.9,momentum=0.8"}, ["momentum is given twice"]),
-        ({"optim": "rmsprop", "optim_args": "beta=1"},
-         ["rmsprop has no beta; it has alpha, eps, momentum, centered"]),
-        ({"optim": "sgd", "optim_args": "weight_decay=0.1"},
-         ["sgd has no weight_decay; give --weight_decay"]),
-        ({"optim": "muon", "optim_args": "adjust_lr_fn=own"}, ["expected one of match_rms_adamw, original"]),
-        ({"optim_args": "momentum=0.9"}, ["adamw_torch_fused has no momentum; it has none"]),
-        ({"optim": "sgd", "adam_beta1": 0.8},
-         ["--adam_beta1 is given but --optim sgd has no such setting", "momentum"]),
-        ({"optim": "lion_32bit", "adam_epsilon": 1e-6},
-         ["--adam_epsilon is given but --optim lion_32bit has no such setting"]),
-        ({"model_revision": "v1"}, ["--model_revision is given but --model_name_or_path is not"]),
-        ({"padding_free": True, "attn_implementation": "eager"},
-         ["--padding_free and --attn_implementation"]),
-    ],
-)  # fmt: skip
-def test_each_contradiction_is_named(arguments, given, named):
-    (message,) = contradictions(arguments(**given))
-    assert all(word in message for word in named)
-
-
 def test_all_contradictions_come_together_and_others_only_look_like_one(arguments):
     given = {"output_dir": None, "eval_steps": 5, "train_file": "a.csv", "dataset_name": "b"}
     assert len(contradictions(arguments(**given))) == 3

@@ -3,7 +3,7 @@ whether a batch has padding. tests/gpu/ has the GPU's own word for it."""
 
 import pytest
 import torch
-from step_models import KINDS, batches, build, unasked_masks
+from tiny_models import KINDS, batches, build, unasked_masks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 

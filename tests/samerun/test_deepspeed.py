@@ -69,44 +69,6 @@ def test_equal_numbers_are_no_contradiction():
     assert complete(same)["train_batch_size"] == 32
 
 
-def test_every_contradiction_and_every_auto_is_named():
-    config = {
-        "zero_optimization": {
-            "stage": 3, "sub_group_size": "auto", "reduce_bucket_size": "auto",
-            "offload_param": {"ratio": "auto"}
-        },
-        "train_micro_batch_size_per_gpu": 3,
-        "gradient_accumulation_steps": 5,
-        "train_batch_size": 60,
-    }  # fmt: skip
-    with pytest.raises(InputError) as caught:
-        complete(config)
-    assert caught.value.problems == [
-        'ds.json: train_micro_batch_size_per_gpu is 3 but the run\'s is 2; make it "auto"',
-        'ds.json: gradient_accumulation_steps is 5 but the run\'s is 4; make it "auto"',
-        'ds.json: train_batch_size is 60 but --global_batch_size is 30; make it "auto"',
-        'ds.json: zero_optimization.sub_group_size is "auto", which the run cannot fill in; write a value',
-        'ds.json: zero_optimization.offload_param.ratio is "auto", which the run cannot fill in; '
-        "write a value",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"zero_optimization": {"stage": "auto"}}, "stage must be 1, 2 or 3"),
-        (
-            {"fp16": {"enabled": False}, "bf16": {"enabled": False}},
-            "its precision is no but --mixed_precision is bf16",
-        ),
-    ],
-)
-def test_what_cannot_be_run(changes, message):
-    found = deepspeed.problems({**PLAIN, **changes}, "ds.json", 1.0, "bf16")
-    assert any(message in problem for problem in found)
-    assert all(problem.startswith("ds.json: ") for problem in found)
-
-
 @pytest.mark.parametrize(
     ("fp16", "bf16", "precision"),
     [

@@ -72,14 +72,6 @@ def test_out_of_memory_says_what_to_make_smaller(start_run):
         evaluate(start_run(), linear_layer(), Hungry(), eval_rows(*points(11), 4))
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 50])
-def test_metrics_do_not_depend_on_the_batch_size(start_run, batch_size):
-    (x, y), layer = points(11), linear_layer().double()
-    x, y = x.double(), y.double()
-    metrics, _ = evaluate(start_run(), layer, LinearTask(), eval_rows(x, y, batch_size))
-    assert metrics["loss"] == pytest.approx((layer(x) - y).square().mean().item(), rel=1e-12)
-
-
 @pytest.mark.parametrize(
     ("change", "count"), [(lambda rows: rows[rows != 4], 10), (lambda rows: rows.clip(max=9), 11)]
 )

@@ -58,12 +58,8 @@ def test_a_machine_that_lacks_the_folder_gets_a_copy_for_the_time(disks):
 
     outcome = run(work)
     assert [found for _, found in outcome] == [FILES] * 4
-    assert [place == disks[rank // 2] for rank, (place, _) in enumerate(outcome)] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    in_place = [place == disks[rank // 2] for rank, (place, _) in enumerate(outcome)]
+    assert in_place == [True, True, False, False]
     assert outcome[2][0] == outcome[3][0]
     assert content(disks[0]) == FILES
     assert [path.name for path in disks[1].parent.parent.iterdir()] == ["mine"]

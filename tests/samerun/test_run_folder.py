@@ -27,15 +27,8 @@ from samerun.run_folder import (
 )
 
 # A failed start may leave them.
-REMAINS = (
-    "run.json",
-    "status.json",
-    "tensorboard",
-    "profile",
-    "history.jsonl",
-    "speed.jsonl",
-    "trackers.json",
-)
+HISTORIES = ("history.jsonl", "speed.jsonl", "trackers.json")
+REMAINS = ("run.json", "status.json", "tensorboard", "profile", *HISTORIES)
 
 
 def train(folder):

@@ -175,8 +175,7 @@ print(ctypes.CDLL(None).read(ours, ctypes.create_string_buffer(1), 1))
     assert ends(body) == (0, "1\n", "")
 
 
-@pytest.mark.parametrize("watched", [0, 1, 2])
-@pytest.mark.parametrize("gone", [1, 2])
+@pytest.mark.parametrize(("watched", "gone"), [(0, 1), (1, 1), (1, 2), (2, 2)])
 def test_a_launcher_that_is_gone(watched, gone):
     """Below this test's process: the command that users know, what it starts, and the worker. One of the
     first two ends."""

@@ -2,7 +2,6 @@ import copy
 import json
 import math
 import shutil
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 import torch
 from linear_task import LinearTask, collator, linear_layer, make_plan, points, split_of, train_steps
 
-from samerun import console as progress
 from samerun import signals, training
 from samerun.average import WeightAverage
 from samerun.checkpoint import TrainState, list_checkpoints, load_average, restore_optimizer
@@ -66,22 +64,6 @@ def test_a_step_is_that_of_one_big_batch(start_run, shares, max_norm):
         assert float(norm) == pytest.approx(expected_norm, rel=1e-6)
     torch.testing.assert_close(ours.state_dict(), plain.state_dict(), rtol=1e-6, atol=1e-7)
     assert 0.3 < expected_norm < 100  # one of the limits clips, the others do not
-
-
-def test_dropout_by_row_does_not_depend_on_the_micro_batches(start_run):
-    x, y = points(8)
-    found = []
-    for shares in ([range(8)], [range(3), range(3, 8)], [[row] for row in reversed(range(8))]):
-        run, layer = start_run(BatchShape(8, 1, 8, len(shares))), linear_layer()
-        dropped = torch.nn.Sequential(torch.nn.Dropout(0.5), layer)
-        model, optimizer = run.accelerator.prepare(dropped, torch.optim.SGD(layer.parameters(), lr=0.1))
-        batches = [collator(x, y)(np.array(share)) for share in shares]
-        batches = [replace(batch, places=tuple(batch.rows.tolist())) for batch in batches]
-        seed_step(1, 2, 0, True)
-        loss, _ = train_step(run, model, optimizer, LinearTask(), batches, 0.0)
-        found.append([float(loss), *layer.weight.flatten().tolist()])
-    assert found[1] == pytest.approx(found[0], rel=1e-5)
-    assert found[2] == pytest.approx(found[0], rel=1e-5)
 
 
 def test_two_processes_make_the_step_of_one_big_batch(start_run):
@@ -395,25 +377,6 @@ def test_a_metric_that_no_evaluation_has_is_refused(begin):
     assert (session.state.step, session.best) == (1, [])
 
 
-def test_the_rate_of_training_counts_no_evaluation(begin, monkeypatch):
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    task = Scripted([])
-    task.loss_sum = lambda model, batch: (
-        setattr(clock, "now", clock.now + 0.5) or LinearTask.loss_sum(task, model, batch)
-    )
-    task.score = lambda predictions, split: setattr(clock, "now", clock.now + 100) or {"score": 0.0}
-    session = begin(None, task, True, make_plan(22, eval_steps=1))
-    notes = []
-    advance = session.training.tracker.advance
-    session.training.tracker.advance = lambda *given: (
-        advance(*given) or notes.append(session.training.tracker.progress.note)
-    )
-    session.fit()
-    assert clock.now > 100
-    assert len({note.split(", ")[1] for note in notes}) == 1, notes
-
-
 def test_of_equal_scores_the_one_with_the_lower_loss_is_the_best(begin):
     """The F1 of rare labels stays 0 for the first epochs while the loss falls: that is progress."""
     task = Scripted([])
@@ -449,15 +412,6 @@ def test_a_complete_run_has_nothing_left_to_do(begin, capsys):
     assert again == {name: figures[name] for name in again}
     assert "is complete (6 steps)" in capsys.readouterr().out
     torch.testing.assert_close(session.layer.state_dict(), before, rtol=0, atol=0)
-
-
-def test_checkpoints_come_when_they_are_due(begin):
-    session = begin(plan=make_plan(22, save_steps=4), save_total_limit=5)
-    session.fit()
-    assert [path.name for path in list_checkpoints(session.training.folder / "checkpoints")] == [
-        "step_4",
-        "step_6",
-    ]
 
 
 def test_an_idle_step_changes_neither_weights_nor_statistics(begin):

@@ -1,10 +1,12 @@
 import huggingface_hub
 import pytest
-from fake_hub import hub  # noqa: F401
 from images_job import write_idx
+from launchers import as_words
 
 from samerun.errors import InputError
 from samerun.export import check_upload, push_to_hub
+
+pytest_plugins = ("fake_hub",)
 
 
 @pytest.fixture
@@ -27,11 +29,7 @@ UPLOADED = ["README.md", "config.json", "model.safetensors", "plots/a.png"]
 
 
 def test_an_upload_is_one_commit_that_an_interruption_does_not_repeat(
-    start_run,
-    arguments,
-    mine,
-    hub,  # noqa: F811
-    capsys,
+    start_run, arguments, mine, hub, capsys
 ):
     asked, run = arguments(output_dir=str(mine), push_to_hub=True, hub_private_repo=True), start_run()
     check_upload(asked)
@@ -51,18 +49,11 @@ def test_an_upload_is_one_commit_that_an_interruption_does_not_repeat(
 
 
 @pytest.mark.slow
-def test_a_finished_run_stays_done_and_its_command_repeats_the_upload(script, hub, tmp_path, monkeypatch):  # noqa: F811
+def test_a_finished_run_stays_done_and_its_command_repeats_the_upload(script, hub, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)  # `script` works offline
-    given = {
-        "train_file": write_idx(tmp_path / "mnist"),
-        "output_dir": tmp_path / "mine",
-        "max_steps": 1,
-        "report_to": "none",
-    }
-    command = [f"--{name}={value}" for name, value in given.items()] + [
-        "--push_to_hub",
-        "--resume_from_checkpoint=auto",
-    ]
+    folders = {"train_file": write_idx(tmp_path / "mnist"), "output_dir": tmp_path / "mine"}
+    given = as_words(**folders, max_steps=1, report_to="none", resume_from_checkpoint="auto")
+    command = [*given, "--push_to_hub"]
     hub.refuses = "PUT /storage"
     ended = script("image_classify", command)
     assert (ended.code, hub.commits) == (0, [])
@@ -77,32 +68,23 @@ def test_a_finished_run_stays_done_and_its_command_repeats_the_upload(script, hu
 @pytest.mark.parametrize(
     ("refused", "name", "message"),
     [
-        (
-            "POST /api/repos/create|GET /api/models/me/mine$",
-            "me/mine",
-            r"cannot write to me/mine on the hub \(.*403",
-        ),
-        ("GET .*/auth-check/write", "me/mine", r"cannot write to me/mine on the hub \(.*403"),
-        (None, "no/such/name", r"cannot write to no/such/name on the hub \(Repo id must"),
-        ("network", "me/mine", r"cannot write to me/mine on the hub \(.*[Cc]onnect"),
+        ("POST /api/repos/create|GET /api/models/me/mine$", "me/mine", ".*403"),
+        ("GET .*/auth-check/write", "me/mine", ".*403"),
+        (None, "no/such/name", "Repo id must"),
+        ("network", "me/mine", ".*[Cc]onnect"),
     ],
 )
 def test_an_upload_that_would_fail_is_refused_before_the_training(
-    refused,
-    name,
-    message,
-    arguments,
-    hub,  # noqa: F811
-    monkeypatch,
+    refused, name, message, arguments, hub, monkeypatch
 ):
     hub.refuses = refused
     if refused == "network":
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(InputError, match=f"--push_to_hub: {message}"):
+    with pytest.raises(InputError, match=rf"--push_to_hub: cannot write to {name} on the hub \({message}"):
         check_upload(arguments(output_dir="runs/mine", push_to_hub=True, hub_model_id=name))
 
 
-def test_a_dry_run_lists_files_and_asks_nobody(start_run, arguments, mine, hub, capsys):  # noqa: F811
+def test_a_dry_run_lists_files_and_asks_nobody(start_run, arguments, mine, hub, capsys):
     asked = arguments(output_dir=str(mine), push_to_hub=True, hub_dry_run=True)
     check_upload(asked)
     push_to_hub(start_run(), asked)

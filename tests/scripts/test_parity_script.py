@@ -76,7 +76,7 @@ def test_what_it_leaves(title_tokens):
     assert [(cell["name"], cell["passed"]) for cell in report["cells"]] == [("one", True), ("zero2", True)]
     for name in ("one", "zero2"):
         lines = (title_tokens.folder / f"{name}.log").read_text(encoding="utf-8").splitlines()
-        assert any(line.startswith("launch         ") for line in lines)
+        assert any(line.startswith("launcher       ") for line in lines)
         run = json.loads((title_tokens.folder / name / "run.json").read_text(encoding="utf-8"))
         assert (run["plan"]["total_steps"], run["arguments"]["report_to"]) == (title_job.STEPS, ["none"])
     assert not title_tokens.never.exists()

@@ -58,7 +58,7 @@ def test_the_plan_of_a_run(run):
     assert (code, problems) == (0, [])
     lines = out.splitlines()
     assert lines[:5] == [
-        "launch         accelerate_configs/zero2.yaml: 8 process(es) on GPUs, nccl, ZeRO-2 "
+        "launcher       accelerate_configs/zero2.yaml: 8 process(es) on GPUs, nccl, ZeRO-2 "
         "(ds_configs/zero2.json)",
         "precision      bf16",
         "global batch   12 rows = 8 process(es) x at most 2 rows x 1 micro-batch(es)",
@@ -81,7 +81,7 @@ def test_the_plan_of_a_run(run):
     }  # fmt: skip
     assert next(iter(table)) == "ddp_bf16.yaml"
     assert lines[-2:] == [
-        "this launch fits 24 GiB",
+        "this setup fits 24 GiB",
         "the cheapest that fits is accelerate_configs/ddp_bf16.yaml",
     ]
 
@@ -100,7 +100,7 @@ def test_the_plan_of_an_optimizer_that_needs_whole_weights(run):
 def test_a_launch_that_does_not_fit(run):
     code, out, _ = run(("--launch", "accelerate_configs/ddp.yaml", "--gpu_memory", "1"))
     assert code == 1
-    assert "this launch does not fit 1 GiB" in out
+    assert "this setup does not fit 1 GiB" in out
     assert "no shipped launch fits" in out
 
 
@@ -108,7 +108,7 @@ def test_one_gpu_without_a_launch_file(run):
     code, out, _ = run((), "--gradient_checkpointing", "--mixed_precision", "fp16")
     assert code == 0  # also where the planning machine has no GPU and so no fp16
     assert "precision      fp16" in out
-    assert "launch         python: 1 process(es) on GPUs" in out
+    assert "launcher       python: 1 process(es) on GPUs" in out
     assert "single_gpu.yaml" in out
     assert "zero2_offload.yaml" in out  # of use on one GPU too
     assert "ddp.yaml" not in out

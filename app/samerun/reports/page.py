@@ -156,7 +156,7 @@ def _in_order(path: Path) -> tuple[int, str]:
 def _facts(run: dict[str, Any], values: dict[str, Any]) -> dict[str, str]:
     rate, peak = values.get("train_samples_per_second"), values.get("peak_memory_mb")
     return {
-        "launch": f"{run['launcher']}, {run['world_size']} process(es), mixed precision "
+        "launcher": f"{run['launcher']}, {run['world_size']} process(es), mixed precision "
         f"{run['mixed_precision']}",
         "speed": f"{rate:,.1f} samples/s" if rate else "-",
         "peak memory": f"{peak:,.0f} MiB per process" if peak else "-",

@@ -52,7 +52,7 @@ DEEPSPEED_FILE_KEYS = (
     ),
     *("offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model", "mixed_precision"),
 )
-PLANNED = "this launch"
+PLANNED = "this setup"
 KINDS = ("NO", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU", "DEEPSPEED", "FSDP")
 DEVICES = {"MULTI_XPU": "xpu", "MULTI_NPU": "npu"}
 
@@ -293,7 +293,7 @@ def describe_run(launch: Launch, data: Any, plan: Plan, file: LaunchFile | None)
         else [f"idle           {plan.batch.idle_share:.1%} of the processes' time, counted in rows"]
     )
     return [
-        f"launch         {file.name if file else launch.launcher}: {where}{machines}, "
+        f"launcher       {file.name if file else launch.launcher}: {where}{machines}, "
         f"{launch.backend}, {stage}",
         f"precision      {launch.precision if launch.precision != 'no' else 'fp32'}",
         *(line for line in lines if not line.startswith("note")),
@@ -464,7 +464,7 @@ def recommend(planned: Row, shipped: list[Row], gpu_memory: float) -> int:
     from samerun import memory
 
     fitting = [row for row in [planned, *shipped] if memory.needed(row.estimate) <= gpu_memory * memory.GIB]
-    print(f"\nthis launch {'fits' if planned in fitting else 'does not fit'} {gpu_memory:g} GiB")
+    print(f"\nthis setup {'fits' if planned in fitting else 'does not fit'} {gpu_memory:g} GiB")
     fitting_shipped = sorted((row for row in fitting if row is not planned), key=lambda row: row.cost)
     if fitting_shipped:
         print(f"the cheapest that fits is {fitting_shipped[0].name}")

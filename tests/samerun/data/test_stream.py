@@ -139,7 +139,7 @@ def expected(seed, passes):
     return [text for order in orders for number in order for text in of_files[number]]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(any), st.integers(1, 12), st.integers(0, 9))
 def test_buffers_are_consecutive_pieces_of_shuffled_passes(tmp_path_factory, token_cache, sizes, size, seed):
     folder, texts = tmp_path_factory.mktemp("rows"), []

@@ -46,16 +46,6 @@ def test_other_texts_or_settings_are_tokenized_anew(token_cache, texts, settings
     assert [len(found[row]) for row in range(2)] == [len(text) for text in texts]
 
 
-def test_a_failed_encoder_leaves_nothing_to_be_found(token_cache):
-    def fail(texts):
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        encode_cached(cells_of(["a"]), fail, "three")
-    assert encode_cached(cells_of(["a"]), Encoder(), "three")["input_ids"][0].tolist() == [97]
-    assert sorted(path.suffix for path in (token_cache / "tokens").iterdir()) == ["", ".lock"]
-
-
 def test_many_texts_come_in_several_batches_and_stay_in_order(token_cache):
     encode, texts = Encoder(), [str(number) for number in range(2500)]
     found = encode_cached(cells_of(texts), encode, "three")["input_ids"]
@@ -112,15 +102,6 @@ def test_tokens_are_mapped(token_cache):
     assert found["input_ids"].lengths.tolist() == [3] * 50_000 + [0]
     nothing = encode_cached(cells_of(["", ""]), Encoder(), "three")
     assert nothing["input_ids"].lengths.tolist() == [0, 0]
-
-
-def test_truncated_tokens_are_made_anew(token_cache):
-    encode, texts = Encoder(), cells_of(["a", "bcde"])
-    encode_cached(texts, encode, "three")
-    (file,) = (token_cache / "tokens").glob("*/*.arrow")
-    file.write_bytes(file.read_bytes()[:-100])
-    assert encode_cached(texts, encode, "three")["input_ids"][1].tolist() == list(b"bcd")
-    assert encode.calls == 2
 
 
 ROWS = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=5), max_size=8)

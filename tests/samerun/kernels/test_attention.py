@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from tiny_models import sizes
 from transformers import (
     BertConfig,
     BertModel,
@@ -28,16 +29,9 @@ LENGTHS = (61, 37, 20, 100, 40, 62, 3, 36)
 
 
 def config(**changes):
-    sizes = {
-        "vocab_size": 60,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-    }
     sparse = {"block_size": 4, "num_random_blocks": 2, "max_position_embeddings": 128}
     calm = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.3}
-    return BigBirdConfig(**{**sizes, **sparse, **calm, **changes})
+    return BigBirdConfig(**{**sizes(32, 2, 4, 48), **sparse, **calm, **changes})
 
 
 def encoder(**changes):
@@ -102,22 +96,21 @@ def check_rows(model, ids, mask, tolerance=1e-5):
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("scores", [1, 500, 3000, 2**19])
+@pytest.mark.parametrize("scores", [1, 3000])
 def test_every_row_of_a_mixed_batch_is_as_it_is_alone(training, scores, monkeypatch):
     # However the work is cut: single blocks, several blocks, several heads, everything at once.
     monkeypatch.setattr(samerun.kernels.block_attention, "SCORES_PER_THREAD", scores)
     check_rows(encoder().train(training), *batch(LENGTHS))
 
 
-@pytest.mark.parametrize("elements", [1, 3000, 10_000, 2**17])
+@pytest.mark.parametrize("elements", [1, 3000])
 def test_however_rows_and_heads_are_shared_out(elements, threads, monkeypatch):
     monkeypatch.setattr(samerun.kernels.block_attention, "PORTION", elements)
     check_rows(encoder().train(), *batch(LENGTHS))
     check_rows(encoder().train(), *batch((61, 64, 62)))
 
 
-def test_threads_change_nothing_and_keep_their_number(threads):
-    check_rows(encoder().train(), *batch(LENGTHS))
+def test_threads_keep_their_number_and_inference_mode_changes_nothing(threads):
     model = fast(encoder()).eval()
     ids, mask = batch(LENGTHS)
     with torch.inference_mode():
@@ -126,15 +119,13 @@ def test_threads_change_nothing_and_keep_their_number(threads):
     assert torch.get_num_threads() == threads
 
 
-@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("lengths", [(37,), (61, 64, 62), (101, 101), (36, 5), (128,)])
-@pytest.mark.parametrize("number", [1, 3])
-def test_one_and_several_rows_of_a_kind(training, lengths, number):
+@pytest.mark.parametrize(("number", "training"), [(1, True), (3, False)])
+def test_one_and_several_rows_of_a_kind(lengths, number, training):
     check_rows(encoder(num_random_blocks=number).train(training), *batch(lengths))
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("block_size", [8, 16])
+@pytest.mark.parametrize(("training", "block_size"), [(True, 8), (False, 16)])
 def test_other_block_sizes_and_no_biases(training, block_size):
     model = encoder(block_size=block_size, num_random_blocks=1, max_position_embeddings=192, use_bias=False)
     check_rows(model.train(training), *batch((150, 64, 129, 130, 33), 160))
@@ -277,14 +268,9 @@ def test_the_state_dict_is_that_of_transformers(tmp_path):
 
 def test_an_encoder_decoder_trains_and_generates():
     torch.manual_seed(0)
-    sizes = {
-        "vocab_size": 60,
-        "hidden_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-    }
-    decoder = BertConfig(**sizes, is_decoder=True, add_cross_attention=True, hidden_dropout_prob=0.0)
+    decoder = BertConfig(
+        **sizes(32, 1, 4, 48), is_decoder=True, add_cross_attention=True, hidden_dropout_prob=0.0
+    )
     decoder.attention_probs_dropout_prob = 0.0
     pair = EncoderDecoderConfig.from_encoder_decoder_configs(config(), decoder)
     model = EncoderDecoderModel(pair, encoder=encoder())
@@ -306,23 +292,22 @@ def test_an_encoder_decoder_trains_and_generates():
 @pytest.mark.parametrize("training", [True, False])
 def test_bigbird_pegasus(training):
     torch.manual_seed(0)
-    sizes = {
-        "d_model": 32,
-        "encoder_layers": 2,
-        "decoder_layers": 1,
-        "encoder_attention_heads": 4,
-        "vocab_size": 60,
-    }
+    layers = {"encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 4}
     sparse = {"block_size": 4, "num_random_blocks": 2, "max_position_embeddings": 128, "init_std": 0.3}
-    other = {"decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+    other = {
+        "d_model": 32,
+        "vocab_size": 60,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 48,
+        "decoder_ffn_dim": 48,
+    }
     calm = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
-    model = BigBirdPegasusForConditionalGeneration(BigBirdPegasusConfig(**sizes, **sparse, **other, **calm))
+    model = BigBirdPegasusForConditionalGeneration(BigBirdPegasusConfig(**layers, **sparse, **other, **calm))
     check_rows(model.get_encoder().train(training), *batch(LENGTHS))
 
 
 def test_only_block_sparse_encoders_are_touched():
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
-    assert not use_bigbird_attention(BertModel(BertConfig(**sizes)))
+    assert not use_bigbird_attention(BertModel(BertConfig(**sizes(32, 1, 4, 48))))
     full = encoder(attention_type="original_full")
     classes = [type(module) for module in full.modules()]
     assert not use_bigbird_attention(full)

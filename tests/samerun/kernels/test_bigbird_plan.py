@@ -68,16 +68,6 @@ def test_layers_and_heads_have_plans_of_their_own():
     assert (first[0] != first[1]).any()
 
 
-@pytest.mark.parametrize("blocks", [16, 17])
-def test_planning_leaves_numpys_generator_alone(blocks):
-    np.random.seed(5)
-    expected = np.random.random(3)
-    np.random.seed(5)
-    # A seed that no other test uses: the plan is really drawn here.
-    random_blocks(blocks, Shape((1234,), 2, 3, 64, 4096), 1234)
-    np.testing.assert_array_equal(np.random.random(3), expected)
-
-
 def test_a_layer_is_planned_once_for_all_lengths(monkeypatch):
     shape = Shape((77,), 1, 3, 64, 2048)
     longer = random_blocks(20, shape, 77)

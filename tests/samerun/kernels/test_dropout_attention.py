@@ -6,15 +6,12 @@ from collections import Counter
 
 import pytest
 import torch
+from tiny_models import encoder_decoder, sizes
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
-    BertConfig,
-    BertLMHeadModel,
-    BertModel,
-    EncoderDecoderModel,
 )
 
 import samerun.kernels.dropout
@@ -27,13 +24,7 @@ from samerun.kernels.dropout import (
 )
 
 LEVEL = round(0.1 * 2**16)
-SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "vocab_size": 60,
-}
+SIZES = sizes(32, 2, 4, 48)
 DISTIL = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
 
 
@@ -64,35 +55,25 @@ def tensors(*shape, keys=None):
     return [torch.randn(*x, generator=generator, requires_grad=True) for x in (shape, other, other)]
 
 
-def mask_of(kind):
-    real = torch.arange(7) < torch.tensor([[7], [4]])
-    masks = {"none": None, "keys": real[:, None, None], "pairs": real[:, None, None].expand(2, 1, 7, 7)}
-    masks["added"] = torch.randn(2, 1, 7, 7, generator=torch.Generator().manual_seed(1))
-    masks["of two dimensions"] = torch.ones(7, 7, dtype=torch.bool).tril()
-    masks["of heads"] = torch.randn(1, 3, 7, 7, generator=torch.Generator().manual_seed(1))
-    masks["nothing seen"] = torch.zeros(2, 1, 7, 7).index_fill_(0, torch.tensor([1]), -torch.inf)
-    masks["nothing seen, of booleans"] = torch.tensor([True, False])[:, None, None, None].expand(2, 1, 1, 7)
-    return masks[kind]
-
-
-MASKS = (
-    "none",
-    "keys",
-    "pairs",
-    "added",
-    "of two dimensions",
-    "of heads",
-    "nothing seen",
-    "nothing seen, of booleans",
-)
+REAL = (torch.arange(7) < torch.tensor([[7], [4]]))[:, None, None]
+MASKS = {
+    "none": None,
+    "keys": REAL,
+    "pairs": REAL.expand(2, 1, 7, 7),
+    "added": torch.randn(2, 1, 7, 7, generator=torch.Generator().manual_seed(1)),
+    "of two dimensions": torch.ones(7, 7, dtype=torch.bool).tril(),
+    "of heads": torch.randn(1, 3, 7, 7, generator=torch.Generator().manual_seed(1)),
+    "nothing seen": torch.zeros(2, 1, 7, 7).index_fill_(0, torch.tensor([1]), -torch.inf),
+    "nothing seen, of booleans": torch.tensor([True, False])[:, None, None, None].expand(2, 1, 1, 7),
+}
 
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_without_the_dropping_it_is_torchs(mask, scale, calls):
     ours, theirs = tensors(2, 3, 7, 8), tensors(2, 3, 7, 8)
-    found = attend(*ours, mask_of(mask), 0.1, scale)
-    expected = scaled_dot_product_attention(*theirs, attn_mask=mask_of(mask), scale=scale)
+    found = attend(*ours, MASKS[mask], 0.1, scale)
+    expected = scaled_dot_product_attention(*theirs, attn_mask=MASKS[mask], scale=scale)
     torch.testing.assert_close(found, expected)
     found.square().sum().backward()
     expected.square().sum().backward()
@@ -251,8 +232,7 @@ def classifier(kind):
 
 def writer():
     torch.manual_seed(0)
-    decoder = BertLMHeadModel(BertConfig(**SIZES, is_decoder=True, add_cross_attention=True))
-    return EncoderDecoderModel(encoder=BertModel(BertConfig(**SIZES)), decoder=decoder)
+    return encoder_decoder(SIZES)
 
 
 MODELS = {

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tiny_models import sizes
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -15,17 +16,10 @@ from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAtt
 
 from samerun.kernels.bigbird import FastBigBirdAttention, FusedGELU
 from samerun.kernels.common import row_lengths
-from samerun.kernels.embeddings import can_reuse_gradient_memory
 from samerun.kernels.enable import enable_kernels
 from samerun.kernels.padding_free import NAME
 
-SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "vocab_size": 60,
-}
+SIZES = sizes(32, 1, 4, 48)
 
 
 def big_bird():
@@ -71,10 +65,3 @@ def test_reference_leaves_everything_to_torch_and_transformers(make):
         found.square().sum().backward()
         results.append([found, *(p.grad for p in one.parameters())])
     assert all(map(torch.equal, *results))
-
-
-def test_gradients_of_embeddings_are_kept_in_one_process_on_a_cpu():
-    alone = {"kernels": "auto", "on_gpu": False, "wrapped": False, "zero_stage": 0}
-    assert can_reuse_gradient_memory(**alone)
-    for change in ({"kernels": "reference"}, {"on_gpu": True}, {"wrapped": True}, {"zero_stage": 1}):
-        assert not can_reuse_gradient_memory(**{**alone, **change})

@@ -5,13 +5,11 @@ import pickle
 
 import pytest
 import torch
+from tiny_models import encoder_decoder, sizes
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
     BertConfig,
-    BertLMHeadModel,
-    BertModel,
-    EncoderDecoderModel,
     ModernBertConfig,
 )
 
@@ -21,13 +19,7 @@ from samerun.kernels.enable import SUPPORTED, check_padding_free
 from samerun.kernels.padding_free import NAME, use_padding_free
 
 LENGTHS = (23, 7, 7, 1, 40, 12)
-SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "vocab_size": 60,
-}
+SIZES = sizes(32, 2, 4, 48)
 WITHOUT_DROPOUT = {
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
@@ -139,6 +131,9 @@ def test_without_lengths_the_batch_is_padded_as_ever():
         with row_lengths.row_lengths(known):
             torch.testing.assert_close(twin(**batch()).logits, model(**batch()).logits, atol=1e-5, rtol=0)
     assert seen == [len(LENGTHS) * max(LENGTHS)] * 3
+    with pytest.raises(ZeroDivisionError), row_lengths.row_lengths(LENGTHS):
+        1 / 0  # noqa: B018
+    assert row_lengths.current_row_lengths(len(LENGTHS), max(LENGTHS)) is None
     # A hole, which lengths cannot describe, is padded too.
     holed = batch()
     holed["attention_mask"][4, 5:9] = 0
@@ -152,26 +147,9 @@ def test_a_batch_without_padding_is_left_as_it_is():
     torch.testing.assert_close(ours, model(**batch((9, 9))).logits, atol=1e-6, rtol=0)
 
 
-def test_dropout_is_a_function_of_the_seed():
-    model = padding_free_twin(classifier(hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5)).train()
-
-    def logits():
-        torch.manual_seed(5)
-        with row_lengths.row_lengths(LENGTHS):
-            return model(**batch()).logits
-
-    assert torch.equal(logits(), logits())
-
-
 def test_an_encoder_decoder_has_a_padding_free_encoder_and_generates_the_same():
     torch.manual_seed(0)
-    encoder = BertModel(
-        BertConfig(**SIZES, **WITHOUT_DROPOUT, initializer_range=0.3), add_pooling_layer=False
-    )
-    writer = BertLMHeadModel(
-        BertConfig(**SIZES, **WITHOUT_DROPOUT, is_decoder=True, add_cross_attention=True)
-    )
-    model = EncoderDecoderModel(encoder=encoder, decoder=writer)
+    model = encoder_decoder(SIZES | WITHOUT_DROPOUT | {"initializer_range": 0.3})
     for holder in (model.config, model.generation_config):
         holder.decoder_start_token_id, holder.pad_token_id, holder.eos_token_id = 1, 0, 2
     twin = padding_free_twin(model)

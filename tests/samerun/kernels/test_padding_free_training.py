@@ -9,27 +9,19 @@ import torch
 from linear_task import make_plan
 from test_encoders import LENGTHS, classifier
 from text_tasks import classification
+from tiny_models import collator
 
 from samerun.data.batches import TrainBatches
 from samerun.evaluate import predict
 from samerun.kernels.padding_free import use_padding_free
 from samerun.optimizer import build_optimizer
-from samerun.task import Batch, Split
-from samerun.text.text import lengths_of, pad_rows
+from samerun.task import Split
 from samerun.training import seed_step, train_step
 
 TASK = classification(3)
 DROPOUT = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2}
 ROWS = np.array([*LENGTHS, 3, 18, 30, 2])
-
-
-def collate(rows):
-    """Documents whose tokens are a function of their number."""
-    chances = [np.random.default_rng(int(row)) for row in rows]
-    ids = [chance.integers(3, 60, size=ROWS[row]) for chance, row in zip(chances, rows, strict=True)]
-    inputs = {"input_ids": pad_rows(ids, 0), "attention_mask": pad_rows([row * 0 + 1 for row in ids], 0)}
-    labels = torch.tensor([[row % 2, row % 3 == 0, 1.0] for row in rows])
-    return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels, lengths_of(ids, "right"))
+collate = collator(ROWS)
 
 
 @pytest.fixture
@@ -49,18 +41,8 @@ def trained(start_run, arguments):
         model, optimizer = run.accelerator.prepare(model, optimizer)
         if state:
             optimizer.load_state_dict(state[1])
-        batches, found = (
-            TrainBatches(
-                Split("rows", collate, len(ROWS), lengths=ROWS),
-                plan,
-                0,
-                1,
-                True,
-                padding_free,
-                dropout_by_row=True,
-            ),
-            [],
-        )
+        split, found = Split("rows", collate, len(ROWS), lengths=ROWS), []
+        batches = TrainBatches(split, plan, 0, 1, True, padding_free, dropout_by_row=True)
         for step in range(first, steps):
             found.append(copy.deepcopy((model.state_dict(), optimizer.state_dict())))
             seed_step(7, step, 0, True)

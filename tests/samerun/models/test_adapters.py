@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import PeftModel
+from tiny_models import sizes
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -23,14 +24,7 @@ IDS = torch.arange(1, 9)[None]
 
 def small_model():
     torch.manual_seed(0)
-    sizes = {
-        "hidden_size": 8,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 2,
-        "intermediate_size": 12,
-        "vocab_size": 20,
-    }
-    return BertForSequenceClassification(BertConfig(**sizes, num_labels=3)).eval()
+    return BertForSequenceClassification(BertConfig(**sizes(8, 3, 2, 12, 20), num_labels=3)).eval()
 
 
 def logits(model):

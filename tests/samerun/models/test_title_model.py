@@ -106,21 +106,6 @@ def test_which_decoders_are_new(changes, has_decoder, new):
     assert has_new_decoder(asked(**changes), SimpleNamespace(is_encoder_decoder=has_decoder)) is new
 
 
-def test_the_saved_model_generates_the_same_in_plain_transformers(tmp_path, tokenizer):
-    torch.manual_seed(1)
-    model = build_title_model(
-        asked(), BertConfig(vocab_size=200, **SIZES), tokenizer, max_title_length=8
-    ).eval()
-    assert (model.generation_config.decoder_start_token_id, model.generation_config.eos_token_id) == (2, 3)
-    model.save_pretrained(tmp_path)
-    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()
-    ids = torch.tensor([[2, 20, 21, 22, 3]])
-    mask = torch.ones_like(ids)
-    settings = {"num_beams": 2, "max_length": 8, "do_sample": False}
-    expected = model.generate(input_ids=ids, attention_mask=mask, **settings)
-    assert expected.tolist() == again.generate(input_ids=ids, attention_mask=mask, **settings).tolist()
-
-
 def test_a_tokenizer_without_tokens_that_begin_and_end_a_title_is_refused():
     bare = SimpleNamespace(bos_token_id=None, cls_token_id=None, eos_token_id=None, sep_token_id=None)
     with pytest.raises(InputError, match="neither bos and eos"):

@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from samerun.errors import InputError
+from samerun.files import read_lines
 from samerun.models.contributions import word_contributions
 from samerun.models.small_cnn import SmallCNN, SmallCNNConfig, save_small_cnn
 from samerun.serving.predictor import load_predictor
@@ -80,9 +81,7 @@ def test_lines_are_those_of_the_task_on_a_file(task, tmp_path, bert_folder, scri
     argv = as_words(do_predict=True, model_name_or_path=best, test_file=rows, output_dir=run)
     ended = script(task, [*argv, *options, "--report_to", "none"])
     assert (ended.code, ended.err) == (0, "")
-    expected = [
-        json.loads(line) for line in (run / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
-    ]
+    expected = list(read_lines(run / "predictions.jsonl"))
 
     memory = tmp_path / "memory"
     memory.mkdir()

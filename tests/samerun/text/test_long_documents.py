@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from classify import Arguments, TextClassification
+from launchers import as_words
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig
 
 from samerun.data.batches import EvalBatches, widths_of
@@ -19,7 +20,7 @@ from samerun.kernels.common import row_lengths
 from samerun.kernels.padding_free import use_padding_free
 from samerun.memory import Layout, dry_run
 from samerun.models.windows import pool_windows
-from samerun.parsing import SpaceSeparated, validate
+from samerun.parsing import SpaceSeparated
 from samerun.plan import Modes
 from samerun.text.head import check_export
 from samerun.text.long_documents import LongDocuments
@@ -39,7 +40,6 @@ WORDS = [
     "and",
     "it",
     "b",
-    "c",
 ]
 WINDOWS = {"long_documents": "windows:stride=3,max=3", "max_length": 12}
 
@@ -227,50 +227,24 @@ def test_memory_is_known_in_advance(bert_folder, data):
     [
         WINDOWS,
         {
-            **WINDOWS,
             "long_documents": "windows:stride=3,max=3,pooling=mean",
+            "max_length": 12,
             "gradient_checkpointing": "true",
         },
         {"long_documents": "head_tail", "max_length": 12},
     ],
 )
 def test_an_exported_model_says_and_repeats_how_it_was_trained(bert_folder, data, tmp_path, script, given):
-    named = [part for name, value in given.items() for part in (f"--{name}", str(value))]
-    files = [
-        *("--train_file", str(data), "--validation_file", str(data)),
-        "--max_steps",
-        "4",
-        "--global_batch_size",
-        "4",
-    ]
-    run = [
-        "--model_name_or_path",
-        str(bert_folder),
-        *files,
-        *named,
-        "--learning_rate",
-        "1e-2",
-        "--save_steps",
-        "2",
-    ]
     folder = tmp_path / "run"
-    ended = script(
-        "classify",
-        [
-            *run,
-            "--do_train",
-            "--do_eval",
-            "--do_predict",
-            "--test_file",
-            str(data),
-            "--output_dir",
-            str(folder),
-        ],
-    )
+    run = as_words(
+        model_name_or_path=bert_folder, train_file=data, validation_file=data, test_file=data, max_steps=4,
+        global_batch_size=4, learning_rate="1e-2", save_steps=2, output_dir=folder, **given,
+    )  # fmt: skip
+    ended = script("classify", [*run, "--do_train", "--do_eval", "--do_predict"])
     assert ended.code == 0, ended.err
     first = (folder / "predictions.jsonl").read_text()
-    again = [*("--do_predict", "--model_name_or_path", str(folder / "best"), "--test_file", str(data))]
-    ended = script("classify", [*again, "--output_dir", str(tmp_path / "again")])
+    again = as_words(model_name_or_path=folder / "best", test_file=data, output_dir=tmp_path / "again")
+    ended = script("classify", ["--do_predict", *again])
     assert ended.code == 0, ended.err
     assert (tmp_path / "again" / "predictions.jsonl").read_text() == first
 
@@ -293,22 +267,6 @@ def test_an_exported_model_says_and_repeats_how_it_was_trained(bert_folder, data
 
 # Refusals
 # ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (
-            {"truncation_side": "left", "long_documents": "windows"},
-            "--truncation_side left and --long_documents windows",
-        ),
-    ],
-)
-def test_contradictions(given, said):
-    with pytest.raises(InputError) as caught:
-        validate(Arguments(output_dir="runs/a", **given))
-    (problem,) = caught.value.problems
-    assert problem.startswith(said)
 
 
 def test_windows_need_room_for_their_stride(tokenizer):

@@ -22,7 +22,7 @@ from samerun.data.tokens import Ragged
 from samerun.errors import SHOWN, InputError, TrainingError
 from samerun.export import export_model
 from samerun.export import plain_model as exported
-from samerun.models.pretrained import labels_of, own_labels
+from samerun.models.pretrained import labels_of
 from samerun.text.head import (
     calibrated,
     check_calibration,
@@ -212,28 +212,14 @@ def test_rows_of_each_label_are_equally_likely():
 
 
 ROWS, NUM_LABELS = 6, 3
-
-
 LOGITS = torch.randn(ROWS, NUM_LABELS, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3
-
-
 TARGETS = torch.tensor(
     [[1, 0, 0], [0, 1, 1], [0, 0, 0], [1, 1, 1], [0, 0, 1], [1, 0, 1]], dtype=torch.float64
 )
-
-
 PRIOR = np.array([0.5, 0.1, 0.02])
-
-
 FOCAL = {"focal_gamma": 2.0, "focal_alpha": 0.25}
-
-
 ASYMMETRIC = {"asl_gamma_neg": 4.0, "asl_gamma_pos": 1.0, "asl_margin": 0.05}
-
-
 BALANCED = {"db_mu": 0.2, "db_lambda": 2.0, "db_kappa": 0.05}
-
-
 LOSSES = {
     "bce": MultiLabelLoss("bce", 0.1, np.array([1.0, 2.0, 5.0])),
     "focal": MultiLabelLoss("focal", settings=FOCAL),
@@ -320,8 +306,6 @@ def test_a_loss_travels_in_a_configuration(name):
 
 
 LABELS = ["10", "标签", "2"]
-
-
 WORDS = ["sort the values", "return it", "a matrix of eigenvalues " * 8]
 
 
@@ -354,17 +338,6 @@ def chances_of(model, tokenizer, texts, max_length):
     encoded = tokenizer(texts, truncation=True, max_length=max_length, padding=True, return_tensors="pt")
     with torch.no_grad():
         return dict(zip(texts, sigmoid(model(**encoded).logits.numpy()), strict=True))
-
-
-def test_labels_travel_in_the_configuration():
-    config = BertConfig()
-    assert own_labels(config) is None
-    assert labels_of(config) == ["LABEL_0", "LABEL_1"]
-    configure(config, LABELS, "multi_label")
-    assert own_labels(config) == LABELS
-    assert (labels_of(config), config.num_labels) == (LABELS, 3)
-    assert config.label2id == {"10": 0, "标签": 1, "2": 2}
-    assert config.problem_type == "multi_label_classification"
 
 
 SIZES = {

@@ -32,24 +32,12 @@ def test_characters_tokenizer_splits_scripts():
     tokenize = TOKENIZERS["characters"]
     tokens = [*"基于", "bert", "的", "2023", *"年方法", "straße", "привет"]
     assert tokenize("基于BERT的2023年·方法，Straße_Привет!") == tokens
-    assert tokenize("ツールの々〇 𠀀 한국 state-of-the-art") == [
-        *"ツールの々〇𠀀",
-        "한국",
-        "state",
-        "of",
-        "the",
-        "art",
-    ]
+    split = [*"ツールの々〇𠀀", "한국", "state", "of", "the", "art"]
+    assert tokenize("ツールの々〇 𠀀 한국 state-of-the-art") == split
 
 
 def test_words_tokenizer_cuts_only_chinese():
-    assert TOKENIZERS["words"]("人工智能与GPT-4，模型") == [
-        "人工智能",
-        "与",
-        "gpt",
-        "4",
-        "模型",
-    ]
+    assert TOKENIZERS["words"]("人工智能与GPT-4，模型") == ["人工智能", "与", "gpt", "4", "模型"]
 
 
 @pytest.mark.parametrize(
@@ -149,12 +137,8 @@ def test_scores_are_means_over_the_rows():
 
 def test_exact_match_leaves_case_and_spaces_aside():
     predictions = ["big bird", "使用 bert 模型", "big birds", ""]
-    assert exact_matches(predictions, ["Big  Bird", "使用BERT模型", "big bird", ""]) == [
-        True,
-        True,
-        False,
-        True,
-    ]
+    found = exact_matches(predictions, ["Big  Bird", "使用BERT模型", "big bird", ""])
+    assert found == [True, True, False, True]
 
 
 @pytest.mark.parametrize(

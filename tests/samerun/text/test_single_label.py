@@ -10,7 +10,6 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from samerun.classes import confusion_matrix, single_label_scores, weighted_scores
 from samerun.data.tokens import Ragged
-from samerun.errors import InputError
 from samerun.text.labels import read_classes
 from samerun.text.single_label import SingleLabel, fit_temperature, softmax
 
@@ -38,24 +37,6 @@ def test_texts_numbers_and_lists_of_one_are_labels():
     found = read_classes(table([" a ", 3, ["b"], [4]]), "label", [])
     assert found.rows == [("a",), ("3",), ("b",), ("4",)]
     assert read_classes(table(["a"]), "other", []) is None
-
-
-@pytest.mark.parametrize(
-    ("cell", "said"),
-    [
-        ("", "is empty"),
-        ("  ", "is empty"),
-        (None, "is missing"),
-        (0.5, "is 0.5"),
-        (True, "is True"),
-        ([], "has 0 labels"),
-        (["a", "b"], "has 2 labels, expected one; several need --problem_type multi_label"),
-        ([None], "is .*expected one label"),
-    ],
-)
-def test_other_cells_are_refused_with_their_line(cell, said):
-    with pytest.raises(InputError, match=rf"train\.jsonl:2: label {said}"):
-        read_classes(table(["a", cell]), "label", [])
 
 
 def test_labels_that_look_like_several_are_noted():

@@ -13,7 +13,7 @@ from classify import Arguments, TextClassification
 from samerun.data.batches import TrainBatches
 from samerun.data.stream import Stream
 from samerun.errors import InputError
-from samerun.parsing import parse, validate
+from samerun.parsing import parse
 from samerun.plan import Modes, make_plan
 
 ROWS, BUFFER, BATCH = 40, 16, 4  # two and a half buffers a pass
@@ -120,35 +120,6 @@ def test_a_label_that_the_first_buffer_does_not_have(files, bert_folder, token_c
         "--label_file, or leave such labels "
         "out with --unknown_labels ignore"
     )
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"max_steps": None}, "--streaming needs --max_steps: "),
-        ({"validation_file": None}, "--streaming needs --validation_file (or --do_eval false): "),
-        ({"max_train_samples": 9}, "--streaming and --max_train_samples are both given; "),
-        (
-            {"train_file": ["a", "b"], "mixing_weights": (1.0, 1.0)},
-            "--streaming and --mixing_weights are both given; ",
-        ),
-        ({"sampling": "class_balanced"}, "--streaming and --sampling class_balanced are both given; "),
-        ({"do_train": False, "do_eval": True}, "--streaming is for training"),
-        ({"streaming": False}, "--streaming_buffer_rows is given but --streaming is not"),
-    ],
-)
-def test_contradictions(given, said):
-    whole = {
-        "train_file": "a",
-        "validation_file": "b",
-        "streaming": True,
-        "streaming_buffer_rows": 9,
-        "max_steps": 3,
-    }
-    with pytest.raises(InputError) as caught:
-        validate(Arguments(output_dir="runs/a", **(whole | given)))
-    (problem,) = caught.value.problems
-    assert problem.startswith(said)
 
 
 @pytest.mark.slow

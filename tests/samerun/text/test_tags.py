@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from seqeval.metrics import f1_score
 
 from samerun.data.tables import read_table
 from samerun.data.tokens import Ragged
-from samerun.errors import InputError
 from samerun.text import tags
 from samerun.text.tags import PADDING, RAW, SPECIAL, SentenceWindows
 from samerun.text.tokenizer import train_tokenizer
@@ -52,37 +50,6 @@ def test_word_classes_stay_as_they_are(tmp_path, token_cache):
     tagged = tags.read_tags(read(tmp_path / "a.jsonl", rows), *COLUMNS, [])
     assert tagged.rows == [("NOUN", "X", "I-verb"), ("ADJ", "NOUN")]
     assert not tags.are_names(["NOUN", "ADJ"])
-
-
-WRONG = {
-    "an I- after nothing": ([IOB2, ("O", "I-X")], [r"a\.jsonl:2: tags: word 2, 'w1': I-X follows nothing"]),
-    "an I- of another type": (
-        [IOB2, ("B-Y", "I-X")],
-        [r"a\.jsonl:2: tags: word 2, 'w1': I-X follows nothing"],
-    ),
-    "a B- alone in IOB1": (
-        [SAME["IOB1"], SAME["IOB1"], ("O", "B-X")],
-        [r"a\.jsonl:3: tags: word 2, 'w1': B-X follows no X; in IOB1"],
-    ),
-    "a name without end": (
-        [SAME["BILOU"], ("B-X", "O")],
-        [r"a\.jsonl:2: tags: word 1, 'w0': B-X is no last word"],
-    ),
-    "an end without beginning": ([SAME["IOBES"], ("O", "E-X")], [r"word 2, 'w1': E-X follows nothing"]),
-    "no prefix": ([IOB2, ("O", "PER")], [r"a\.jsonl:2: tags: word 2, 'w1': 'PER' has no B- or I- before it"]),
-    "several": ([IOB2, ("I-X",), ("O", "I-Y")], [r"a\.jsonl:2: tags: word 1", r"a\.jsonl:3: tags: word 2"]),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_tags_that_do_not_fit_are_named_with_row_and_word(name, tmp_path, token_cache):
-    rows, said = WRONG[name]
-    table = read(tmp_path / "a.jsonl", map(row, rows))
-    with pytest.raises(InputError) as caught:
-        tags.read_tags(table, *COLUMNS, [])
-    assert len(caught.value.problems) == len(said)
-    for pattern, problem in zip(said, caught.value.problems, strict=True):
-        assert re.search(pattern, problem), problem
 
 
 def test_a_conll_file_is_read_like_its_rows(tmp_path, token_cache):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from text_tasks import SEARCH, searching
-from transformers import AutoTokenizer, BertConfig, EncoderDecoderConfig, EncoderDecoderModel
+from tiny_models import encoder_decoder, sizes
+from transformers import AutoTokenizer
 
 from samerun.errors import InputError
 from samerun.plan import Modes
@@ -23,13 +24,6 @@ from samerun.text.titles import (
     with_search_defaults,
 )
 
-SIZES = {
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "vocab_size": 30,
-}
 EACH = {
     "repetition_penalty": 1.5,
     "encoder_no_repeat_ngram_size": 2,
@@ -54,8 +48,7 @@ def read(tmp_path, bert_folder):
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    parts = BertConfig(**SIZES), BertConfig(**SIZES, is_decoder=True, add_cross_attention=True)
-    model = EncoderDecoderModel(EncoderDecoderConfig.from_encoder_decoder_configs(*parts)).eval()
+    model = encoder_decoder(sizes(16, words=30)).eval()
     for part in (model.config, model.generation_config):
         part.decoder_start_token_id, part.pad_token_id, part.eos_token_id = 2, 0, 3
     model.generation_config.forced_eos_token_id = 3  # as BART's and PEGASUS'

@@ -1,0 +1,94 @@
+"""Arguments that contradict each other: each is one problem, told before anything is read."""
+
+import classify
+import pytest
+import segment
+import segment3d
+
+from samerun.errors import InputError
+from samerun.parsing import validate
+
+STREAM = {
+    "train_file": "a",
+    "validation_file": "b",
+    "streaming": True,
+    "streaming_buffer_rows": 9,
+    "max_steps": 3,
+}
+TEXTS = [
+    ({"optim": "sgd", "optim_args": "momentum=1.5"},
+     "momentum is '1.5', expected a number at least 0 and below 1"),
+    ({"optim": "sgd", "optim_args": "nesterov=true"}, "nesterov=true needs a momentum above 0"),
+    ({"optim": "sgd", "optim_args": "momentum=0.9,momentum=0.8"}, "momentum is given twice"),
+    ({"optim": "rmsprop", "optim_args": "beta=1"}, "rmsprop has no beta; it has alpha, eps, momentum, c"),
+    ({"optim": "sgd", "optim_args": "weight_decay=0.1"}, "sgd has no weight_decay; give --weight_decay"),
+    ({"optim": "muon", "optim_args": "adjust_lr_fn=own"}, "expected one of match_rms_adamw, original"),
+    ({"optim_args": "momentum=0.9"}, "adamw_torch_fused has no momentum; it has none"),
+    ({"optim": "sgd", "adam_beta1": 0.8}, "--adam_beta1 is given but --optim sgd has no such setting"),
+    ({"optim": "lion_32bit", "adam_epsilon": 1e-6},
+     "--adam_epsilon is given but --optim lion_32bit has no such setting"),
+    ({"model_name_or_path": None, "config_name": "a", "model_revision": "v1"},
+     "--model_revision is given but --model_name_or_path is not"),
+    ({"padding_free": True, "attn_implementation": "eager"}, "--padding_free and --attn_implementation"),
+    (STREAM | {"max_steps": None}, "--streaming needs --max_steps: "),
+    (STREAM | {"validation_file": None}, "--streaming needs --validation_file (or --do_eval false): "),
+    (STREAM | {"max_train_samples": 9}, "--streaming and --max_train_samples are both given; "),
+    (STREAM | {"train_file": ["a", "b"], "mixing_weights": (1.0, 1.0)},
+     "--streaming and --mixing_weights are both given; "),
+    (STREAM | {"sampling": "class_balanced"}, "--streaming and --sampling class_balanced are both given; "),
+    (STREAM | {"do_train": False, "do_eval": True}, "--streaming is for training"),
+    (STREAM | {"streaming": False}, "--streaming_buffer_rows is given but --streaming is not"),
+    ({"loss": "focal", "pos_weight": "balanced"}, "--pos_weight needs --loss bce, but --loss is focal"),
+    ({"loss": "asymmetric", "label_smoothing_factor": 0.1}, "--label_smoothing_factor needs --loss bce, but"),
+    ({"loss_args": "gamma=1"}, "--loss_args: bce has no gamma; it has none"),
+    ({"threshold": ("precision_at_recall",)}, "--threshold precision_at_recall needs a number above 0"),
+    ({"threshold": ("precision_at_recall:2",)}, "--threshold: is '2', expected a number above 0 and at"),
+    ({"threshold": ("f1:0.5",)}, "--threshold: f1 has no 0.5"),
+    ({"threshold": ("cost:3", "0.5")}, "--threshold cost:3 0.5: an objective stands alone"),
+    ({"threshold": ("cost",), "do_eval": False}, "--threshold cost needs --do_train and --do_eval"),
+    ({"calibration": "temperature", "do_eval": False}, "--calibration temperature needs --do_train and"),
+    ({"calibration": "temperature", "lora_r": 4, "export": "adapter"},
+     "--calibration temperature and --export adapter are both given"),
+]  # fmt: skip
+NOTHING = ({"dice_weight": 0.0, "cross_entropy_weight": 0.0}, "are both 0; there is nothing to learn")
+MASKS = [
+    NOTHING,
+    ({"random_scale": (2.0, 1.0)}, "--random_scale 2.0,1.0: expected two numbers, the lower one first"),
+    (
+        {"random_scale": (1.0, 2.0), "random_crop": 0.5},
+        "--random_scale and --random_crop are both given; keep",
+    ),
+    ({"random_crop": 0.5, "inference": "sliding_window"}, "--random_crop resizes its crops"),
+    ({"image_size": (1, 2, 3)}, "--image_size has 3 numbers, expected HEIGHT,WIDTH"),
+    ({"metrics": ("accuracy",)}, "--metrics: masks are scored by IoU, Dice and pixel accuracy alone"),
+]
+VOLUMES = [
+    NOTHING,
+    ({"train_file": None}, "no training volumes: give --train_file FOLDER"),
+    ({"strides": (2, 2)}, "--channels has 5 numbers and --strides 2; expected one fewer strides"),
+    (
+        {"patch_size": (16, 16, 20)},
+        "--patch_size 16,16,20: each must be a multiple of 16, the product of --str",
+    ),
+    ({"flip_axes": ("x", "none")}, "--flip_axes has none and an axis; keep one"),
+    ({"metrics": ("accuracy",)}, "--metrics: volumes are scored by Dice, IoU and Hausdorff distance alone"),
+    ({"metric_for_best_model": "mean_hd95"}, "is a distance: add --greater_is_better false"),
+    (
+        {"do_predict": True, "test_file": "t"},
+        "--model_name_or_path is missing: name the folder of an exported",
+    ),
+]
+ALL = {
+    classify: ({"model_name_or_path": "m"}, TEXTS),
+    segment: ({"config_name": "c", "from_scratch": True}, MASKS),
+    segment3d: ({"train_file": "data"}, VOLUMES),
+}
+CASES = [(module, usual | given, said) for module, (usual, cases) in ALL.items() for given, said in cases]
+
+
+@pytest.mark.parametrize(("module", "given", "said"), CASES)
+def test_a_contradiction_is_named(module, given, said):
+    with pytest.raises(InputError) as caught:
+        validate(module.Arguments(output_dir="run", **given))
+    (problem,) = caught.value.problems
+    assert said in problem
