@@ -63,6 +63,32 @@ many processes there are; weight decay is 0.01; there is an evaluation and a che
 model is kept in `best/`; `report.html` is written. Rows of the last, incomplete batch are used and have their
 true weight.
 
+## Command lines of the example scripts
+
+Their arguments stay, but for `--metric_name`: metrics.json has accuracy, F1, ROUGE and loss anyway. Added is
+`--problem_type`, as a row has several labels by default.
+
+<!-- every command of this block is run by tests/docs/test_pages.py -->
+```bash
+# python run_classification.py
+python app/classify.py --model_name_or_path bert-base-uncased \\
+  --train_file train.csv --validation_file valid.csv --text_column_names sentence --label_column_name label \\
+  --problem_type single_label_classification --shuffle_train_dataset --do_train --do_eval \\
+  --max_seq_length 128 --per_device_train_batch_size 32 --learning_rate 2e-5 --num_train_epochs 1 \\
+  --output_dir runs/sentences
+# python run_summarization.py
+python app/titlegen.py --model_name_or_path facebook/bart-base \\
+  --train_file news.csv --validation_file news_valid.csv --text_column article --summary_column highlights \\
+  --source_prefix "summarize: " --do_train --do_eval --predict_with_generate --max_source_length 1024 \\
+  --max_target_length 32 --per_device_train_batch_size 4 --per_device_eval_batch_size 4 \\
+  --num_train_epochs 1 --output_dir runs/news
+# python run_ner.py
+python app/tag.py --model_name_or_path bert-base-uncased \\
+  --train_file words.json --validation_file words_valid.json --text_column_name tokens \\
+  --label_column_name ner_tags --return_entity_level_metrics --do_train --do_eval \\
+  --per_device_train_batch_size 8 --num_train_epochs 1 --output_dir runs/names
+```
+
 ## Names
 
 """

@@ -16,6 +16,7 @@ import pytest
 from launchers import REPOSITORY
 from pages import blocks, run_by, source_of
 from safetensors.torch import load_file
+from transformers import AutoTokenizer, BartConfig, BartForConditionalGeneration, BertConfig, BertForMaskedLM
 
 pytestmark = pytest.mark.slow
 
@@ -102,3 +103,44 @@ def test_getting_started(tmp_path, bert_folder):
     command, environment = [sys.executable, "-c", marked[2].text], {**os.environ, "HF_HUB_OFFLINE": "1"}
     python = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert "'label': 'technology'" in python.stdout, python.stderr
+
+
+def test_command_lines_of_the_example_scripts(tmp_path, bert_folder):
+    launchers.hide_gpus(tmp_path)
+    (tmp_path / "app").symlink_to(REPOSITORY / "app")
+    tokenizer = AutoTokenizer.from_pretrained(bert_folder)
+    bert = BertForMaskedLM(BertConfig.from_pretrained(bert_folder, max_position_embeddings=128))
+    layers = {
+        f"{side}_{what}": 2 for side in ("encoder", "decoder") for what in ("layers", "attention_heads")
+    }
+    config = BartConfig(
+        d_model=16, encoder_ffn_dim=16, decoder_ffn_dim=16, vocab_size=len(tokenizer), **layers,
+        pad_token_id=tokenizer.pad_token_id, bos_token_id=tokenizer.cls_token_id,
+        eos_token_id=tokenizer.sep_token_id, decoder_start_token_id=tokenizer.cls_token_id,
+        forced_eos_token_id=None,
+    )  # fmt: skip
+    for name, model in {"bert": bert, "bart": BartForConditionalGeneration(config)}.items():
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    words = ["sort", "values", "return", "cut"]
+    texts = [[words[(row + place) % 4] for place in range(3)] for row in range(40)]
+    tagged = [
+        {"tokens": text, "ner_tags": ["B-X" if word == "cut" else "O" for word in text]} for text in texts
+    ]
+    files = {
+        "{}.csv": ["sentence,label", *(f"{' '.join(text)},{text[0]}" for text in texts)],
+        "news{}.csv": ["article,highlights", *(f"{' '.join(text)},{text[0]}" for text in texts)],
+        "words{}.json": [json.dumps(row) for row in tagged],
+    }
+    for name, rows in files.items():
+        for part in ("train", "valid") if name == "{}.csv" else ("", "_valid"):
+            (tmp_path / name.format(part)).write_text("\n".join(rows) + "\n", encoding="utf-8")
+    lines = run_by("docs/from-trainer.md", THIS)
+    assert sum(line.startswith("python app/") for line in lines) == 3
+    lines = [
+        re.sub("bert-base-uncased", "bert", re.sub("facebook/bart-base", "bart", line)) for line in lines
+    ]
+    work_through(lines, tmp_path)
+    for run, score in (("sentences", "eval_accuracy"), ("news", "eval_rougeL"), ("names", "eval_f1")):
+        metrics = json.loads((tmp_path / "runs" / run / "metrics.json").read_text(encoding="utf-8"))
+        assert score in metrics
