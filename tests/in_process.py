@@ -117,14 +117,15 @@ def script(monkeypatch, environment, token_cache, capfd) -> Callable[[str, list[
     return run
 
 
-def check_weights(ours: Path, theirs: Path) -> None:
+def check_weights(ours: Path, theirs: Path, tolerance: float = TOLERANCE) -> None:
     """Checks that two files of weights, of `best/` or of a checkpoint, agree to 1e-5 of each tensor's largest
-    number. Not the elements whose gradient is rounding alone, by the newest checkpoint of the second run."""
+    number, or `tolerance`. Not the elements whose gradient is rounding alone, by the newest checkpoint of the
+    second run."""
     checkpoints = theirs.parents[1] / "checkpoints" if theirs.parent.name == "best" else theirs.parents[1]
     newest = max(checkpoints.glob("step_*"), key=lambda folder: int(folder.name.removeprefix("step_")))
     found = weight_differences(load_file(ours), load_file(theirs), rounding_alone(read_gradients(newest)))
     worst = max(found, key=found.get)
-    assert found[worst] <= TOLERANCE, f"{worst}: {found[worst]:.1e}"
+    assert found[worst] <= tolerance, f"{worst}: {found[worst]:.1e}"
 
 
 def check_evaluated_alike(trained: Path, evaluated: Path) -> None:

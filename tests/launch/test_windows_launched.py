@@ -24,4 +24,6 @@ def test_documents_in_windows_train_the_same_everywhere(home, tmp_path, script, 
     run([*torchrun(2), *training(zero3, **changed, deepspeed="ds_configs/zero3.json")], home).check()
     assert len(losses(one)) == 3
     assert losses(zero3) == pytest.approx(losses(one), rel=1e-5)
-    check_weights(zero3 / "best" / "model.safetensors", one / "best" / "model.safetensors")
+    # After two steps a bias has moved by 2e-3 only: rounding is 2.6e-5 of it.
+    weights = (folder / "best" / "model.safetensors" for folder in (zero3, one))
+    check_weights(*weights, tolerance=5e-5)

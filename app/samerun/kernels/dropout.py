@@ -151,8 +151,17 @@ class DropoutMask(NamedTuple):
                 return self._keys_of_tokens(lengths), []
             return self.keys([SHARED]), inner
         if first % rows == 0:
-            return self.keys(self.places), inner if first == rows else [first // rows, *inner]
+            return self._keys_of_parts(first // rows), inner
         return self.keys_of_other_layout(), sizes
+
+    def _keys_of_parts(self, number: int) -> np.ndarray:
+        """(rows * number,) uint64: of so many heads, images or windows of each row. The first has the row's
+        own key, so that a row with one window does not depend on whether another row has more."""
+        keys = self.keys(self.places)[:, None] + np.arange(number, dtype=np.uint64) * _u64(INCREMENT)
+        further = np.ascontiguousarray(keys[:, 1:])
+        _mix(further, np.empty_like(further))
+        keys[:, 1:] = further
+        return keys.reshape(-1)
 
     def _keys_of_tokens(self, lengths: tuple[int, ...]) -> np.ndarray:
         """(tokens of all rows,): what (rows, tokens, features) has for each token."""

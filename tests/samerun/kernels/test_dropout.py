@@ -100,7 +100,10 @@ def test_a_rows_bits_depend_on_its_place_and_on_nothing_else():
     assert torch.equal(kept_of((2, 9, 12), places=some), hidden[list(some)])
     assert torch.equal(kept_of(wide)[:, :9], hidden)
     assert torch.equal(kept_of((16, 2, 14, 22))[:, :, :9, :9], weights)
-    assert torch.equal(kept_of((32, 9, 9)), weights.flatten(0, 1))  # heads beside rows
+    windows = kept_of((48, 9, 12)).view(16, 3, 9, 12)  # three of each row
+    assert torch.equal(windows[:, 0], hidden)  # as of rows with one window
+    assert torch.equal(kept_of((32, 9, 12)).view(16, 2, 9, 12), windows[:, :2])
+    assert 0.4 < float((windows[:, 0] == windows[:, 1]).float().mean()) < 0.6
     lengths = (9, 2, 5)
     packed = kept_of((1, 16, 12), places=(4, 0, 15), lengths=lengths)[0].split(lengths)
     for place, length, rows in zip((4, 0, 15), lengths, packed, strict=True):
