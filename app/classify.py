@@ -60,7 +60,7 @@ class Arguments(DecisionArguments, LossArguments, ProblemArguments, LongDocument
         "auto",
         choices=("auto", "true", "false"),
         help="score a linear model on TF-IDF, too; auto: if that takes at most 5 % of the training's time "
-        "and a minute",
+        "and a minute (samerun baseline: without a training)",
     )
     head_bias: str = option(
         "prior",

@@ -27,28 +27,21 @@ from samerun import task_scripts
 from samerun.console import plain_table
 from samerun.errors import EXIT_BAD_INPUT, InputError
 from samerun.files import write_json, write_text
-from samerun.parsing import parse, validate
-from samerun.plan import Modes
 from samerun.reports.figures import as_image
 from samerun.reports.page import render
 from samerun.runtime import plain_launch
 from samerun.task import Section
+from samerun.tools.examining.command import task_of
 from samerun.tools.examining.report import DataReport, as_section, examine
 from samerun.tools.examining.rows import rows_of
 
-NO_OUTPUT_DIR = "no_output"  # a value for --output_dir; nothing is written there
 MAX_CELL_WIDTH = 100  # characters of a printed cell
 
 
 def report_of(script: Path, words: list[str]) -> tuple[DataReport, list[str]]:
     """(report, readers' notes) of a command's data. Raises `InputError`."""
-    arguments_class, task_class = task_scripts.load(script)
-    arguments = parse(arguments_class, ["--output_dir", NO_OUTPUT_DIR, *words])
-    validate(arguments)
-    sources = (getattr(arguments, name, None) for name in ("test_file", "dataset_test_split"))
-    has_test = any(source is not None for source in sources)
-    modes = Modes(train=True, evaluate=True, predict=has_test)
-    rows, notes = rows_of(task_class(arguments), plain_launch(1, True), modes)
+    task, modes = task_of(script, words)
+    rows, notes = rows_of(task, plain_launch(1, True), modes)
     if not rows:
         raise InputError(f"{script}: a data report needs a task of texts, images or volumes")
     return examine(rows), notes

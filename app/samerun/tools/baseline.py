@@ -1,0 +1,50 @@
+"""Scores of the simplest method on a command's validation and test rows, without training the model.
+
+    samerun baseline classify --model_name_or_path MODEL --train_file train.csv --test_file test.csv
+
+ARGS are the training command's own; --output_dir is optional and stays untouched. The methods: a linear model
+on TF-IDF (classify), the commonest tag of each word (tag), the first sentence (titlegen), the commonest class
+(image-classify, segment). A run reports the same scores where they take little time.
+
+Exit codes: 0 done; 2 bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+
+from samerun import task_scripts
+from samerun.errors import EXIT_BAD_INPUT, InputError
+from samerun.main import metrics_table
+from samerun.runtime import plain_launch
+from samerun.tools.examining.command import task_of
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("script", type=task_scripts.path_of, metavar="TASK")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
+    options = parser.parse_args(argv)
+    try:
+        task, modes = task_of(options.script, options.arguments)
+        if not task.baseline_name:
+            raise InputError(f"{options.script}: this task has no baseline")
+        splits = task.load(plain_launch(1, True), modes).splits
+        scores = {
+            name: task.baseline(split, math.inf)
+            for name, split in splits.items()
+            if name != "train" and split.labelled
+        }
+    except InputError as error:
+        print(*(f"error: {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    print(f"{'baseline':<15}{task.baseline_name}", *metrics_table(scores, task.shown_metrics), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

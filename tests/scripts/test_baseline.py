@@ -1,0 +1,28 @@
+"""`samerun baseline`, without a training."""
+
+import json
+
+from launchers import CLASSIFY, as_words
+
+from samerun.tools import baseline
+
+
+def test_the_simplest_method_is_scored_on_every_labelled_split(tmp_path, monkeypatch, token_cache, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"text": f"{'rain' if row % 2 else 'sun'} {row}", "labels": ["ab"[row % 2]]} for row in range(20)]
+    for name, part in (("train", rows), ("valid", rows[:7]), ("test", [{"text": "sun"}])):
+        lines = "".join(json.dumps(row) + "\n" for row in part)
+        (tmp_path / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}), encoding="utf-8")
+    files = {"train_file": "train.jsonl", "validation_file": "valid.jsonl", "test_file": "test.jsonl"}
+    model = {"from_scratch": True, "config_name": "config.json", "tokenizer_type": "train", "vocab_size": 128}
+    assert baseline.main([str(CLASSIFY), *as_words(**files, **model)]) == 0
+    said = capsys.readouterr().out
+    header, *lines = map(str.split, said.splitlines())
+    assert header == ["baseline", "a", "linear", "model", "on", "TF-IDF"]
+    assert lines[0] == ["results", "validation"]
+    assert ["tuned_f1_macro", "1.0000"] in lines
+    assert {path.name for path in tmp_path.iterdir()} == {*files.values(), "config.json"}
+
+    assert baseline.main([str(CLASSIFY.with_name("segment3d.py")), "--output_dir", "runs/a"]) == 2
+    assert "has no baseline" in capsys.readouterr().err
