@@ -16,8 +16,8 @@ from transformers import ConvNextImageProcessorPil, ResNetConfig
 
 # Runs the code of several cards and returns what each printed, or the value of its last line.
 READER = """
-import ast, importlib.util, json, numpy, os, sys
-assert importlib.util.find_spec("samerun") is None
+import ast, json, numpy, os, sys
+sys.modules["samerun"] = None  # an import of it fails, also where the package is installed
 found = []
 for folder, code in json.load(sys.stdin):
     os.chdir(folder)
