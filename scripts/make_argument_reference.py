@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "app"))
 
-from samerun.parsing import describe_value, groups_of, takes_several  # noqa: E402
+from samerun.parsing import MOST_USED, describe_value, groups_of, takes_several, written  # noqa: E402
 from samerun.trainer_names import TRAINER_NAMES, Alias, Only  # noqa: E402
 
 PAGE = ROOT / "docs" / "arguments.md"
@@ -106,6 +106,7 @@ The command line wins.
 Unknown names, wrong types and values out of range are all reported together, before torch is imported.
 Argument names follow Hugging Face's wherever it has one.
 """
+HEADER = ["| argument | default | value | what it does |", "| --- | --- | --- | --- |"]
 
 
 def sections_of(tasks: dict[str, type]) -> dict[type, list[str]]:
@@ -120,10 +121,22 @@ def sections_of(tasks: dict[str, type]) -> dict[type, list[str]]:
 def section(owner: type, users: list[str], tasks: dict[str, type]) -> list[str]:
     title = (owner.__doc__ or owner.__name__).strip().splitlines()[0]
     shared = "all tasks" if set(users) == set(tasks) else ", ".join(f"`{name}`" for name in users)
-    heading = ["", f"## {title}", "", f"For {shared}.", ""]
-    table = ["| argument | default | value | what it does |", "| --- | --- | --- | --- |"]
+    heading = ["", f"## {title}", "", f"For {shared}.", "", *HEADER]
     arguments = {name: tasks[name] for name in users}
-    return [*heading, *table, *(row(owner, field.name, arguments) for field in groups_of(owner)[owner])]
+    fields = (field for field in groups_of(owner)[owner] if field.name not in MOST_USED)
+    rows = [row(owner, field.name, arguments) for field in fields]
+    return [*heading, *rows] if rows else []
+
+
+def most_used(tasks: dict[str, type]) -> list[str]:
+    """The section with the arguments that --help begins with."""
+    rows = []
+    for name in MOST_USED:
+        users = {task: cls for task, cls in tasks.items() if name in cls.__dataclass_fields__}
+        shown = row(next(iter(users.values())), name, users)
+        only = "" if len(users) == len(tasks) else f" ({', '.join(users)})"
+        rows.append(shown.replace(f"`--{name}`", f"`--{name}`{only}", 1))
+    return ["", "## Most used", "", "For all tasks, or those named.", "", *HEADER, *rows]
 
 
 def row(owner: type, name: str, tasks: dict[str, type]) -> str:
@@ -153,18 +166,14 @@ def help_and_default(field: dataclasses.Field) -> tuple[str, str]:
     """The help text, and the default as on the command line; the help text may have one in words."""
     described = re.fullmatch(r"(.*) \(default: (.*)\)", field.metadata["help"])
     text, words = described.groups() if described else (field.metadata["help"], "")
-    default = field.default
-    if default is None:
-        return text, words
-    if isinstance(default, tuple):
-        default = ",".join(str(item) for item in default)
-    return text, f"`{str(default).lower() if isinstance(default, bool) else default}`"
+    return text, words if field.default is None else f"`{written(field.default)}`"
 
 
 def value_of(owner: type, field: dataclasses.Field) -> str:
     """The allowed values, in words."""
     if field.metadata["reads"]:
-        return "a file" if field.metadata["per_machine"] else "a path or a hub id"
+        files = "files or folders" if takes_several(owner, field.name) else "a file"
+        return files if field.metadata["per_machine"] else "a path or a hub id"
     is_path = field.metadata["path"] and field.default is None and not takes_several(owner, field.name)
     return "a path" if is_path else describe_value(owner, field)
 
@@ -175,7 +184,7 @@ def page() -> str:
     names = sorted(path.stem for path in (ROOT / "app").glob("*.py") if path.stem not in ("predict", "serve"))
     tasks = {name: importlib.import_module(name).Arguments for name in names}
     sections = [line for owner, users in sections_of(tasks).items() for line in section(owner, users, tasks)]
-    return INTRODUCTION + "\n".join([*sections, ""])
+    return INTRODUCTION + "\n".join([*most_used(tasks), *sections, ""])
 
 
 def trainer_page() -> str:

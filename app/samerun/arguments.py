@@ -434,7 +434,7 @@ class RunArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchArguments:
-    """Launch (beside the launcher's own files)"""
+    """Launcher (beside its own files)"""
 
     listed_last = True
 

@@ -32,11 +32,13 @@ from samerun.trainer_names import BOOLEANS, OTHER_NAMES, Alias, Part, translate
 
 T = TypeVar("T")
 Values = list[str] | None  # the unparsed values of an argument; None: null in YAML
-# --help shows these and the task's own arguments; `--help all` shows all.
+# --help begins with these, some twenty for each task, and adds the task's own; `--help all` shows all.
 MOST_USED = (
-    *("model_name_or_path", "train_file", "validation_file", "test_file", "max_length", "global_batch_size"),
-    *("learning_rate", "num_train_epochs", "output_dir", "resume_from_checkpoint", "do_predict"),
-    "mixed_precision",
+    *("train_file", "validation_file", "test_file", "dataset_name", "text_column", "title_column"),
+    *("image_column", "label_column", "problem_type", "model_name_or_path", "max_length"),
+    *("global_batch_size", "learning_rate", "num_train_epochs", "mixed_precision", "output_dir"),
+    *("metric_for_best_model", "early_stopping_patience", "do_predict", "resume_from_checkpoint"),
+    *("report_to", "seed"),
 )
 LIMITS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
 
@@ -222,8 +224,8 @@ KINDS = {
     tuple[str, ...]: Kind("names separated by commas", "A,B", _comma_separated(str)),
     tuple[int, ...]: Kind("whole numbers separated by commas", "N,N", _comma_separated(int)),
     tuple[float, ...]: Kind("numbers separated by commas", "X,X", _comma_separated(_number)),
-    SpaceSeparated[str]: Kind("names separated by spaces", "TEXT", str),
-    SpaceSeparated[float]: Kind("numbers separated by spaces", "X", _number),
+    SpaceSeparated[str]: Kind("texts separated by spaces", "TEXT ...", str),
+    SpaceSeparated[float]: Kind("numbers separated by spaces", "X ...", _number),
 }
 
 
@@ -538,32 +540,38 @@ def groups_of(cls: type) -> dict[type, list[dataclasses.Field]]:
     return groups
 
 
+def written(value: Any) -> str:
+    """A default as on the command line; "" for None."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _help(cls: type, description: str, everything: bool) -> str:
     """The text of --help: the most used arguments and the task's own, or all."""
     width = max(shutil.get_terminal_size().columns - 2, 50)
     name = os.path.basename(sys.argv[0])
-    lines = [f"usage: {name} [--config FILE.yaml] [--name value ...]", "", description.strip(), ""]
-    entries = {"Arguments in a file": [("config FILE.yaml", "any of these; the command line wins")]}
+    usage = f"usage: {name} [--config FILE.yaml] [--name value ...]"
+    lines = [usage, "", description.strip(), "", "FILE.yaml may set any of these; the command line wins.", ""]
+    groups = {"Most used": [cls.__dataclass_fields__[n] for n in MOST_USED if n in cls.__dataclass_fields__]}
     for owner, fields in groups_of(cls).items():
-        shown = [f for f in fields if everything or owner is cls or f.name in MOST_USED]
         title = (owner.__doc__ or owner.__name__).strip().splitlines()[0]
-        entries[title] = [
-            (
-                f"{f.name} {'|'.join(f.metadata['choices'] or ()) or KINDS[type_of(cls, f.name)].metavar}",
-                f.metadata["help"] + ("" if f.default is None else f" (default: {f.default})"),
-            )
-            for f in shown
-        ]
-    for title, described in entries.items():
-        lines += [f"{title}:"] if described else []
-        for argument, text in described:
+        groups[title] = [f for f in fields if f.name not in MOST_USED and (everything or owner is cls)]
+    for title, fields in groups.items():
+        lines += [f"{title}:"] if fields else []
+        for field in fields:
+            choices, metavar = field.metadata["choices"] or (), KINDS[type_of(cls, field.name)].metavar
+            value = "|".join(choices) or ("PATH" if field.metadata["path"] else metavar)
+            default = written(field.default)
+            text = field.metadata["help"] + (f" (default: {default})" if default else "")
+            margin = " " * 8
             lines += [
-                f"  --{argument}",
-                textwrap.fill(text, width, initial_indent=" " * 8, subsequent_indent=" " * 8),
+                f"  --{field.name} {value}",
+                textwrap.fill(text, width, initial_indent=margin, subsequent_indent=margin),
             ]
-        lines += [""] if described else []
+        lines += [""] if fields else []
     if not everything:
-        lines.append("These are the task's own and the most used arguments; --help all lists all by group.")
+        lines.append("These are the most used arguments and the task's own; --help all lists all by group.")
     lines.append(
         "Other names of transformers' TrainingArguments are translated, or refused with the name to use."
     )

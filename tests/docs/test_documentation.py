@@ -317,7 +317,7 @@ def test_the_argument_reference_is_current():
         for field in dataclasses.fields(importlib.import_module("classify").Arguments)
         if not field.metadata["hidden"]
     ]
-    assert all(f"| `--{field.name}` |" in reference.page() for field in fields)
+    assert all(f"| `--{field.name}` " in reference.page() for field in fields)
 
 
 @pytest.mark.slow

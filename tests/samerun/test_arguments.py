@@ -1,4 +1,5 @@
 import dataclasses
+import re
 
 import classify
 import image_classify
@@ -72,6 +73,20 @@ def test_all_contradictions_come_together_and_others_only_look_like_one(argument
 )
 def test_what_a_command_asks_for(arguments, given, todo):
     assert arguments(**given).modes == todo
+
+
+@pytest.mark.parametrize("cls", TASKS)
+def test_the_help_begins_with_some_twenty_arguments_data_and_model_first(cls, capsys):
+    with pytest.raises(SystemExit):
+        parse(cls, ["--help"])
+    most_used = capsys.readouterr().out.split("\nMost used:\n")[1].split("\n\n")[0]
+    names = re.findall("^  --([a-z_]+) ", most_used, re.MULTILINE)
+    assert 17 <= len(names) <= 20
+    first = [names.index(name) for name in ("train_file", "label_column", "model_name_or_path", "output_dir")
+             if name in names]  # fmt: skip
+    assert first == sorted(first)
+    assert first[0] == 0
+    assert "'" not in re.findall(r"--report_to .*\n.*\n.*default: (.*)", most_used)[0]
 
 
 @pytest.mark.parametrize("cls", TASKS[2:])

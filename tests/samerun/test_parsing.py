@@ -153,7 +153,8 @@ def test_help_shows_a_tasks_own_and_the_most_used_arguments_and_help_all_the_res
         assert caught.value.code == 0
         assert all(f"--{name} " in text for name in ("output_dir", "colour", "config"))
         everything = argv[-1] == "all"
-        assert ("--early_stopping_patience " in text) == everything == ("100% optional" in text)
+        assert ("--save_total_limit " in text) == everything == ("100% optional" in text)
+        assert text.index("--resume_from_checkpoint ") < text.index("--colour ")
         assert ("--help all" in text) != everything
         assert "--inner" not in text
     assert all(f"--{field.name} " in text for field in fields(OfATask) if field.name != "inner")
