@@ -2,12 +2,13 @@
 
     python app/predict.py runs/mine/best --text "The team won the cup"
     python app/predict.py runs/mine/best new.csv --output predictions.csv
-    cat new.jsonl | python app/predict.py runs/mine/best - > predictions.jsonl
+    cat texts.txt | python app/predict.py runs/mine/best - > predictions.jsonl
     accelerate launch --config_file accelerate_configs/ddp.yaml app/predict.py runs/mine/best large.csv \\
         --output_dir predicted
 
-Predictions go to standard output (--output -) as JSON lines, or to the file of --output (.csv or JSON lines).
-An existing file is replaced only with --overwrite. With --output_dir the same command continues an
+Standard input may be texts, one on each line; a csv file, whose first line names the column of the texts; or
+JSON. Predictions go to standard output (--output -) as JSON lines, or to the file of --output (.csv or JSON
+lines). An existing file is replaced only with --overwrite. With --output_dir the same command continues an
 interrupted prediction. Segmentation writes masks, so it needs --output_dir. Further arguments are passed to
 the task, such as --text_column or --per_device_eval_batch_size.
 """

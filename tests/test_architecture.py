@@ -24,6 +24,7 @@ IMPORTED_LATER = {
     "deepspeed": "takes seconds, and must find DS_ACCELERATOR set; only launches that ask for it need it",
     "accelerate.utils.DeepSpeedPlugin": "as deepspeed",
     "transformers.integrations": "as deepspeed",
+    "samerun.data.files": "imports pyarrow; cli.py needs it only for lines of standard input",
     "datasets": "takes half a second, with pandas; only files need it",
     "samerun.serving.predictor": "imports torch; only predict.py's --text and serve.py need it",
     **dict.fromkeys(

@@ -6,15 +6,17 @@ import atexit
 import contextlib
 import ctypes
 import dataclasses
+import json
 import os
 import platform
+import re
 import shutil
 import sys
 from typing import Any, TypeVar
 
 from samerun import signals
 from samerun.console import be_quiet, say, survive_a_lost_console
-from samerun.errors import EXIT_TRAINING_FAILED, InputError, in_short, is_out_of_memory
+from samerun.errors import EXIT_TRAINING_FAILED, SHOWN_AS, InputError, in_short, is_out_of_memory
 from samerun.files import temporary_folder
 from samerun.parsing import SpaceSeparated, names_of, parse, validate
 from samerun.signals import failures_end_the_job
@@ -95,9 +97,10 @@ def with_standard_input(arguments: Any, names: list[str]) -> Any:
     """Copies standard input to a temporary file, because rows are read several times, and puts its path into
     the arguments: `cat new.csv | python app/classify.py --do_predict --test_file - ...`.
 
-    `names`: the arguments that may name standard input. Content that begins with "{" is jsonl, with "[" json,
-    otherwise csv. Raises `InputError` if several arguments name it, or if there are several processes: only
-    one would get it.
+    `names`: the arguments that may name standard input. Content that begins with "{" is jsonl, with "[" json.
+    Otherwise it is csv, or for --test_file of a text task, unless its first line names a column, a text on
+    each line. Raises `InputError` if several arguments name it, or if there are several processes: only one
+    would get it.
     """
     values = {name: getattr(arguments, name) for name in names}
     several = {name for name, value in values.items() if isinstance(value, SpaceSeparated)}
@@ -118,11 +121,39 @@ def with_standard_input(arguments: Any, names: list[str]) -> Any:
             f"--{name} -: only one process gets standard input; write it to a file, or launch with python"
         )
     head = sys.stdin.buffer.read(HEAD)
-    kind = {b"{": "jsonl", b"[": "json"}.get(head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1], "csv")
-    copy = str(temporary_folder("standard_input_") / f"rows.{kind}")
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    copy = _temporary_copy({b"{": "jsonl", b"[": "json"}.get(start, "csv"))
     with open(copy, "wb") as file:
         file.write(head)
         shutil.copyfileobj(sys.stdin.buffer, file)
+    if copy.endswith(".csv") and start and name == "test_file" and hasattr(arguments, "text_column"):
+        copy = _rows_of_lines(copy, arguments)
     if name in several:
         copy = SpaceSeparated(copy if path in STANDARD_INPUT else path for path in values[name])
     return dataclasses.replace(arguments, **{name: copy})
+
+
+def _temporary_copy(kind: str) -> str:
+    """The path of a temporary file, which messages call "standard input"."""
+    path = str(temporary_folder("standard_input_") / f"standard_input.{kind}")
+    SHOWN_AS[path] = "standard input"
+    return path
+
+
+def _rows_of_lines(path: str, arguments: Any) -> str:
+    """Writes each line as the text of a row to a jsonl file and returns its path; that of the csv file if its
+    first line names a column."""
+    from samerun.data.files import text_lines
+
+    column, encoding = arguments.text_column, arguments.encoding
+    first = next(line for line in text_lines(path, encoding, None) if line.strip())
+    cells = {cell.strip(' "\n').casefold() for cell in re.split("[,;\t]", first)}
+    values = (value for name, value in vars(arguments).items() if name.endswith("_column"))
+    if cells & {value.casefold() for value in values if value}:
+        return path
+    rows = _temporary_copy("jsonl")
+    with open(rows, "w", encoding=encoding) as file:
+        for line in text_lines(path, encoding, None):
+            file.write(json.dumps({column: line.removesuffix("\n")}) + "\n")
+    say(f"note           standard input: a text on each line, as the first names no column {column}")
+    return rows

@@ -16,6 +16,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
+from samerun.errors import as_shown
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -42,7 +44,7 @@ def say(*lines: str) -> None:
     """
     if _quiet:
         return
-    for line in lines:
+    for line in map(as_shown, lines):
         if sys.stdout.isatty():
             line = textwrap.fill(
                 line,

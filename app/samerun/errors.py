@@ -15,6 +15,8 @@ SHOWN = 20  # problems in one message
 # Characters that break lines or cannot be printed; names of files and columns may contain them.
 CONTROL = re.compile("[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
+SHOWN_AS: dict[str, str] = {}  # paths of copies, and what messages call them
+
 
 class InputError(Exception):
     """Bad input or configuration, detected before any file is changed. Ends the job with exit code 2.
@@ -27,13 +29,21 @@ class InputError(Exception):
 
     def __init__(self, *problems: str):
         self.problems = [
-            CONTROL.sub(lambda match: ascii(match[0])[1:-1], problem) for problem in dict.fromkeys(problems)
+            CONTROL.sub(lambda match: ascii(match[0])[1:-1], as_shown(problem))
+            for problem in dict.fromkeys(problems)
         ]
         super().__init__("\n".join(self.problems))
 
     def __reduce__(self) -> tuple:
         """Pickled, because all processes raise the error of rank 0."""
         return type(self), tuple(self.problems)
+
+
+def as_shown(message: str) -> str:
+    """The message with the names of `SHOWN_AS`."""
+    for path, name in SHOWN_AS.items():
+        message = message.replace(path, name)
+    return message
 
 
 @contextlib.contextmanager

@@ -12,7 +12,9 @@ import pytest
 from launchers import CLASSIFY
 
 from samerun.cli import with_standard_input
-from samerun.errors import InputError
+from samerun.console import say
+from samerun.data.files import read_rows
+from samerun.errors import SHOWN_AS, InputError
 from samerun.parsing import SpaceSeparated
 
 
@@ -22,9 +24,24 @@ class Files:
     test_file: str | None = None
 
 
-def read(monkeypatch, content, *files):
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(content.encode())))
-    return with_standard_input(Files(*files), ["train_file", "test_file"])
+@dataclass
+class TextFiles(Files):
+    encoding: str = "utf-8"
+    text_column: str = "text"
+    label_column: str = "labels"
+    text_pair_column: str | None = None
+
+
+def read(monkeypatch, content, *files, cls=Files, **more):
+    content = content if isinstance(content, bytes) else content.encode()
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+    return with_standard_input(cls(*files, **more), ["train_file", "test_file"])
+
+
+def texts(monkeypatch, content, **more):
+    path = read(monkeypatch, content, None, "-", cls=TextFiles, **more).test_file
+    column = more.get("text_column", "text")
+    return [row[column] for _, row in read_rows(path, more.get("encoding", "utf-8"), [column], [column])[1]]
 
 
 @pytest.mark.parametrize(
@@ -36,6 +53,36 @@ def test_standard_input_becomes_a_file_of_its_kind(monkeypatch, content, ending)
         path = Path(found.test_file[1] if isinstance(name, tuple) else found.test_file)
         assert (found.train_file, path.suffix, path.read_bytes()) == ("train.csv", ending, content.encode())
     assert read(monkeypatch, content, "train.csv") == Files("train.csv")
+
+
+def test_lines_without_a_header_are_texts(monkeypatch):
+    lines = '\ufeffwon, at last\r\n\n"Go" away\n'
+    for column in ("text", "tokens"):
+        assert texts(monkeypatch, lines, text_column=column) == ["won, at last", "", '"Go" away']
+    assert texts(monkeypatch, "caf\xe9\nb".encode("utf-16"), encoding="utf-16") == ["caf\xe9", "b"]
+    for table in ("text\na\n", '"id","text"\n1,a\n', '{"text": "a"}', '[{"text": "a"}]'):
+        assert texts(monkeypatch, table) == ["a"]
+    # Rows to train on need labels, and images are no texts.
+    for found in (read(monkeypatch, "a\n", "-", cls=TextFiles).train_file,
+                  read(monkeypatch, "a\n", None, "-").test_file):  # fmt: skip
+        assert Path(found).read_text() == "a\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "standard input: no rows: the file is empty"),
+        (b"a\nb\xff\n", r"standard input: not UTF-8 at byte 3 \(0xff\), line 2"),
+        ("Text,n\na,1\n", r"standard input:1: column 'text' not found; .*did you mean 'Text'"),
+        ("note,labels\na,b\n", "standard input:1: column 'text' not found"),
+        ('{"text": "a"}\n{', "standard input:2: an object over several lines"),
+    ],
+)
+def test_messages_name_standard_input_instead_of_its_copy(monkeypatch, capsys, content, message):
+    with pytest.raises(InputError, match=f"^{message}"):
+        texts(monkeypatch, content)
+    say(f"note           {list(SHOWN_AS)[-1]}: 1 row(s)")
+    assert capsys.readouterr().out == "note           standard input: 1 row(s)\n"
 
 
 def test_what_cannot_share_it_is_refused(monkeypatch):
