@@ -160,7 +160,6 @@ class Data:
     splits: dict[str, Split]  # those of "train", "validation" and "test" that the run needs
     fingerprint: dict[str, Any]  # must be equal on every machine, and in a checkpoint to resume from
     notes: list[str] = field(default_factory=list)  # for the console
-    padding_free: bool = False  # whether the model computes without padding
 
 
 class ModelCard(NamedTuple):

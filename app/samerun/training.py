@@ -682,7 +682,6 @@ def train_batches(arguments: Any, data: Data, plan: Plan, launch: Launch) -> Tra
         launch.rank,
         arguments.seed,
         arguments.length_grouping,
-        data.padding_free,
         dropout_by_row=launch.dropout_by_row,
     )
 
