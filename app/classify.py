@@ -78,9 +78,8 @@ class Arguments(DecisionArguments, LossArguments, ProblemArguments, LongDocument
 
 
 if __name__ == "__main__":
-    arguments = read_arguments(
-        Arguments, __doc__
-    )  # before torch is imported: --help and wrong arguments answer at once
+    # Before torch is imported: --help and wrong arguments answer at once.
+    arguments = read_arguments(Arguments, __doc__)
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

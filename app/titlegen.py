@@ -52,9 +52,8 @@ class Arguments(SourceArguments, SearchArguments, TextArguments):
 
 
 if __name__ == "__main__":
-    arguments = read_arguments(
-        Arguments, __doc__
-    )  # before torch is imported: --help and wrong arguments answer at once
+    # Before torch is imported: --help and wrong arguments answer at once.
+    arguments = read_arguments(Arguments, __doc__)
 
 from collections.abc import Iterator
 from dataclasses import replace

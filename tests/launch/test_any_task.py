@@ -177,10 +177,8 @@ def test_the_statistics_of_batch_norm_are_rank_0s_on_every_process(one_process, 
     folder = place / "two"
     run([*torchrun(2), SCRIPT, *job(folder, "--model", "cnn")], place).check()
     evaluations = [event for event in read_lines(folder / "history.jsonl") if "eval_loss" in event]
-    assert [event["eval_spread"] for event in evaluations] == [
-        0,
-        0,
-    ]  # over the rows, which both processes evaluated
+    # Over the rows, which both processes evaluated.
+    assert [event["eval_spread"] for event in evaluations] == [0, 0]
     saved = load_file(folder / "checkpoints" / "step_6" / "model.safetensors")
     of_rank_0 = sum(
         float(tensor.float().sum())

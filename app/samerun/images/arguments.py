@@ -132,9 +132,8 @@ class MaskArguments(ImageArguments):
     )
     inference: str | None = option(
         choices=("whole", "sliding_window"),
-        help="whole: resize images to --image_size; sliding_window: keep their resolution, train on "
-        "crops and predict "
-        "windows of --image_size (default: whole, or that of the exported model)",
+        help="whole: resize images to --image_size; sliding_window: keep their resolution, train on crops "
+        "and predict windows of --image_size (default: whole, or that of the exported model)",
     )
     overlap: float | None = option(
         at_least=0,

@@ -52,10 +52,9 @@ def load_title_config(arguments: Any) -> Any:
         decoder = getattr(config, "decoder", None)
         if getattr(decoder, "model_type", None) == "big_bird":
             raise InputError(
-                f"{name}: its decoder is a BigBird, whose self-attention gets the encoder's states "
-                "in transformers, so it sees "
-                "no earlier token of the title; use a BERT decoder instead (give the encoder alone, "
-                "with --decoder_layers N)"
+                f"{name}: its decoder is a BigBird, whose self-attention gets the encoder's states in "
+                "transformers, so it sees no earlier token of the title; use a BERT decoder instead (give "
+                "the encoder alone, with --decoder_layers N)"
             )
         return config
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
@@ -123,9 +122,8 @@ def special_ids(config: Any, tokenizer: Any) -> tuple[int, int]:
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
     if start is None or end is None:
         raise InputError(
-            "the tokenizer has neither bos and eos nor cls and sep tokens, one pair of which titles "
-            "need; add them to its "
-            "tokenizer_config.json"
+            "the tokenizer has neither bos and eos nor cls and sep tokens, one pair of which titles need; "
+            "add them to its tokenizer_config.json"
         )
     return start, end
 

@@ -49,9 +49,8 @@ class Linear8bit(bitsandbytes.nn.Linear8bitLt):
 
     def dequantized(self) -> torch.Tensor:
         """(outputs, inputs) float32 weights after quantization."""
-        scales = (
-            self.state.SCB if self.weight.SCB is None else self.weight.SCB
-        )  # the first forward pass moves them
+        # The first forward pass moves them.
+        scales = self.state.SCB if self.weight.SCB is None else self.weight.SCB
         return bitsandbytes.functional.int8_vectorwise_dequant(self.weight.data, scales).float()
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:

@@ -189,9 +189,8 @@ def read_generation_config(path: str | None, tokenizer: Any) -> dict[str, Any]:
             )
         except Exception as error:
             raise InputError(
-                f"--generation_config {path}: transformers rejects {name} {value!r:.80} "
-                f"({in_short(error)}); the tokenizer has "
-                f"{len(tokenizer)} tokens"
+                f"--generation_config {path}: transformers rejects {name} {value!r:.80} ({in_short(error)}); "
+                f"the tokenizer has {len(tokenizer)} tokens"
             ) from error
     return settings
 

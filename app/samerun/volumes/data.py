@@ -369,9 +369,8 @@ def choose_classes(train: list[Prepared], names: tuple[str, ...] | None) -> list
         return ["background", *names]
     if values != list(range(1, len(values) + 1)):
         raise InputError(
-            f"the training labels have classes {', '.join(map(str, values))}; classes must be "
-            "numbered from 1 without a gap. "
-            "Name them all by --class_names, or the label to be ignored by --ignore_index"
+            f"the training labels have classes {', '.join(map(str, values))}; classes must be numbered from "
+            "1 without a gap. Name them all by --class_names, or the label to be ignored by --ignore_index"
         )
     return ["background", *map(str, values)]
 

@@ -154,7 +154,6 @@ def test_what_is_wrong_with_several_files_comes_together(parts):
     assert caught.value.problems == [
         "part-10.csv:2: 1 cells, expected 2 (text, labels); quote cells that contain ',' or line "
         "breaks; the row begins 'a'",
-        "part-2.csv:1: column 'labels' not found; found: text, label; did you mean 'label'? Rename "
-        "it or pass its name "
-        "with the --..._column argument",
+        "part-2.csv:1: column 'labels' not found; found: text, label; did you mean 'label'? Rename it or "
+        "pass its name with the --..._column argument",
     ]

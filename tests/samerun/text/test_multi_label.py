@@ -515,10 +515,8 @@ def test_a_head_that_cannot_be_calibrated_is_refused(model):
 
 def test_labels_to_be_trained(tmp_path):
     notes = []
-    assert choose_labels(["b", "a"], ["a", "b"], None, notes) == [
-        "b",
-        "a",
-    ]  # resuming from a model of these very labels
+    # Resuming from a model of these very labels.
+    assert choose_labels(["b", "a"], ["a", "b"], None, notes) == ["b", "a"]
     assert choose_labels(None, ["a", "b"], None, notes) == ["a", "b"]
     assert notes == []
     assert choose_labels(["b", "a"], ["a", "c", "b"], None, notes) == ["a", "c", "b"]
