@@ -8,7 +8,6 @@ generated token, the encoder once per document.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -93,21 +92,9 @@ def check_decoder(arguments: Any, config: Any) -> None:
         check_weights(decoder)
 
 
-def check_is_encoder_decoder(config: Any, path: str | Path) -> None:
-    """Raises `InputError` for a model without a decoder."""
-    if not config.is_encoder_decoder:
-        raise InputError(
-            f"{path}: has no decoder, so it cannot write titles; train first, or name a run's best/"
-        )
-
-
 def encoder_config(config: Any) -> Any:
     """The encoder's configuration."""
-    return (
-        getattr(config, "encoder", None)
-        if config.is_encoder_decoder and hasattr(config, "encoder")
-        else config
-    )
+    return getattr(config, "encoder", config) if config.is_encoder_decoder else config
 
 
 def special_ids(config: Any, tokenizer: Any) -> tuple[int, int]:
@@ -147,10 +134,15 @@ def build_title_model(arguments: Any, config: Any, tokenizer: Any, max_title_len
     if not config.is_encoder_decoder:
         model = _encoder_with_decoder(arguments, config, tokenizer, max_title_length)
     elif arguments.from_scratch and config.model_type == "encoder-decoder":
-        model = _from_configs(config)
+        config.decoder.is_decoder = config.decoder.add_cross_attention = True
+        parts = AutoModel.from_config(config.encoder), AutoModelForCausalLM.from_config(config.decoder)
+        model = EncoderDecoderModel(encoder=parts[0].float(), decoder=parts[1].float())
     else:
         model = load_model(AutoModelForSeq2SeqLM, arguments, config)
-    _set_special_tokens(model, tokenizer)
+    start, end = special_ids(model.config, tokenizer)  # a checkpoint's own start id is kept
+    for holder in (model.config, model.generation_config):
+        holder.decoder_start_token_id, holder.eos_token_id = start, end
+        holder.pad_token_id = tokenizer.pad_token_id
     drop_pooler(model.get_encoder())
     return model
 
@@ -224,12 +216,6 @@ def _encoder_with_decoder(arguments: Any, config: Any, tokenizer: Any, max_title
     return EncoderDecoderModel(encoder=encoder, decoder=decoder.float())
 
 
-def _from_configs(config: Any) -> Any:
-    config.decoder.is_decoder = config.decoder.add_cross_attention = True
-    encoder, decoder = AutoModel.from_config(config.encoder), AutoModelForCausalLM.from_config(config.decoder)
-    return EncoderDecoderModel(encoder=encoder.float(), decoder=decoder.float())
-
-
 def _load_decoder(arguments: Any) -> Any:
     name = arguments.decoder_model_name_or_path
     kind = {"is_decoder": True, "add_cross_attention": True, **arguments.hub_options(name)}
@@ -286,14 +272,3 @@ def _warm_start(decoder: Any, encoder: Any) -> None:
             if source.shape[1:] == target.shape[1:]:
                 rows = min(len(source), len(target))
                 target[:rows] = source[:rows]
-
-
-def _set_special_tokens(model: Any, tokenizer: Any) -> None:
-    """Sets start, padding and end ids on both configurations; a checkpoint's own start id is kept."""
-    start, end = special_ids(model.config, tokenizer)
-    for holder in (model.config, model.generation_config):
-        holder.decoder_start_token_id, holder.eos_token_id, holder.pad_token_id = (
-            start,
-            end,
-            tokenizer.pad_token_id,
-        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,19 @@ def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tu
         *loading["missing_keys"],
         *(name for name, *_ in loading["mismatched_keys"]),
     } - adapter_names
+
+
+def load_exported(
+    auto_class: Any, arguments: Any, path: str | Path, has_head: bool = True, config: Any = None
+) -> Any:
+    """The trained model of a folder or of the hub. `config`: its configuration, if it is known. Raises
+    `InputError`, also for a model that should have a trained head (`has_head`) and has none."""
+    arguments = replace(arguments, model_name_or_path=str(path), config_name=None, from_scratch=False)
+    config = load_config(arguments) if config is None else config
+    model, new_names = load_model_and_new_names(auto_class, arguments, config)
+    if has_head and new_names:
+        raise InputError(f"{path}: has no trained classifier ({min(new_names)} is missing); train first")
+    return model
 
 
 def check_all_layers_used(name: str, model: Any, loading: dict[str, Any]) -> None:

@@ -13,9 +13,9 @@ from sklearn import metrics as reference
 from sklearn.metrics import f1_score
 
 from samerun.reports.figures import as_image
+from samerun.reports.page import MAX_ROWS
 from samerun.text.multi_label_scores import (
     FALLBACK_BOUNDS,
-    MAX_ROWS,
     METRICS,
     TEMPERATURE_RANGE,
     Objective,
