@@ -186,6 +186,11 @@ def test_imports_inside_functions_have_a_reason():
     assert seen == set(IMPORTED_LATER)
 
 
+def test_only_the_cache_reads_a_clock_that_may_jump():
+    readers = [name for name, path in MODULES.items() if "time.time" in path.read_text(encoding="utf-8")]
+    assert [name for name in readers if not is_tool(name)] == ["samerun.data.cache"]
+
+
 @pytest.mark.parametrize("task", sorted(TASKS))
 def test_a_task_is_one_class_in_one_file(task):
     source = (APP / f"{task}.py").read_text(encoding="utf-8")

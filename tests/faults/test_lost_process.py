@@ -96,8 +96,7 @@ def test_a_process_that_is_killed_ends_the_job_at_once(start, home, tmp_path):
 
 
 def test_torchruns_restart_goes_on_from_the_newest_checkpoint(start, home, tmp_path):
-    """That a killed job of two processes ends with the bytes of one that was not is what test_kills.py
-    shows."""
+    """That two processes go on to the same bytes is what test_exact_resume.py shows."""
     settings = {
         "max_steps": 60,
         "eval_steps": 20,
