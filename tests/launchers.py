@@ -321,7 +321,6 @@ class Job:
     global_batch_size: int
     micro_batch_size: int | None = None
     max_tokens: int | None = None  # of a micro-batch
-    padding_free: str | None = None
     deepspeed_file: str | None = None  # an argument of the script
     zero_stage: int = 0
     precision: str = "no"
@@ -346,7 +345,7 @@ JOBS = {
     "cpu": Job(one(accelerate, "cpu.yaml", 1), 1, UNEVEN, micro_batch_size=4),
     "single_gpu": Job(one(accelerate, "single_gpu.yaml", 1), 1, EVEN, averages=True),
     "cpu_ddp": Job(one(accelerate, "cpu_ddp.yaml", 2), 2, UNEVEN, max_tokens=MICRO_BATCH_TOKENS,
-                   padding_free="on", averages=True),
+                   averages=True),
     "ddp": Job(one(accelerate, "ddp.yaml", 2), 2, UNEVEN, averages=True),
     "ddp_bf16": Job(one(accelerate, "ddp_bf16.yaml", 2), 2, EVEN, precision="bf16"),
     "multi_node_ddp": Job(
@@ -405,7 +404,6 @@ def launch(name: str, home: Path) -> Launched:
         "global_batch_size": job.global_batch_size,
         "per_device_train_batch_size": job.micro_batch_size,
         "max_tokens_per_micro_batch": job.max_tokens,
-        "padding_free": job.padding_free,
         # Both spellings must work.
         "deepspeed_config" if job.zero_stage == 1 else "deepspeed": job.deepspeed_file,
     }

@@ -29,7 +29,6 @@ TEXTS = [
      "--adam_epsilon is given but --optim lion_32bit has no such setting"),
     ({"model_name_or_path": None, "config_name": "a", "model_revision": "v1"},
      "--model_revision is given but --model_name_or_path is not"),
-    ({"padding_free": True, "attn_implementation": "eager"}, "--padding_free and --attn_implementation"),
     (STREAM | {"max_steps": None}, "--streaming needs --max_steps: "),
     (STREAM | {"validation_file": None}, "--streaming needs --validation_file (or --do_eval false): "),
     (STREAM | {"max_train_samples": 9}, "--streaming and --max_train_samples are both given; "),

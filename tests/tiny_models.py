@@ -23,7 +23,6 @@ from transformers import (
 
 from samerun.data.batches import TrainBatches
 from samerun.kernels.bigbird import use_bigbird_attention
-from samerun.kernels.padding_free import use_padding_free
 from samerun.task import Batch, Split
 from samerun.text.text import lengths_of, pad_rows
 from samerun.text.titles import IGNORED
@@ -86,7 +85,6 @@ KINDS = {
     "padded": (CLASSIFY, 120, 1),
     "blocks": (TITLES, 1024, 64),
     "titles": (TITLES, 500, 1),
-    "padding_free_titles": (TITLES, 500, 1),
 }
 
 
@@ -102,7 +100,6 @@ def build(kind):
         model = BertForSequenceClassification(BertConfig(**OF_STEPS, num_labels=3))
     else:
         model = big_bird_titles(OF_STEPS) if kind == "blocks" else encoder_decoder(OF_STEPS)
-    assert not kind.startswith("padding_free") or use_padding_free(model)
     return model.train()
 
 

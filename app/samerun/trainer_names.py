@@ -291,7 +291,11 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
 QUANTIZE = "expected true or false; --quantize 4 or 8 is the same"
 # Ours until version 1.0
 NAMES_OF_BEFORE: dict[str, Alias | Part] = {
-    "padding_free": Alias("padding_free", {"auto": None}),
+    "padding_free": Alias(
+        "length_grouping",
+        {"auto": None, "false": None},
+        "batches are padded; little, with --length_grouping, the default: leave it out",
+    ),
     "attention": Alias(
         "kernels",
         {"auto": None, "blocks": None, "transformers": "reference"},

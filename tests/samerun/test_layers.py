@@ -152,7 +152,7 @@ def test_a_model_without_layers_is_compiled_as_a_whole(counter):
 
 
 def test_a_search_for_titles_is_not_compiled(counter):
-    model = build("padding_free_titles").eval()
+    model = build("titles").eval()
     twin = compiled_twin(model)
     ids = torch.randint(3, 60, (2, 12))
     read = functools.partial(model.encoder, input_ids=ids, attention_mask=torch.ones_like(ids))

@@ -16,7 +16,6 @@ import samerun.kernels.dropout
 from samerun.fsdp import FsdpSettings
 from samerun.kernels import embeddings
 from samerun.kernels.dropout import dropout_by_row
-from samerun.kernels.padding_free import use_padding_free
 from samerun.layers import checkpoint_activations
 from samerun.memory import (
     GIB,
@@ -47,12 +46,6 @@ ALONE = Layout(world_size=1, precision="no", on_gpu=False, accumulation=1, wrapp
 def bert(**changes):
     torch.manual_seed(0)
     return BertForSequenceClassification(BertConfig(**{**SIZES, "num_labels": 5, **changes})).train()
-
-
-def padding_free_bert():
-    model = bert()
-    assert use_padding_free(model)
-    return model
 
 
 def big_bird():
@@ -264,15 +257,6 @@ def forward_and_backward(model, task, batch, autocast):
         (bert, CLASSIFY, text_batch(6, 48), False, "no", 0.005),
         pytest.param(bert, CLASSIFY, text_batch(6, 48), False, "bf16", 0.01, marks=pytest.mark.slow),
         (bert, CLASSIFY, text_batch(6, 48), True, "no", 0.01),
-        pytest.param(
-            padding_free_bert,
-            CLASSIFY,
-            replace(text_batch(6, 48), lengths=(48, *[43] * 5)),
-            False,
-            "no",
-            0.01,
-            marks=pytest.mark.slow,
-        ),
         pytest.param(big_bird, TITLES, title_batch(2, 256, 12), False, "no", 0.05, marks=pytest.mark.slow),
         pytest.param(big_bird, TITLES, title_batch(2, 256, 12), True, "no", 0.06, marks=pytest.mark.slow),
     ],

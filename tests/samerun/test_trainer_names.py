@@ -156,6 +156,10 @@ def test_every_name_of_before_is_tried_and_a_file_may_have_them(tmp_path):
     assert {name for name in NAMES_OF_BEFORE if not any(f"--{name}" in old for old in MERGED)} <= {
         "padding_free", "attention", "db_mu"
     }  # fmt: skip
+    assert refusals("--padding_free") == [
+        "--padding_free: batches are padded; little, with --length_grouping, the default: leave it out"
+    ]
+    assert parse(titlegen.Arguments, ["--padding_free", "auto"]) == titlegen.Arguments()
     (tmp_path / "a.yaml").write_text("focal_gamma: 3\nfocal_alpha: 0.5\nwarmup_ratio: 0.2\n")
     found = parse(classify.Arguments, [f"--config={tmp_path}/a.yaml", "--focal_gamma=1", "--loss=focal"])
     assert (found.loss_args, found.warmup_steps) == ("gamma=1,alpha=0.5", 0.2)

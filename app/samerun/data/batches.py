@@ -44,14 +44,12 @@ class TrainBatches(Dataset):
         rank: int,
         seed: int,
         length_grouping: bool,
-        padding_free: bool = False,
         *,
         dropout_by_row: bool = False,
     ) -> None:
-        """`padding_free`: the model skips the padding of a batch; `dropout_by_row`: sets `Batch.places`."""
+        """`dropout_by_row`: sets `Batch.places`."""
         self.split, self.plan, self.rank, self.seed = split, plan, rank, seed
-        self.has_tokens, self.padding_free = split.lengths is not None, padding_free
-        self.dropout_by_row = dropout_by_row
+        self.has_tokens, self.dropout_by_row = split.lengths is not None, dropout_by_row
         self.length_grouping = length_grouping and self.has_tokens
         self._entered: int | None = None  # current epoch of a stream
         self._epochs: dict[int, Epoch] = {}
@@ -113,7 +111,7 @@ class TrainBatches(Dataset):
         """The rows of optimizer step `step`, as [micro-batch][process]."""
         batch, rows, epoch = self.plan.batch, self.rows(step), self._epoch_at(step)
         if batch.max_tokens is not None:
-            return share_out_tokens(rows, epoch.widths, batch.world_size, batch.max_tokens, self.padding_free)
+            return share_out_tokens(rows, epoch.widths, batch.world_size, batch.max_tokens)
         return share_out(rows, epoch.lengths, batch.world_size, batch.accumulation)
 
     def tokens(self, step: int) -> tuple[int | None, int | None]:
@@ -123,8 +121,6 @@ class TrainBatches(Dataset):
             return None, None
         epoch = self._epoch_at(step)
         tokens = int(epoch.lengths[self.rows(step)].sum())
-        if self.padding_free:
-            return tokens, tokens
         shares = (share for micro_batch in self.shares(step) for share in micro_batch if len(share))
         return tokens, sum(len(share) * int(epoch.widths[share].max()) for share in shares)
 

@@ -98,30 +98,29 @@ def share_out(
 
 
 def share_out_tokens(
-    rows: np.ndarray, widths: np.ndarray, world_size: int, max_tokens: int, padding_free: bool = False
+    rows: np.ndarray, widths: np.ndarray, world_size: int, max_tokens: int
 ) -> list[list[np.ndarray]]:
     """Like `share_out`, with the fewest micro-batches of at most `max_tokens` tokens per process, padding
     included.
 
-    `widths`: (rows of the file,) tokens with padding. `padding_free`: rows are not padded to the widest row
-    of the micro-batch. A row wider than `max_tokens` is alone in its share. Shares of a micro-batch have
-    similar numbers of tokens: the smallest limit is chosen that does not add micro-batches. If there are
-    fewer shares than processes, the largest shares are halved.
+    `widths`: (rows of the file,) tokens with padding. A row wider than `max_tokens` is alone in its share.
+    Shares of a micro-batch have similar numbers of tokens: the smallest limit is chosen that does not add
+    micro-batches. If there are fewer shares than processes, the largest shares are halved.
     """
     by_length = rows[np.lexsort((rows, -widths[rows]))]
-    micro_batches = -(-len(_chunks(by_length, widths, max_tokens, padding_free)) // world_size)
+    micro_batches = -(-len(_chunks(by_length, widths, max_tokens)) // world_size)
     low, high = 1, max_tokens  # binary search for the smallest limit
     while low < high:
         middle = (low + high) // 2
-        if len(_chunks(by_length, widths, middle, padding_free)) <= micro_batches * world_size:
+        if len(_chunks(by_length, widths, middle)) <= micro_batches * world_size:
             high = middle
         else:
             low = middle + 1
-    shares = _chunks(by_length, widths, high, padding_free)
+    shares = _chunks(by_length, widths, high)
     while len(shares) < micro_batches * world_size:
         largest = max(
             (i for i, share in enumerate(shares) if len(share) > 1),
-            key=lambda i: _tokens(shares[i], widths, padding_free),
+            key=lambda i: len(shares[i]) * int(widths[shares[i][0]]),
             default=None,
         )
         if largest is None:
@@ -131,23 +130,14 @@ def share_out_tokens(
     return [shares[first : first + world_size] for first in range(0, len(shares), world_size)]
 
 
-def _chunks(rows: np.ndarray, widths: np.ndarray, max_tokens: int, padding_free: bool) -> list[np.ndarray]:
+def _chunks(rows: np.ndarray, widths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
     """Cuts `rows`, sorted from long to short, into chunks of at most `max_tokens` tokens, or of one row."""
     chunks, first = [], 0
-    ends = np.cumsum(widths[rows])
     while first < len(rows):
-        if padding_free:
-            before = ends[first] - widths[rows[first]]
-            size = max(1, int(np.searchsorted(ends, before + max_tokens, side="right")) - first)
-        else:
-            size = max(1, max_tokens // int(widths[rows[first]]))
+        size = max(1, max_tokens // int(widths[rows[first]]))
         chunks.append(rows[first : first + size])
         first += size
     return chunks
-
-
-def _tokens(rows: np.ndarray, widths: np.ndarray, padding_free: bool) -> int:
-    return int(widths[rows].sum()) if padding_free else len(rows) * int(widths[rows[0]])
 
 
 def evaluation_batches(
@@ -161,7 +151,7 @@ def evaluation_batches(
     """
     by_length = np.argsort(-widths, kind="stable")
     if max_tokens is not None:
-        batches = _chunks(by_length, widths, max_tokens, padding_free=False)
+        batches = _chunks(by_length, widths, max_tokens)
     else:
         batches = [by_length[start : start + batch_size] for start in range(0, len(by_length), batch_size)]
     batches += [by_length[:0]] * (-len(batches) % world_size)

@@ -1,10 +1,10 @@
 """What the kernels share: the current batch's rows, threads of one core each, copies to a GPU.
 
-Rows: kernels without padding, BigBird's attention and windows need the number of tokens. Reading it from a
-GPU would make the host wait for all queued work. The collator has counted them already, so the engine sets
-the lengths while it calls a task, and modules read them in their forward pass. In training it also sets each
-row's place in the global batch, of which dropout by row is a function. Both are set again where the backward
-pass recomputes layers (`dropout.recomputing`).
+Rows: BigBird's attention and windows need the number of tokens. Reading it from a GPU would make the host
+wait for all queued work. The collator has counted them already, so the engine sets the lengths while it calls
+a task, and modules read them in their forward pass. In training it also sets each row's place in the global
+batch, of which dropout by row is a function. Both are set again where the backward pass recomputes layers
+(`dropout.recomputing`).
 
 Threads: if torch parallelised every operation, its threads would wait for each other after hundreds of small
 operations. That costs little on a quiet machine, but a factor of ten when other processes compute too.

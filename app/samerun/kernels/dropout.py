@@ -3,8 +3,8 @@ dropout call in the forward pass, position within the row).
 
 Replaces: in training steps, `torch.nn.functional.dropout`, which every `nn.Dropout` calls, its relatives for
 whole channels, `scaled_dot_product_attention` with dropout, and stochastic depth. Active: with --dropout_by
-row, the default on CPUs. Gain: masks do not depend on the number of processes, micro-batches, padding, the
-packing of rows, gradient checkpointing or the device. On a CPU it is also faster than torch (2.13), which
+row, the default on CPUs. Gain: masks do not depend on the number of processes, micro-batches, padding,
+gradient checkpointing or the device. On a CPU it is also faster than torch (2.13), which
 draws dropout element by element in one thread (benchmarks/notes.md).
 
 Numbers: the engine seeds torch's generator by (seed, step) before the forward pass of each micro-batch, and
@@ -16,9 +16,8 @@ rounded to a multiple of 2**-16, and the scale follows the rounded rate, so the 
 input.
 
 Layouts: the first dimension has the rows of the micro-batch, or so many heads, images or windows of each row.
-Without padding (`padding_free`), a tensor is (1, tokens of all rows, features). A parameter, or a tensor of
-one row in a micro-batch of several, is shared by all rows and micro-batches, and so is its mask. Any other
-tensor has a mask of its own in each micro-batch; `samerun parity` names it.
+A parameter, or a tensor of one row in a micro-batch of several, is shared by all rows and micro-batches, and
+so is its mask. Any other tensor has a mask of its own in each micro-batch; `samerun parity` names it.
 
 Attention on a CPU works in pieces: some rows, some heads of one row, or some queries of one head. The
 backward pass recomputes attention weights (as in FlashAttention, arXiv 2205.14135, algorithm 4) but stores
@@ -145,10 +144,8 @@ class DropoutMask(NamedTuple):
     def _layout(self, sizes: list[int]) -> tuple[np.ndarray, list[int]]:
         """(keys (n,) uint64, sizes of the dimensions of each key) for a mask that has these sizes before its
         last dimension. n times the sizes are the mask's, without the last."""
-        (first, *inner), rows, lengths = sizes, len(self.places), current_rows().lengths
+        (first, *inner), rows = sizes, len(self.places)
         if first == 1 < rows:
-            if lengths is not None and len(lengths) == rows and inner == [sum(lengths)]:
-                return self._keys_of_tokens(lengths), []
             return self.keys([SHARED]), inner
         if first % rows == 0:
             return self._keys_of_parts(first // rows), inner
@@ -162,11 +159,6 @@ class DropoutMask(NamedTuple):
         _mix(further, np.empty_like(further))
         keys[:, 1:] = further
         return keys.reshape(-1)
-
-    def _keys_of_tokens(self, lengths: tuple[int, ...]) -> np.ndarray:
-        """(tokens of all rows,): what (rows, tokens, features) has for each token."""
-        positions = np.concatenate([np.arange(length, dtype=np.uint64) for length in lengths])
-        return np.repeat(self.keys(self.places), lengths) + positions * _u64(INCREMENT << 32)
 
     def keys_of_other_layout(self) -> np.ndarray:
         """(1,) uint64."""

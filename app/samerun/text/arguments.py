@@ -90,12 +90,6 @@ class TokenBatchArguments(BatchArguments):
         "number of samples (default: 2048 for classification on a CPU)",
     )
     length_grouping: bool = option(True, help="batch rows of similar length together, to reduce padding")
-    padding_free: bool = option(
-        False,
-        excludes=("attn_implementation",),
-        help="compute without padding tokens, on CPUs; for BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA, "
-        "DistilBERT",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,8 +33,7 @@ from samerun.data.tables import (
 from samerun.data.tokens import Ragged, encode_cached
 from samerun.errors import InputError, raise_problems
 from samerun.export import export_model
-from samerun.kernels.bigbird import choose_attention, padding_of
-from samerun.kernels.enable import check_padding_free, enable_kernels
+from samerun.kernels.bigbird import choose_attention, padding_of, use_bigbird_attention
 from samerun.models import adapters
 from samerun.models.pretrained import check_vocabulary, load_exported
 from samerun.models.weight_files import model_content
@@ -241,13 +240,6 @@ class TextTask(Task):
         note = choose_attention(encoder, self.max_length)
         notes += [note] if note else []
         self.padding_multiple = padding_of(encoder)
-        if arguments.padding_free:
-            check_padding_free(
-                kernels=arguments.kernels,
-                config=encoder,
-                device_type=self.launch.device_type,
-                padding_side=tokenizer.padding_side,
-            )
 
     def encode(self, texts: list[str]) -> dict[str, list]:
         """{"input_ids": ids of each text, "cut": whether it was cut}."""
@@ -274,9 +266,7 @@ class TextTask(Task):
                 for name, split in self.splits.items()
             }
             note_repeated_texts(texts, notes)
-        if arguments.padding_free:
-            notes.append("the encoder computes without padding (--padding_free)")
-        return Data(self.splits, self._fingerprint(tokenizer, own), notes, arguments.padding_free)
+        return Data(self.splits, self._fingerprint(tokenizer, own), notes)
 
     def share_of_tokens_lost(self, texts: Sequence[str], tokens: Ragged, cut: np.ndarray) -> float:
         """The share of all tokens of `texts` that `tokens` lacks, by a sample of the rows `cut`."""
@@ -458,14 +448,10 @@ class TextTask(Task):
         return load_exported(auto_class, self.arguments, path, has_head, config)
 
     def with_kernels(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Checks the vocabulary, enables the kernels of the arguments, and applies --long_documents to the
-        model."""
+        """Checks the vocabulary, and applies --kernels and --long_documents to the model."""
         check_vocabulary(model, self.tokenizer)
-        enable_kernels(
-            model,
-            kernels=self.arguments.kernels,
-            padding_free=self.arguments.padding_free,
-        )
+        if self.arguments.kernels != "reference":
+            use_bigbird_attention(model)
         return self.long_documents.prepare(model, self.tokenizer.padding_side)
 
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:

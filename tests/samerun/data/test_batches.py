@@ -113,7 +113,7 @@ def test_the_laws_of_training_batches(data):
     rows, seed = len(lengths), data.draw(st.integers(0, 3))
     size, world = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 4))
     accumulation, limit = data.draw(st.integers(1, 3)), data.draw(st.none() | st.integers(1, 60))
-    grouping, padding_free = data.draw(st.booleans()), data.draw(st.booleans())
+    grouping = data.draw(st.booleans())
     split = split_of(*points(rows), lengths)
     if data.draw(st.booleans()):
         split = replace(split, mixture=Mixture(np.arange(rows) % 2, (0.5, 0.5)))
@@ -121,9 +121,7 @@ def test_the_laws_of_training_batches(data):
     shape = BatchShape(size, world, -(-size // (world * accumulation)), accumulation, limit)
     alone = TrainBatches(split, plan, 0, seed, grouping)
     ranks = [
-        TrainBatches(
-            split, replace(plan, batch=shape), rank, seed, grouping, padding_free, dropout_by_row=True
-        )
+        TrainBatches(split, replace(plan, batch=shape), rank, seed, grouping, dropout_by_row=True)
         for rank in range(world)
     ]
     steps = range(plan.total_steps)
@@ -144,7 +142,7 @@ def test_the_laws_of_training_batches(data):
         assert tokens == lengths[expected].sum() <= computed
         for batch in chain(*micro_batches[step]) if limit is not None else ():
             widths = np.maximum(lengths[real_rows([batch])], 1)
-            used = widths.sum() if padding_free else len(widths) * widths.max(initial=0)
+            used = len(widths) * widths.max(initial=0)
             assert len(widths) <= 1 or used <= limit
     epoch = plan.steps_per_epoch
     if split.mixture is None:

@@ -81,23 +81,19 @@ def test_a_global_batch_is_shared_out_evenly(lengths, world_size, accumulation):
     np.testing.assert_array_equal(lengths[np.concatenate(shares)], np.sort(lengths[rows])[::-1])
 
 
-@given(LENGTHS, st.integers(1, 8), st.integers(1, 4000), st.booleans())
-def test_micro_batches_of_so_many_tokens(widths, world_size, budget, padding_free):
+@given(LENGTHS, st.integers(1, 8), st.integers(1, 4000))
+def test_micro_batches_of_so_many_tokens(widths, world_size, budget):
     rows = np.random.default_rng(0).permutation(len(widths))[: 1 + len(widths) // 2]
-    micro_batches = share_out_tokens(rows, widths, world_size, budget, padding_free)
+    micro_batches = share_out_tokens(rows, widths, world_size, budget)
     shares = [share for shares in micro_batches for share in shares]
     assert {len(shares) for shares in micro_batches} == {world_size}
     assert sorted(np.concatenate(shares)) == sorted(rows)
-    used = [
-        widths[share].sum() if padding_free else len(share) * max(widths[share], default=0)
-        for share in shares
-    ]
+    used = [len(share) * max(widths[share], default=0) for share in shares]
     assert all(len(share) <= 1 or tokens <= budget for share, tokens in zip(shares, used, strict=True))
     assert any(map(len, micro_batches[-1]))  # no micro-batch without rows
     np.testing.assert_array_equal(widths[np.concatenate(shares)], np.sort(widths[rows])[::-1])
     # A process has no rows only where every other has at most one.
     assert all(map(len, shares)) or max(map(len, shares)) == 1
-    assert not padding_free or len(micro_batches) <= len(share_out_tokens(rows, widths, world_size, budget))
 
 
 def test_passes_are_as_few_and_as_even_as_the_budget_allows():

@@ -1,4 +1,4 @@
-"""Dropout by row: a step has the same loss and gradients however its rows are divided, padded or packed."""
+"""Dropout by row: a step has the same loss and gradients however its rows are divided or padded."""
 
 from dataclasses import replace
 
@@ -27,7 +27,6 @@ from transformers import (
 from samerun.data.batches import TrainBatches
 from samerun.kernels.common import current_rows
 from samerun.kernels.dropout import dropout_by_row, use_row_drop_path
-from samerun.kernels.padding_free import use_padding_free
 from samerun.layers import checkpoint_activations
 from samerun.models.windows import pool_windows
 from samerun.task import Batch, Split
@@ -160,18 +159,14 @@ MODELS = {
     "Swin": (swin, *IMAGES),
     "own": (Own, *IMAGES),
 }
-PADDING_FREE = ("BERT", "DistilBERT", "LoRA", "windows", "titles")
 
 
-def step_of(name, world_size=1, accumulation=1, max_tokens=None, multiple=1, checkpointing=False, free=False):
-    """(loss, gradients) of the first step, whose processes run one after the other. `free`: without
-    padding."""
+def step_of(name, world_size=1, accumulation=1, max_tokens=None, multiple=1, checkpointing=False):
+    """(loss, gradients) of the first step, whose processes run one after the other."""
     make, loss_sum, collate = MODELS[name]
     torch.manual_seed(0)
     model = make().train()
     use_row_drop_path(model)
-    if free:
-        assert use_padding_free(model)
     if checkpointing:
         checkpoint_activations(model, dropout_by_row=True)
     plan = make_plan(len(LENGTHS), global_batch_size=len(LENGTHS))
@@ -179,7 +174,7 @@ def step_of(name, world_size=1, accumulation=1, max_tokens=None, multiple=1, che
     split = Split("rows", collate(multiple), len(LENGTHS), lengths=LENGTHS)
     total = 0.0
     for rank in range(world_size):
-        steps = TrainBatches(split, replace(plan, batch=shape), rank, 1, True, free, dropout_by_row=True)
+        steps = TrainBatches(split, replace(plan, batch=shape), rank, 1, True, dropout_by_row=True)
         for batch in steps[0]:
             seed_step(7, 0, rank, True)
             with dropout_by_row(batch.lengths, batch.places):
@@ -214,9 +209,6 @@ def test_a_step_does_not_depend_on_how_its_rows_are_divided(name):
     divisions = DIVISIONS.values() if name in ("BERT", "titles") else [DIVISIONS["micro-batches"], AT_ONCE]
     for division in divisions:
         check_same(step_of(name, **division | ({"checkpointing": False} if name == "own" else {})), expected)
-    if name in PADDING_FREE:
-        check_same(step_of(name, free=True), expected)
-        check_same(step_of(name, free=True, max_tokens=45, checkpointing=True), expected)
 
 
 def test_each_window_of_a_document_has_a_place_of_its_own():

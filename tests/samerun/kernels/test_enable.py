@@ -1,6 +1,7 @@
-"""One switch for all kernels. Each kernel's own tests compare it with its reference."""
+"""--kernels. Each kernel's own tests compare it with its reference."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,8 +17,7 @@ from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAtt
 
 from samerun.kernels.bigbird import FastBigBirdAttention, FusedGELU
 from samerun.kernels.common import row_lengths
-from samerun.kernels.enable import enable_kernels
-from samerun.kernels.padding_free import NAME
+from samerun.text.text import TextTask
 
 SIZES = sizes(32, 1, 4, 48)
 
@@ -39,20 +39,29 @@ def kinds(model):
     return [type(module) for module in model.modules()]
 
 
-def test_auto_uses_every_kernel():
-    reader, classifier = big_bird(), bert()
-    enable_kernels(reader, kernels="auto", padding_free=False)
-    enable_kernels(classifier, kernels="auto", padding_free=True)
-    assert {FastBigBirdAttention, FusedGELU} <= set(kinds(reader))
-    assert not {BigBirdBlockSparseAttention, NewGELUActivation} & set(kinds(reader))
-    assert classifier.config._attn_implementation == NAME
+def with_kernels(model, kernels):
+    tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 1}, padding_side="right")
+    documents = SimpleNamespace(prepare=lambda model, side: model)
+    return TextTask.with_kernels(
+        SimpleNamespace(
+            arguments=SimpleNamespace(kernels=kernels), tokenizer=tokenizer, long_documents=documents
+        ),
+        model,
+    )
+
+
+def test_auto_uses_the_kernels_of_a_big_bird():
+    found = set(kinds(with_kernels(big_bird(), "auto")))
+    assert {FastBigBirdAttention, FusedGELU} <= found
+    assert not {BigBirdBlockSparseAttention, NewGELUActivation} & found
+    assert kinds(with_kernels(bert(), "auto")) == kinds(bert())
 
 
 @pytest.mark.parametrize("make", [big_bird, bert])
 def test_reference_leaves_everything_to_torch_and_transformers(make):
     plain = make().train()
     model = copy.deepcopy(plain)
-    enable_kernels(model, kernels="reference", padding_free=True)
+    with_kernels(model, "reference")
     assert kinds(model) == kinds(plain)
     assert model.config._attn_implementation == plain.config._attn_implementation
     results = []

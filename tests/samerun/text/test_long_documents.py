@@ -17,7 +17,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 from samerun.data.batches import EvalBatches, widths_of
 from samerun.errors import InputError, TrainingError
 from samerun.kernels.common import row_lengths
-from samerun.kernels.padding_free import use_padding_free
 from samerun.memory import Layout, dry_run
 from samerun.models.windows import pool_windows
 from samerun.parsing import SpaceSeparated
@@ -114,10 +113,7 @@ def bert(bert_folder):
 
 @pytest.mark.parametrize("pooling", ["max", "mean"])
 @pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("padding_free", [True, False])
-def test_a_document_gets_the_pooled_logits_of_its_windows_and_their_gradients(
-    bert_folder, pooling, known, padding_free
-):
+def test_a_document_gets_the_pooled_logits_of_its_windows_and_their_gradients(bert_folder, pooling, known):
     setting = LongDocuments("windows", 8, stride=2, max_windows=4, pooling=pooling)
     lengths, generator = (30, 3, 8, 17), np.random.default_rng(0)
     documents = [generator.integers(5, 60, size=length) for length in lengths]
@@ -128,8 +124,6 @@ def test_a_document_gets_the_pooled_logits_of_its_windows_and_their_gradients(
     ids = ids.unflatten(0, (4, most))
 
     found, expected = bert(bert_folder), bert(bert_folder)
-    if padding_free:
-        use_padding_free(found)
     names = list(found.state_dict())
     model = setting.prepare(found, "right")
     with row_lengths(lengths if known else None):
