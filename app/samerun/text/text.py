@@ -250,7 +250,7 @@ class TextTask(Task):
     ) -> Data:
         """Tokenizes the texts and sets `splits`. `targets`: ids by split; `own`: the task's entries of the
         run's fingerprint."""
-        arguments, tokenizer, self.splits = self.arguments, tokenizer_fingerprint(self.tokenizer), {}
+        tokenizer, self.splits = tokenizer_fingerprint(self.tokenizer), {}
         for name, table in tables.items():
             with self._cached(name):
                 self.splits[name] = self._split(name, table, targets.get(name), tokenizer, notes)

@@ -269,13 +269,6 @@ def test_a_loss_is_its_papers(name):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_gradients_are_those_of_finite_differences(name):
-    assert torch.autograd.gradcheck(
-        lambda logits: LOSSES[name](logits, TARGETS), LOGITS.clone().requires_grad_()
-    )
-
-
-@pytest.mark.parametrize("name", LOSSES)
 def test_far_logits_have_finite_losses_and_gradients(name):
     logits = torch.tensor([[-200.0, 0.0, 200.0]] * ROWS, requires_grad=True)  # float32, as in training
     loss = LOSSES[name](logits, TARGETS.float())
