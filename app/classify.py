@@ -78,9 +78,8 @@ class Arguments(DecisionArguments, LossArguments, ProblemArguments, LongDocument
 
 
 if __name__ == "__main__":
-    arguments = read_arguments(
-        Arguments, __doc__
-    )  # before torch is imported: --help and wrong arguments answer at once
+    # Before torch is imported: --help and wrong arguments answer at once.
+    arguments = read_arguments(Arguments, __doc__)
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -94,11 +93,11 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelFor
 
 from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
-from samerun.errors import InputError, raise_problems
-from samerun.export import plain_model
+from samerun.errors import raise_problems
+from samerun.export import plain_model, rows_to_check
 from samerun.main import run
 from samerun.models import pretrained
-from samerun.models.adapters import check_quantization, limit_training
+from samerun.models.adapters import limit_training
 from samerun.models.contributions import words_of_likeliest
 from samerun.plan import Modes
 from samerun.runtime import Launch
@@ -106,6 +105,7 @@ from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent
 from samerun.text import head
 from samerun.text.arguments import PROBLEM_TYPES, inapplicable
 from samerun.text.baseline import expected_seconds, linear_model
+from samerun.text.labels import class_balanced
 from samerun.text.multi_label import MultiLabel
 from samerun.text.regression import Regression
 from samerun.text.single_label import SingleLabel
@@ -158,9 +158,7 @@ class TextClassification(TextTask):
 
     def load(self, launch: Launch, modes: Modes) -> Data:
         a, problem, notes = self.arguments, self.problem, []
-        self.launch, self.modes = launch, modes
-        check_quantization(a, launch)
-        tables, targets = self.read(modes, notes)
+        tables, targets = self.read(launch, modes, notes)
 
         self.config = pretrained.load_config(a)
         pretrained.check_model(a, self.config, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classify texts")
@@ -182,7 +180,7 @@ class TextClassification(TextTask):
                 problem.check_best_metric(self.best_metric, ids["validation"])
         data = self.data(tables, ids, notes, problem.fingerprint())
         if modes.train and a.sampling == "class_balanced":
-            weights = problem.row_weights(ids["train"])
+            weights = class_balanced(ids["train"], len(self.labels))
             self.splits["train"] = replace(self.splits["train"], weights=weights)
         return data
 
@@ -227,7 +225,7 @@ class TextClassification(TextTask):
         return self.with_kernels(limit_training(model, arguments, new_names))
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
-        return self.problem.num_targets(batch.is_real)
+        return batch.is_real.sum() * self.problem.targets_per_row
 
     def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         logits = model(**batch.inputs).logits.float()
@@ -278,24 +276,19 @@ class TextClassification(TextTask):
         split = None if best is None else self.splits["validation"]
         metrics = problem.fit(best, split)
         if best is not None:
-            rows = head.rows_to_check(split.lengths)
-            pairs = split.pairs
-            expected = {
-                split.texts[row] if pairs is None else (split.texts[row], pairs[row]): (
-                    problem.exported_outputs(best["logits"][row])
-                )
-                for row in rows
-            }
+            for row in rows_to_check(np.argsort(split.lengths, kind="stable")).tolist():
+                text = split.texts[row] if split.pairs is None else (split.texts[row], split.pairs[row])
+                expected[text] = problem.exported_outputs(best["logits"][row])
         plain = plain_model(model)
         head.store(plain.config, problem.config_entries() | {"text_pair": self.pair_column is not None})
         check = partial(head.check_export, expected=expected, precision=self.rounding, unit=problem.unit)
-        self.save_best(path, model, plain, weights, check, partial(problem.exported_weights, plain))
+        divisor, shift = problem.export_scale
+        change = partial(head.rescaled, plain, divisor=divisor, shift=shift)
+        self.save_best(path, model, plain, weights, check, change)
         return metrics
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
-        model, new_names = self.load_for_prediction(AutoModelForSequenceClassification, path)
-        if new_names:
-            raise InputError(f"{path}: has no trained classifier ({min(new_names)} is missing); train first")
+        model = self.load_for_prediction(AutoModelForSequenceClassification, path, True)
         self.problem.use_exported(model.config)
         return self.with_kernels(model)
 

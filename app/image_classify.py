@@ -62,11 +62,10 @@ from samerun.errors import InputError
 from samerun.export import check_agreement, plain_model, rows_to_check
 from samerun.files import replace_folder
 from samerun.images import single_label
-from samerun.images.data import Examples, Images, Inspection, read_examples
+from samerun.images.data import Examples, Images, Inspection, Targets, read_examples
 from samerun.images.image_task import (
     ImageSplit,
     ImageTask,
-    Targets,
     check_colours,
     image_batch,
     make_augmentation,
@@ -78,6 +77,7 @@ from samerun.models.pretrained import (
     check_model,
     labels_of,
     load_config,
+    load_exported,
     load_model_and_new_names,
     on_meta,
     own_labels,
@@ -246,7 +246,7 @@ class ImageClassification(ImageTask):
         model = self.load_exported(folder).eval()
         if best is None:
             return
-        rows = rows_to_check(len(self.splits["validation"]))
+        rows = rows_to_check(range(len(self.splits["validation"])))
         inputs = self.splits["validation"].collate(rows).inputs
         with torch.no_grad():
             exported = model(**inputs).logits.double().softmax(-1)
@@ -263,7 +263,7 @@ class ImageClassification(ImageTask):
         config = read_config(path)  # None unless it is a small CNN
         if config is not None:
             return load_small_cnn(path, config)
-        return self.load_trained(AutoModelForImageClassification, path)
+        return load_exported(AutoModelForImageClassification, self.arguments, path)
 
     def lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
         check_finite(predictions["logits"], "logits", split.path, "images", split.images.name)

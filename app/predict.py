@@ -133,9 +133,8 @@ def task_command(request: Request) -> list[str]:
 def _allow_replacing(file: Path, output_dir: Path, options: argparse.Namespace) -> None:
     """With --overwrite registers an existing file as output of the task, which then replaces it. Else raises
     `InputError`."""
-    if (
-        not options.overwrite and options.output_dir is None
-    ):  # an earlier command with this folder may have written the file
+    # An earlier command with this folder may have written the file.
+    if not options.overwrite and options.output_dir is None:
         raise InputError(
             f"--output {file}: is there already; add --overwrite to replace it, or name another file"
         )

@@ -51,10 +51,9 @@ from transformers import MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, AutoModelForSe
 from samerun import predictions as output
 from samerun.export import check_agreement, plain_model, rows_to_check
 from samerun.images import masks, semantic_segmentation
-from samerun.images.data import Examples, Images, Inspection
+from samerun.images.data import Examples, Images, Inspection, Targets
 from samerun.images.image_task import (
     ImageTask,
-    Targets,
     check_colours,
     image_batch,
     make_augmentation,
@@ -80,6 +79,7 @@ from samerun.models.pretrained import (
     check_model,
     labels_of,
     load_config,
+    load_exported,
     load_model_and_new_names,
     own_labels,
     renew_head,
@@ -112,8 +112,8 @@ class Segmentation(ImageTask):
         examples = self.read(launch, modes, masks.read_pairs)
         self.choose_model()
         check_colours(a, self.processing, examples, self.inspected)
-        inspected = masks.inspect_masks(examples, self.inspected)
-        self.choose_classes(inspected, self.notes)
+        targets = masks.inspect_masks(examples, self.inspected)
+        self.choose_classes(targets, self.notes)
         scales = a.random_scale or ((1.0, 1.0) if self.uses_windows else None)
         self.augmentation = make_augmentation(
             a,
@@ -123,7 +123,6 @@ class Segmentation(ImageTask):
             native=self.uses_windows,
             colour=self.processing.mean_colour,
         )
-        targets = {name: Targets(each.masks, each.content, each.counts) for name, each in inspected.items()}
         of_task = {
             "labels": self.classes.names,
             "ignored": sorted(self.classes.ignored),
@@ -151,7 +150,7 @@ class Segmentation(ImageTask):
             self.processor, size, channels, a.config_name or a.model_name_or_path
         )
 
-    def choose_classes(self, splits: dict[str, masks.InspectedMasks], notes: list[str]) -> None:
+    def choose_classes(self, splits: dict[str, Targets], notes: list[str]) -> None:
         """Sets `classes`, `num_classes`, `class_of_value` and `loss`."""
         a, train = self.arguments, splits.get("train")
         self.classes = masks.choose_classes(a, train, self.own_labels, labels_of(self.config))
@@ -305,7 +304,7 @@ class Segmentation(ImageTask):
         if best is None:
             return
         split, losses, self.examples = self.splits["validation"], [], []
-        rows = rows_to_check(len(split))
+        rows = rows_to_check(range(len(split)))
         for row in rows:
             batch = split.collate(np.array([row]))
             with torch.no_grad():
@@ -321,7 +320,7 @@ class Segmentation(ImageTask):
         return {"image_truth_prediction": shown}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
-        return self.load_trained(AutoModelForSemanticSegmentation, path)
+        return load_exported(AutoModelForSemanticSegmentation, self.arguments, path)
 
     def lines(
         self, predictions: Predictions, split: semantic_segmentation.MaskSplit

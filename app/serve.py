@@ -29,10 +29,8 @@ if TYPE_CHECKING:
     from samerun.serving.web import Server
 
 MEGABYTES = {"texts": 1, "images": 20}
-MOST_PIXELS, MOST_LOGITS = (
-    50_000_000,
-    2**28,
-)  # of an image; a model of masks computes a logit per class and pixel
+# Of an image; a model of masks computes a logit per class and pixel.
+MOST_PIXELS, MOST_LOGITS = 50_000_000, 2**28
 CANDIDATES = ["--num_return_sequences", "3"]  # a single candidate has no score
 
 

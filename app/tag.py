@@ -47,9 +47,8 @@ class Arguments(TextArguments):
 
 
 if __name__ == "__main__":
-    arguments = read_arguments(
-        Arguments, __doc__
-    )  # before torch is imported: --help and wrong arguments answer at once
+    # Before torch is imported: --help and wrong arguments answer at once.
+    arguments = read_arguments(Arguments, __doc__)
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -63,11 +62,10 @@ from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, AutoModelForTok
 
 from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
-from samerun.errors import InputError
-from samerun.export import plain_model
+from samerun.export import plain_model, rows_to_check
 from samerun.main import run
 from samerun.models import pretrained
-from samerun.models.adapters import check_quantization, limit_training
+from samerun.models.adapters import limit_training
 from samerun.plan import Modes
 from samerun.runtime import Launch
 from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent, check_metric
@@ -92,9 +90,7 @@ class TokenClassification(TextTask):
 
     def load(self, launch: Launch, modes: Modes) -> Data:
         a, notes = self.arguments, []
-        self.launch, self.modes = launch, modes
-        check_quantization(a, launch)
-        tables, targets = self.read(modes, notes)
+        tables, targets = self.read(launch, modes, notes)
 
         self.config = pretrained.load_config(a)
         pretrained.check_model(a, self.config, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, "tag words")
@@ -252,7 +248,7 @@ class TokenClassification(TextTask):
         self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
     ) -> dict[str, Any]:
         metrics: dict[str, Any] = {}
-        expected = [] if best is None else list(self.rows_to_check(best, self.splits["validation"]))
+        expected = [] if best is None else list(self.checked_rows(best, self.splits["validation"]))
         check = partial(tags.check_export, expected=expected, precision=self.rounding, found=metrics)
         self.save_best(path, model, plain_model(model), weights, check)
         if best is not None:
@@ -261,21 +257,18 @@ class TokenClassification(TextTask):
             metrics["eval_per_type"] = [{"type": kind, **row} for kind, row in table.items()]
         return metrics
 
-    def rows_to_check(self, best: Predictions, split: TextSplit) -> Iterator[tuple]:
+    def checked_rows(self, best: Predictions, split: TextSplit) -> Iterator[tuple]:
         """What `tags.check_export` expects of some sentences, from the shortest to the longest."""
         by_length = np.argsort(split.lengths, kind="stable")
         by_length = by_length[split.lengths[by_length] <= self.max_length]
-        places = np.linspace(0, len(by_length) - 1, min(tags.CHECKED_ROWS, len(by_length))).astype(int)
-        for row in by_length[places].tolist():
+        for row in rows_to_check(by_length, tags.CHECKED_ROWS).tolist():
             line, ids = self.line(best, split, row), split.tokens[row].tolist()
             names = [(name["type"], name["start"], name["end"]) for name in line["entities"]]
             has_names = tags.are_names(self.labels)
             yield line["text"], ids, best["scores"][row, : len(ids)], names if has_names else None
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
-        model, new_names = self.load_for_prediction(AutoModelForTokenClassification, path)
-        if new_names:
-            raise InputError(f"{path}: has no trained classifier ({min(new_names)} is missing); train first")
+        model = self.load_for_prediction(AutoModelForTokenClassification, path, True)
         return self.with_kernels(model)
 
     def lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:

@@ -52,9 +52,8 @@ class Arguments(SourceArguments, SearchArguments, TextArguments):
 
 
 if __name__ == "__main__":
-    arguments = read_arguments(
-        Arguments, __doc__
-    )  # before torch is imported: --help and wrong arguments answer at once
+    # Before torch is imported: --help and wrong arguments answer at once.
+    arguments = read_arguments(Arguments, __doc__)
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -68,10 +67,11 @@ from transformers import AutoModelForSeq2SeqLM
 
 from samerun.data.tables import Cells, Table, note_cut
 from samerun.data.tokens import Ragged, encode_cached
+from samerun.errors import InputError
 from samerun.kernels.common import widest_float
 from samerun.main import run
 from samerun.models import encoder_decoder
-from samerun.models.adapters import check_quantization, limit_training
+from samerun.models.adapters import limit_training
 from samerun.models.weight_files import check_weights, model_content
 from samerun.plan import Modes
 from samerun.runtime import Launch
@@ -99,9 +99,7 @@ class TitleGeneration(TextTask):
 
     def load(self, launch: Launch, modes: Modes) -> Data:
         a, notes = self.arguments, []
-        self.launch, self.modes = launch, modes
-        check_quantization(a, launch)
-        tables, reference_titles = self.read(modes, notes)
+        tables, reference_titles = self.read(launch, modes, notes)
 
         self.config = encoder_decoder.load_title_config(a)
         check_weights(a)
@@ -237,12 +235,14 @@ class TitleGeneration(TextTask):
         return {"titles": "\n".join(titles.example_table(self.examples(best)))}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
-        if str(path) == self.arguments.model_name_or_path:
-            encoder_decoder.check_is_encoder_decoder(self.config, path)
+        if str(path) == self.arguments.model_name_or_path and not self.config.is_encoder_decoder:
+            raise InputError(
+                f"{path}: has no decoder, so it cannot write titles; train first, or name a run's best/"
+            )
         # Every process has the whole model, so the processes need not generate in step.
         candidates = self.arguments.num_return_sequences
         self.generation = replace(self.generation, synced_gpus=False, candidates=candidates)
-        model = self.load_for_prediction(AutoModelForSeq2SeqLM, path)[0]
+        model = self.load_for_prediction(AutoModelForSeq2SeqLM, path, False)
         encoder_decoder.store_settings(model, self.start, self.source_prefix)
         return self.with_kernels(model)
 

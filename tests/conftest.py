@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read by the Hugging Face libraries when they are imported
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # runs in this process and launched ones must add in the same order
+# Runs in this process and launched ones must add in the same order.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
 import launchers

@@ -146,9 +146,8 @@ def become(command: str, arguments: list[str], folder: str, variables: dict[str,
             break
     import datasets
 
-    datasets.config.HF_DATASETS_CACHE = Path(
-        variables.get("HF_DATASETS_CACHE", folder)
-    )  # read when it is imported
+    # Read when it is imported.
+    datasets.config.HF_DATASETS_CACHE = Path(variables.get("HF_DATASETS_CACHE", folder))
     module = MODULES.get(Path(command).name)
     if module is None and arguments[0] == "-m":
         module, arguments = arguments[1], arguments[1:]

@@ -17,7 +17,7 @@ KINDS = {f"samerun.{name}" for name in ("text", "images", "volumes", "models")}
 # Scripts that compare with the code before a rewrite; they go with it and do not count.
 GUARDS = {"oracle", "mutants", "guarding"}
 # Lines of Python by folder, and modules in app/ without __init__. Both are to fall.
-MOST_LINES = {"app": 31_370, "scripts": 4_740, "tests": 29_420}
+MOST_LINES = {"app": 31_250, "scripts": 4_740, "tests": 29_400}
 MOST_MODULES = 126
 # Everything that is imported inside a function, and why. What is not here stands at the top of its file.
 IMPORTED_LATER = {
@@ -184,6 +184,11 @@ def test_imports_inside_functions_have_a_reason():
                     assert reasons, f"{name}:{node.lineno} imports {dotted} inside a function"
                     seen.update(reasons)
     assert seen == set(IMPORTED_LATER)
+
+
+def test_only_the_cache_reads_a_clock_that_may_jump():
+    readers = [name for name, path in MODULES.items() if "time.time" in path.read_text(encoding="utf-8")]
+    assert [name for name in readers if not is_tool(name)] == ["samerun.data.cache"]
 
 
 @pytest.mark.parametrize("task", sorted(TASKS))

@@ -54,9 +54,8 @@ def test_loss_is_cross_entropy_without_the_placeholder(smoothing):
         Batch(batch().rows[i : i + 1], {"pixel_values": LOGITS[i : i + 1]}, batch().labels[i : i + 1])
         for i in range(3)
     ]
-    assert sum(float(made.loss_sum(model, part)) for part in parts) == pytest.approx(
-        expected, rel=1e-6
-    )  # any micro-batches
+    # Any micro-batches.
+    assert sum(float(made.loss_sum(model, part)) for part in parts) == pytest.approx(expected, rel=1e-6)
     whole = {name: tensor.numpy() for name, tensor in made.predict(model, batch((0, 1, 2))).items()}
     split = SimpleNamespace(path="val", images=SimpleNamespace(name=str))
     loss = made.score({name: values[:2] for name, values in whole.items()}, split)["loss"]

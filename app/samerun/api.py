@@ -16,7 +16,7 @@ works in any thread. Several processes: call `train` on each of them, for exampl
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,11 +59,16 @@ class TrainedRun:
         return path if path.exists() else None
 
 
-def train(task: str | Path, **values: Any) -> TrainedRun:
+def train(
+    task: str | Path,
+    on_evaluation: Callable[[int, dict[str, float | None]], None] | None = None,
+    **values: Any,
+) -> TrainedRun:
     """Runs a task as its command does: trains, evaluates, and predicts with `do_predict=True`.
 
-    `task`: a name, such as "classify", or the path of a script of your own. Raises `InputError`,
-    `TrainingError`, and `StopRequested` after `max_train_time`.
+    `task`: a name, such as "classify", or the path of a script of your own. `on_evaluation`: called on every
+    process after each evaluation with the step and the metrics, without the prefix `eval_`. Raises
+    `InputError`, `TrainingError`, and `StopRequested` after `max_train_time`.
     """
     arguments_class, task_class = task_scripts.load(task_scripts.path_of(str(task)))
     arguments = parse(arguments_class, _words(arguments_class, values))
@@ -76,7 +81,9 @@ def train(task: str | Path, **values: Any) -> TrainedRun:
     signals.forget()
     runtime.forget_accelerator()
     try:
-        main.run_task(task_class(arguments), arguments)
+        job = task_class(arguments)
+        job.on_evaluation = on_evaluation
+        main.run_task(job, arguments)
     except BaseException as error:
         status.end("failed", in_short(error))
         raise

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from samerun.errors import InputError
 from samerun.reports.card import markdown_table
-from samerun.reports.figures import matrix
+from samerun.reports.figures import confusion as confusion_figure
 from samerun.task import ReportContent
 
 TOP = 5  # of top5_accuracy
@@ -162,10 +162,5 @@ def card_sections(folder: Path, labels: list[str], unit: str = "images") -> list
 
 def figures(confusion: np.ndarray, labels: list[str]) -> ReportContent:
     """The confusion matrix, for the classes with the most errors."""
-    errors = confusion.sum(axis=0) + confusion.sum(axis=1) - 2 * confusion.diagonal()
-    chosen = np.sort(np.argsort(-errors, kind="stable")[:MAX_FIGURE])
-    counts = confusion[np.ix_(chosen, chosen)]
-    shares = counts / np.maximum(confusion.sum(axis=1)[chosen, None], 1)
-    title, ticks = "Confusion matrix: rows are true classes", [labels[number] for number in chosen]
-    figure = matrix(title, counts, ticks, x="predicted", y="true", shares=shares)
-    return ReportContent({"confusion_matrix": figure}, [])
+    title = "Confusion matrix: rows are true classes"
+    return ReportContent({"confusion_matrix": confusion_figure(title, confusion, labels, MAX_FIGURE)}, [])

@@ -5,7 +5,7 @@ The folder is checked by loading it and replaced as a whole."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from samerun.files import LIST, replace_folder
 from samerun.run_folder import BEST, CARD, PLOTS
 from samerun.runtime import Run
 
-CHECKED_ROWS = 4
+CHECKED_ROWS = 4  # of an exported model
 
 
 def export_model(
@@ -48,9 +48,10 @@ def hide_library_bars() -> None:
     logging.disable_progress_bar()
 
 
-def rows_to_check(num_rows: int) -> np.ndarray:
-    """A few evenly spaced rows of a file, for `check_agreement`."""
-    return np.linspace(0, num_rows - 1, min(CHECKED_ROWS, num_rows)).astype(int)
+def rows_to_check(rows: Sequence[int] | np.ndarray, most: int = CHECKED_ROWS) -> np.ndarray:
+    """At most `most` evenly spaced ones of these rows of a file, for `check_agreement`."""
+    places = np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(int)
+    return np.asarray(rows, dtype=int)[places]
 
 
 def check_agreement(what: str, exported: Any, run: Any, tolerance: float) -> None:

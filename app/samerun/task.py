@@ -211,6 +211,8 @@ class Task(ABC):
     memory_advice = ""  # task-specific advice in the out-of-memory message
     baseline_name = ""  # what `baseline` scores, such as "the commonest class"
     baseline_advice = ""  # why a model may not be better, and the arguments to try
+    # Called on every process after each evaluation of a training, with the step and the metrics.
+    on_evaluation: Callable[[int, dict[str, float | None]], None] | None = None
     input_kind: str | None = None  # items of `rows_in_memory`: "texts" or "images"; None: not supported
 
     def __init__(self, arguments: Any) -> None:

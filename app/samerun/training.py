@@ -361,6 +361,8 @@ class Training:
             },
             shown=tuple(f"eval_{key}" for key in task.shown_metrics),
         )
+        if task.on_evaluation is not None:
+            task.on_evaluation(state.step, metrics)
         if name not in metrics:  # one of --metrics, whose names were not known before
             raise InputError(
                 f"--metric_for_best_model {name}: neither the task nor --metrics has such a metric; this "

@@ -91,7 +91,7 @@ def test_debug_shows_where_it_was_found(workplace, script):
 
     assert ended.code == 2
     assert ended.err.startswith("Traceback")
-    assert "in read_splits" in ended.err
+    assert "in read_needed" in ended.err
     assert len(re.findall(rf"^error: {RAGGED.said[0]}", ended.err, re.MULTILINE)) == 1
 
 

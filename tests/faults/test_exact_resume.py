@@ -3,8 +3,8 @@ lost nothing.
 
 Dropout, accumulation, averaged weights, an evaluation and a best model before and behind the checkpoint,
 which lies in the midst of an epoch. Titles and classification under ZeRO-3, where most could be lost; the
-latter in bf16, where the weights that are computed with are not those that are trained. One and two processes
-of classification are what test_kills.py does this with, from the first step on. Noise is a function of
+latter in bf16, where the weights that are computed with are not those that are trained. One process of
+classification is what test_kills.py does this with, from the first step on. Noise is a function of
 (seed, step, rank): the same launch repeats itself.
 """
 

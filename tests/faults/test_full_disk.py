@@ -1,7 +1,8 @@
 """A disk that runs full: one message, what was whole stays; with room again the run ends with the bytes of
 one that had it.
 
-The last is shown of one process: that several go on exactly from a checkpoint is what test_kills.py shows.
+The last is shown of one process: that several go on exactly from a checkpoint is what test_exact_resume.py
+shows.
 """
 
 import os

@@ -6,7 +6,7 @@ import shutil
 
 import launchers
 import pytest
-from launchers import tool, torchrun, training
+from launchers import tool, training
 
 from samerun.tools.soaking.comparison import differences
 
@@ -38,14 +38,6 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(home, tmp
     assert (report["kills"], report["wrong"]) == (2, [])
     assert sum(report["where"].values()) == 2
     print(report["where"])  # by the clock, and at calls that flush or rename; the machine's pace decides
-
-
-def test_a_job_of_two_processes_is_killed_whole_or_by_a_rank(home, tmp_path):
-    launcher = " ".join(torchrun(2))
-    _, report = soak(
-        home, tmp_path / "soak", classify(tmp_path / "never"), "--kills", "1", "--launch", launcher
-    )
-    assert (report["kills"], report["wrong"]) == (1, [])
 
 
 def test_what_a_kill_could_spoil_is_seen(launched, tmp_path):

@@ -52,9 +52,8 @@ def test_a_process_that_stops_ends_the_job_and_is_named(start, home, tmp_path):
     stopped, other = job.worker(0), job.worker(1)
     stopped.send_signal(signal.SIGSTOP)
     other.wait(TIMEOUT)
-    stopped.send_signal(
-        signal.SIGCONT
-    )  # the launcher asks it to end, and kills it 30 seconds later if it cannot hear
+    # The launcher asks it to end, and kills it 30 seconds later if it cannot hear.
+    stopped.send_signal(signal.SIGCONT)
     assert job.wait() != 0
     lines = [line for line in job.text().splitlines() if line.startswith("error on rank")]
     (line,) = [line for line in lines if line.startswith("error on rank 1 of 2 (")]
@@ -97,8 +96,7 @@ def test_a_process_that_is_killed_ends_the_job_at_once(start, home, tmp_path):
 
 
 def test_torchruns_restart_goes_on_from_the_newest_checkpoint(start, home, tmp_path):
-    """That a killed job of two processes ends with the bytes of one that was not is what test_kills.py
-    shows."""
+    """That two processes go on to the same bytes is what test_exact_resume.py shows."""
     settings = {
         "max_steps": 60,
         "eval_steps": 20,

@@ -23,9 +23,8 @@ HEADINGS = (
     *(f"               {metric}" for metric in ("loss  ", "f1_", "tuned_f1_", "average_precision_macro  ")),
 )  # fmt: skip
 ONCE = {*HEADINGS[:5], "memory  ", "predictions  ", "optimizer  ", "results  ", "done  "}
-OF_DEEPSPEED = re.compile(
-    r"^\[\d{4}-\d\d-\d\d [\d:,]+\] \[(INFO|WARNING)\] "
-)  # its launcher logs to the standard output
+# Its launcher logs to the standard output.
+OF_DEEPSPEED = re.compile(r"^\[\d{4}-\d\d-\d\d [\d:,]+\] \[(INFO|WARNING)\] ")
 METRICS = (
     "loss", "f1_micro", "f1_macro", "f1_samples", "precision_micro", "precision_macro", "recall_micro",
     "recall_macro",
@@ -116,9 +115,8 @@ def test_run_json_has_what_was_requested_and_what_was_in_force(finished_run):
         3,
         6,
     )
-    assert (
-        found["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
-    )  # a CUDA build may leave its mark out
+    # A CUDA build may leave its mark out.
+    assert found["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert found["versions"].keys() >= {"python", "transformers", "accelerate", "deepspeed", "datasets"}
     assert set(found["pos_weight"]) == set(LABELS)
 

@@ -1,14 +1,12 @@
-"""Tags under other launches: the same weights, scores and predictions, and a resumed run."""
+"""Tags under ZeRO-3: the same weights, scores and predictions."""
 
 from __future__ import annotations
 
 import json
-import signal
 
 import pytest
 from in_process import check_weights
 from launchers import REPOSITORY, as_words, hide_gpus, python, run, torchrun, write_bert_config
-from running import running
 from sampling.names import draw_rows
 
 pytestmark = pytest.mark.slow
@@ -56,15 +54,3 @@ def test_tags_train_and_predict_the_same_under_zero3(home):
     zero3 = command(home / "zero3", deepspeed="ds_configs/zero3.json")
     run([*torchrun(2), *zero3], home).check()
     check_alike(home / "zero3", home / "one")
-
-
-def test_a_stopped_run_goes_on_under_another_launcher(home):
-    long = {"max_steps": 60, "eval_steps": 60, "save_steps": 60}
-    run([*python(), *command(home / "one", **long)], home).check()
-    with running() as begin:
-        job = begin(home, [*python(), *command(home / "moved", **long)], home / "moved")
-        job.process.send_signal(signal.SIGTERM)
-        assert job.wait() == 75, job.text()
-    more = command(home / "moved", **long, resume_from_checkpoint="auto")
-    assert "resum" in run([*torchrun(2), *more], home).check().out
-    check_alike(home / "moved", home / "one")

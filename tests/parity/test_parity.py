@@ -102,11 +102,12 @@ def test_the_table_has_every_launch_and_every_launcher(launched):
     assert {
         need for need in REQUIRED if need not in found and (need[0], True, *need[2:]) not in found
     } == set()
+    # A reference has none.
     assert {run["launcher"] for run in runs} == {
         "torchrun",
         "accelerate",
         "deepspeed",
-    }  # a reference has none
+    }
 
 
 # Micro-batches of so many tokens

@@ -58,10 +58,15 @@ def test_rows_of_every_kind_train_as_their_file_does(train, tmp_path):
 
 def test_it_works_in_a_thread_and_goes_on_from_a_checkpoint(train):
     """As under Ray: signals can be handled in the main thread only."""
-    results = []
-    thread = threading.Thread(target=lambda: results.append(train(save_steps=1)))
+    results, evaluations = [], {}
+    thread = threading.Thread(
+        target=lambda: results.append(train(save_steps=1, on_evaluation=evaluations.__setitem__))
+    )
     thread.start()
     thread.join()
+    assert {step: scores["loss"] for step, scores in evaluations.items()} == {
+        2: results[0].metrics["eval_loss"]
+    }
     longer = train(num_train_epochs=2, resume_from_checkpoint="auto")
     assert (results[0].output_dir, longer.metrics["train_steps"]) == (longer.output_dir, 4)
 

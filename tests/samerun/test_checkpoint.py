@@ -248,11 +248,8 @@ def test_auto_finds_the_newest_that_is_whole(trained, tmp_path, capsys):
     flip(paths[2] / "model.safetensors")
     assert find(tmp_path, "auto") == paths[1]
     assert "step_10: model.safetensors was changed" in capsys.readouterr().out
-    assert [path.name for path in list_checkpoints(tmp_path)] == [
-        "step_2",
-        "step_9",
-        "step_10",
-    ]  # nothing is deleted
+    # Nothing is deleted.
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step_2", "step_9", "step_10"]
     for path in paths[:2]:
         cut(path / "state.json")
     with pytest.raises(InputError) as caught:

@@ -151,9 +151,8 @@ def test_a_sharded_model_trains_as_it_is_and_its_state_goes_out_and_back(optim, 
     train(other, 2, restored)
     for name, tensor in fsdp.full_weights(other, True).items():
         assert torch.equal(tensor, fsdp.full_weights(sharded, True)[name]), name
-        assert torch.equal(
-            weights[name], kept[0][name]
-        )  # what a writer holds does not change under its hands
+        # What a writer holds does not change under its hands.
+        assert torch.equal(weights[name], kept[0][name])
 
 
 @pytest.mark.usefixtures("process_group")

@@ -114,9 +114,8 @@ def alone():
 def test_gradients_are_exchanged_while_lower_layers_are_computed(monkeypatch):
     # aot_eager makes one backward pass of each compiled piece, as the default does, without its kernels.
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    monkeypatch.setattr(
-        torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", 500
-    )  # a bucket is smaller than one of these layers
+    # A bucket is smaller than one of these layers.
+    monkeypatch.setattr(torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", 500)
     model = quiet(build("padded"))
     compile_layers(model)
     events = []

@@ -266,9 +266,8 @@ def test_what_this_process_ends_with_is_published(peers, job):
 
 def test_a_store_that_does_not_answer_is_rank_0s(peers, job, monkeypatch):
     peers.begin()
-    monkeypatch.setattr(
-        machines._heartbeat, "store", object()
-    )  # the thread ends, as with a store that is gone
+    # The thread ends, as with a store that is gone.
+    monkeypatch.setattr(machines._heartbeat, "store", object())
     job["MASTER_ADDR"] = "alpha"
     lost = status_while(peers, 1, 2).lost
     assert lost.startswith("rank 0, which holds the rendezvous store (alpha), no longer answers")

@@ -94,9 +94,8 @@ def test_the_layout_of_a_launch():
         True,
         False,
     )
-    assert (
-        found.own_precision == found.autocast == torch.bfloat16
-    )  # gathered in it, and computed as under DDP
+    # Gathered in it, and computed as under DDP.
+    assert found.own_precision == found.autocast == torch.bfloat16
 
 
 @pytest.mark.slow
@@ -286,9 +285,8 @@ def test_the_model_is_left_as_it_was():
     assert {name: type(tensor) for name, tensor in after.items()} == dict.fromkeys(before, torch.Tensor)
     assert all(torch.equal(after[name], before[name]) for name in before)
     assert all(parameter.grad is None for parameter in model.parameters())
-    forward_and_backward(
-        model.train(), TITLES, title_batch(2, 256, 12), None
-    )  # attention caches hold no meta tensor
+    # Attention caches hold no meta tensor.
+    forward_and_backward(model.train(), TITLES, title_batch(2, 256, 12), None)
     assert all(p.grad is None or type(p.grad) is torch.Tensor for p in model.parameters())
 
 

@@ -196,10 +196,11 @@ def test_muon_is_torchs_for_hidden_matrices_and_adamw_for_the_rest(arguments):
         for optimizer in (own, muon, adamw):
             optimizer.step()
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
+    # Its last layer is frozen.
     assert hidden_matrices(Classifier()) == {
         "bert.dense.weight",
         "classifier.weight",
-    }  # its last layer is frozen
+    }
 
 
 @pytest.mark.parametrize(

@@ -129,9 +129,8 @@ def test_what_scaling_made_of_the_learning_rate_is_printed(arguments):
     asked = {"learning_rate": 1e-3, "global_batch_size": 64, "max_steps": 4, "warmup_steps": 2}
     line = describe(plan_of(arguments(**asked, lr_scaling="sqrt:16"), 1000, 1))[2]
     assert line == (
-        "learning rate  0.002 at its peak (--learning_rate times 2, --lr_scaling), 0.001 in the "
-        "first step, 0.001 in the last; "
-        "2 warm-up step(s), linear"
+        "learning rate  0.002 at its peak (--learning_rate times 2, --lr_scaling), 0.001 in the first step, "
+        "0.001 in the last; 2 warm-up step(s), linear"
     )
     assert "times" not in describe(plan_of(arguments(**asked), 1000, 1))[2]
 
@@ -220,9 +219,8 @@ def test_learning_rate_rises_then_falls_and_never_is_zero(total, data, kind):
     assert min(rates) > 0
     assert rates == sorted(rates[:warmup]) + sorted(rates[warmup:], reverse=True)
     if kind in ("linear", "cosine") and warmup < total:
-        assert (
-            lr_multiplier(total + 3, total, warmup, kind) == 0
-        )  # a resumed run that is longer than its plan stays at 0
+        # A resumed run that is longer than its plan stays at 0.
+        assert lr_multiplier(total + 3, total, warmup, kind) == 0
 
 
 def test_multistep_is_torchs_multi_step_lr():

@@ -22,9 +22,8 @@ def work(start_run):
 
 def test_the_watched_steps_leave_a_trace_and_a_table(work, tmp_path):
     said = []
-    assert list(work(range(1, 9), 2, tmp_path, said)) == list(
-        range(1, 9)
-    )  # the run goes on after the watched steps
+    # The run goes on after the watched steps.
+    assert list(work(range(1, 9), 2, tmp_path, said)) == list(range(1, 9))
     events = json.loads((tmp_path / "profile" / "trace.json").read_text())["traceEvents"]
     assert {"forward", "backward", "aten::mm"} <= {event.get("name") for event in events}
     assert sum(event.get("name") == "aten::mm" for event in events) == 2

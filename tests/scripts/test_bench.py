@@ -72,11 +72,12 @@ def test_contenders_are_compared_turn_by_turn(load):
     ratios = load("benchmarking.ratios")
     ours, other = run_of([2.0, 4.0, 2.0, 1.0], 100.0), run_of([6.0, 6.0, 8.0, 3.0], 200.0)
     found = ratios.compare(ours, other)
+    # 3, 1.5, 4 and 3 times as fast.
     assert found["speed (quartiles)"] == {
         "low": 2.625,
         "median": 3.0,
         "high": 3.25,
-    }  # 3, 1.5, 4 and 3 times as fast
+    }
     assert found["CPU time"] == pytest.approx(1 / 3)
     assert (found["at best"], found["memory"], found["of the process"]) == (3.0, 0.5, 600 / 700)
     assert ratios.compare(ours, run_of([6.0], 0.0))["memory"] is None
@@ -145,9 +146,8 @@ def test_a_quick_run_compares_what_it_says(tmp_path):
 
     ours, trainer = found["long_tailed"]["tables"][0]["rows"]
     assert (ours[""], trainer[""]) == ("ours", "trainer")
-    assert ours["tokens/s"] / ours["samples/s"] == pytest.approx(
-        trainer["tokens/s"] / trainer["samples/s"]
-    )  # the same rows
+    # The same rows.
+    assert ours["tokens/s"] / ours["samples/s"] == pytest.approx(trainer["tokens/s"] / trainer["samples/s"])
     (compared,) = found["long_tailed"]["tables"][1]["rows"]
     assert f"{compared['speed (quartiles)']['median']:.4g} (" in page
 

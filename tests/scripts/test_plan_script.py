@@ -63,9 +63,8 @@ def test_the_plan_of_a_run(run):
         "precision      bf16",
         "global batch   12 rows = 8 process(es) x at most 2 rows x 1 micro-batch(es)",
         "steps          6 optimizer steps, 3 per epoch of 32 rows",
-        "learning rate  0.002 at its peak (--learning_rate times 2, --lr_scaling), 0.001 in the "
-        "first step, 0.0005 in the last"
-        "; 2 warm-up step(s), linear",
+        "learning rate  0.002 at its peak (--learning_rate times 2, --lr_scaling), 0.001 in the first step, "
+        "0.0005 in the last; 2 warm-up step(s), linear",
     ]
     assert lines[5] == "optimizer      adamw_torch_fused; its state: 8 bytes per trained element"
     assert lines[7] == "idle           25.0% of the processes' time, counted in rows"

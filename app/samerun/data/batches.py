@@ -233,9 +233,8 @@ def _surviving_its_workers(loader: DataLoader) -> Iterator[list[Batch]]:
         if not str(error).startswith("DataLoader worker"):
             raise
         raise TrainingError(
-            f"a data loader worker died: {in_short(error)}. It was killed, perhaps because memory "
-            "ran out, or /dev/shm is too "
-            "small (docker run --shm-size); try fewer --dataloader_num_workers"
+            f"a data loader worker died: {in_short(error)}. It was killed, perhaps because memory ran out, "
+            "or /dev/shm is too small (docker run --shm-size); try fewer --dataloader_num_workers"
         ) from error
 
 

@@ -329,9 +329,8 @@ def _decode(path: str, text: str) -> object:
 def _line_values(lines: Iterable[tuple[int, str]], problems: Problems) -> Iterator[tuple[int, object]]:
     """Yields (line number, value) of every valid line."""
     for number, line_with_end in lines:
-        line = line_with_end.removesuffix(
-            "\n"
-        )  # else an unclosed string is reported as a line break in a string
+        # Else an unclosed string is reported as a line break in a string.
+        line = line_with_end.removesuffix("\n")
         try:
             value = DECODER.decode(line)
         except (ValueError, RecursionError) as error:

@@ -47,9 +47,8 @@ def epoch_order(
         batches[[0, longest]] = batches[[longest, 0]]
     order = np.concatenate([batches.reshape(-1), order[full * global_batch_size :]])
     if epoch == 0:
-        longest = int(
-            lengths[order].argmax()
-        )  # still outside the first batch if it is in the incomplete batch
+        # Still outside the first batch if it is in the incomplete batch.
+        longest = int(lengths[order].argmax())
         if longest >= global_batch_size:
             order[[0, longest]] = order[[longest, 0]]
     return order

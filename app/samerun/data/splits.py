@@ -33,40 +33,6 @@ LIMIT_ARGUMENTS = {
 }
 
 
-def read_splits(
-    arguments: Any, required: dict[str, tuple[str, ...]], train: bool, *, optional: tuple[str, ...]
-) -> dict[str, Table]:
-    """Reads the tables of several splits.
-
-    `required`: the necessary columns by split; `optional`: columns that are read if they exist. Other columns
-    are not read. With `train`, the validation split may be missing: it can be split off the training rows.
-    Raises `InputError` with the problems of all files.
-    """
-    tables, problems = {}, []
-    names = max(required.values(), key=len, default=())
-    duplicates = [name for name, count in Counter(names).items() if count > 1]
-    if duplicates:
-        raise InputError(
-            f"column {duplicates[0]!r} is used twice; texts and targets need columns of their own"
-        )
-    for split, columns in required.items():
-        optional_columns = optional
-        if split == "test":
-            if arguments.id_column == "id":  # the default
-                optional_columns = (*optional, "id")
-            else:
-                columns = (*columns, arguments.id_column)
-        with collecting(problems):
-            table = read_split(arguments, split, columns, optional_columns)
-            if table is not None:
-                tables[split] = table
-            elif split != "validation" or not train:
-                problems.append(f"no {split} rows: give --{split}_file or --dataset_name")
-    if problems:
-        raise InputError(*problems)
-    return tables
-
-
 def read_split(
     arguments: Any, split: str, required: tuple[str, ...] = (), optional: tuple[str, ...] = ()
 ) -> Table | None:
@@ -179,14 +145,20 @@ def common_parent(paths: Sequence[str]) -> str | None:
     return os.path.commonpath(map(os.path.abspath, paths)) if len(paths) > 1 else None
 
 
-def check_consistent_labels(argument: str, labelled: Sequence[tuple[str, bool]]) -> None:
-    """Raises `InputError` if only some sources of an argument have labels. `labelled`: (path, whether it has
-    labels)."""
-    having, lacking = ([path for path, has in labelled if has is wanted] for wanted in (True, False))
+def joined_fields(argument: str, numbered: Sequence[tuple[Any, int]]) -> dict[str, Any]:
+    """`path`, `source` and `sources` of the rows of several sources, `numbered` by the index of their
+    pattern. Raises `InputError` if only some sources of the argument have labels (`labelled`)."""
+    parts, numbers = zip(*numbered, strict=True)
+    having, lacking = ([part.path for part in parts if part.labelled is wanted] for wanted in (True, False))
     if having and lacking:
         raise InputError(
             f"{argument}: {having[0]} has labels, but {lacking[0]} has none; give all of them labels, or none"
         )
+    return {
+        "path": f"{parts[0].path} and {len(parts) - 1} more",
+        "source": np.repeat(numbers, [len(part) for part in parts]),
+        "sources": tuple(parts[numbers.index(number)].path for number in dict.fromkeys(numbers)),
+    }
 
 
 def _concatenated(argument: str, numbered: Sequence[tuple[Table, int]]) -> Table:

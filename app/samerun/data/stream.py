@@ -295,19 +295,13 @@ def _dataset(arguments: Any, columns: tuple[str, ...]) -> tuple[list[Shard], lis
     shards = [
         Shard(
             f"{arguments.dataset_name} ({split}), shard {index}",
-            partial(_read_shard, dataset, index, names),
+            lambda index=index: ("parquet", _shard_rows(dataset, index, names)),
         )
         for index in range(dataset.num_shards)
     ]
     files = map(file_version, local_files(arguments.dataset_name))
     classes = {name: labels for name, labels in names.items() if labels is not None}
     return shards, [version, split, *files], classes
-
-
-def _read_shard(
-    dataset: datasets.IterableDataset, index: int, names: dict[str, list[str] | None]
-) -> tuple[str, Iterator[Row]]:
-    return "parquet", _shard_rows(dataset, index, names)
 
 
 def _shard_rows(

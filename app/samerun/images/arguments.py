@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from samerun.arguments import (
     BatchArguments,
@@ -102,6 +103,18 @@ class ImageArguments(
         return []
 
 
+def problems_of_masks(arguments: Any) -> list[str]:
+    """Those of the weights of the loss and of --random_scale."""
+    problems, scale = [], arguments.random_scale
+    if arguments.cross_entropy_weight == arguments.dice_weight == 0:
+        problems.append("--cross_entropy_weight and --dice_weight are both 0; there is nothing to learn")
+    if scale is not None and (len(scale) != 2 or scale[0] > scale[1]):
+        problems.append(
+            f"--random_scale {','.join(map(str, scale))}: expected two numbers, the lower one first"
+        )
+    return problems
+
+
 @dataclass(frozen=True, kw_only=True)
 class MaskArguments(ImageArguments):
     """Masks"""
@@ -132,9 +145,8 @@ class MaskArguments(ImageArguments):
     )
     inference: str | None = option(
         choices=("whole", "sliding_window"),
-        help="whole: resize images to --image_size; sliding_window: keep their resolution, train on "
-        "crops and predict "
-        "windows of --image_size (default: whole, or that of the exported model)",
+        help="whole: resize images to --image_size; sliding_window: keep their resolution, train on crops "
+        "and predict windows of --image_size (default: whole, or that of the exported model)",
     )
     overlap: float | None = option(
         at_least=0,
@@ -167,13 +179,7 @@ class MaskArguments(ImageArguments):
     evaluation_rows = 8  # images may be large, and are padded to the largest of the batch
 
     def problems(self) -> list[str]:
-        problems, scale = [], self.random_scale
-        if self.cross_entropy_weight == self.dice_weight == 0:
-            problems.append("--cross_entropy_weight and --dice_weight are both 0; there is nothing to learn")
-        if scale is not None and (len(scale) != 2 or scale[0] > scale[1]):
-            problems.append(
-                f"--random_scale {','.join(map(str, scale))}: expected two numbers, the lower one first"
-            )
+        problems = problems_of_masks(self)
         if self.image_size is not None and len(self.image_size) > 2:
             problems.append(f"--image_size has {len(self.image_size)} numbers, expected HEIGHT,WIDTH")
         if self.random_crop is not None and self.inference == "sliding_window":

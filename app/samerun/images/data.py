@@ -26,9 +26,9 @@ from samerun.data.cache import cache_folder, content_hash, file_state, fingerpri
 from samerun.data.splits import (
     LIMIT_ARGUMENTS,
     check_columns,
-    check_consistent_labels,
     common_parent,
     expand_patterns,
+    joined_fields,
     read_sources,
     read_split,
 )
@@ -231,6 +231,10 @@ class Examples:
     def __len__(self) -> int:
         return len(self.images)
 
+    @property
+    def labelled(self) -> bool:
+        return self.labels is not None
+
     def take(self, rows: np.ndarray) -> Examples:
         labels = self.labels
         if labels is not None:
@@ -241,6 +245,21 @@ class Examples:
     def mixture(self, weights: Sequence[float] | None, notes: list[str]) -> Mixture | None:
         """The `Mixture` of the sources by --mixing_weights; None without weights."""
         return None if weights is None else Mixture.of(self.source, weights, self.sources, notes)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The targets of a split."""
+
+    values: np.ndarray | Images  # (rows,) int64 class numbers, or masks
+    content: str  # a hash of them
+    counts: list[dict[int, int]] | None = None  # for each mask, value -> number of pixels
+
+    @property
+    def totals(self) -> dict[int, int]:
+        """Value -> number of pixels in all masks."""
+        values = sorted({value for counts in self.counts for value in counts})
+        return {value: sum(counts.get(value, 0) for counts in self.counts) for value in values}
 
 
 def read_examples(arguments: Any, split: str, notes: list[str], masks: bool = False) -> Examples | None:
@@ -274,8 +293,7 @@ def read_each(
 
 
 def _joined(argument: str, numbered: Sequence[tuple[Examples, int]]) -> Examples:
-    parts, numbers = zip(*numbered, strict=True)
-    check_consistent_labels(argument, [(part.path, part.labels is not None) for part in parts])
+    fields, parts = joined_fields(argument, numbered), [part for part, _ in numbered]
     labels, ids = None, []
     if isinstance(parts[0].labels, Images):
         labels = Images.join([part.labels for part in parts])
@@ -284,13 +302,11 @@ def _joined(argument: str, numbered: Sequence[tuple[Examples, int]]) -> Examples
     for part in parts:  # numbered rows are numbered through
         ids += range(len(ids), len(ids) + len(part)) if isinstance(part.ids, range) else part.ids
     return Examples(
-        path=f"{parts[0].path} and {len(parts) - 1} more",
         images=Images.join([part.images for part in parts]),
         labels=labels,
         ids=ids,
         declared=parts[0].declared if len({part.declared for part in parts}) == 1 else (),
-        source=np.repeat(numbers, [len(part) for part in parts]),
-        sources=tuple(parts[numbers.index(number)].path for number in dict.fromkeys(numbers)),
+        **fields,
     )
 
 

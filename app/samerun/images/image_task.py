@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,9 @@ from samerun.data.cache import fingerprint
 from samerun.data.splits import read_needed
 from samerun.errors import SHOWN, InputError, collecting, more, raise_problems
 from samerun.export import export_model
-from samerun.images.data import Examples, Images, Inspection
+from samerun.images.data import Examples, Images, Inspection, Targets
 from samerun.images.transforms import ALPHA, DEEP, Augmentation, Processing, row_generator, too_deep
 from samerun.models import adapters
-from samerun.models.pretrained import load_config, load_model_and_new_names
 from samerun.models.sync_batch_norm import allow_single_values, has_batch_norm, synchronise_batch_norm
 from samerun.models.weight_files import model_content
 from samerun.plan import Modes
@@ -27,15 +26,6 @@ from samerun.runtime import Launch
 from samerun.task import Batch, Data, Split, Task, mixing_fingerprint
 
 MAX_REQUEST_PIXELS = 50_000_000  # of an image in a request to a server
-
-
-@dataclass(frozen=True)
-class Targets:
-    """The targets of a split."""
-
-    values: np.ndarray | Images  # (rows,) int64 class numbers, or masks
-    content: str  # a hash of them
-    counts: list[dict[int, int]] | None = None  # for each mask, value -> number of pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,17 +92,6 @@ class ImageTask(Task):
                 )
         check_colours(self.arguments, self.processing, examples, inspected)
         return self.split("test", examples["test"], None, inspected["test"])
-
-    def load_trained(self, auto_class: Any, path: str | Path) -> torch.nn.Module:
-        """Loads a model of transformers from a folder or the hub. Raises `InputError` if its head is not
-        trained."""
-        arguments = replace(
-            self.arguments, model_name_or_path=str(path), config_name=None, from_scratch=False
-        )
-        model, new_names = load_model_and_new_names(auto_class, arguments, load_config(arguments))
-        if new_names:
-            raise InputError(f"{path}: has no trained classifier ({min(new_names)} is missing); train first")
-        return model
 
     def limit_training(self, model: Any) -> Any:
         """Applies --lora_r and --freeze: freezes the other parameters, except for the head. Raises

@@ -18,6 +18,7 @@ from samerun.images.data import (
     Examples,
     Images,
     Inspection,
+    Targets,
     above_folders,
     check_output_outside,
     from_table,
@@ -54,21 +55,6 @@ class Classes:
         table = np.full(max(IGNORED, *self.ignored, 0) + 1, IGNORED, dtype=np.uint8)
         table[: len(self.names)] = np.arange(len(self.names))
         return table
-
-
-@dataclass(frozen=True)
-class InspectedMasks:
-    """The masks of a split. `content`: a hash of them. `counts`: for each mask, value -> number of pixels."""
-
-    masks: Images
-    content: str
-    counts: list[dict[int, int]]
-
-    @property
-    def totals(self) -> dict[int, int]:
-        """Value -> number of pixels in all masks."""
-        values = sorted({value for counts in self.counts for value in counts})
-        return {value: sum(counts.get(value, 0) for counts in self.counts) for value in values}
 
 
 # Files
@@ -235,7 +221,7 @@ def read_classes(path: Path) -> Classes:
 
 
 def choose_classes(
-    arguments: Any, train: InspectedMasks | None, own: list[str] | None, of_config: list[str]
+    arguments: Any, train: Targets | None, own: list[str] | None, of_config: list[str]
 ) -> Classes:
     """Chooses the classes: those of the classes file, else `own`, the class names of the model, else the
     values of the training masks. `of_config`: all class labels of the model, used without training. Raises
@@ -254,7 +240,7 @@ def choose_classes(
     return Classes(classes.names, classes.ignored | ignored)
 
 
-def numbered_classes(train: InspectedMasks, ignored: frozenset[int]) -> Classes:
+def numbered_classes(train: Targets, ignored: frozenset[int]) -> Classes:
     """The values of the training masks as classes. Raises `InputError` unless they are 0, 1, 2 and so on."""
     values = sorted(set(train.totals) - ignored)
     if len(values) < 2 or values != list(range(len(values))) or len(values) > MOST_CLASSES:
@@ -270,9 +256,7 @@ def numbered_classes(train: InspectedMasks, ignored: frozenset[int]) -> Classes:
 # Masks
 
 
-def inspect_masks(
-    examples: dict[str, Examples], inspected: dict[str, Inspection]
-) -> dict[str, InspectedMasks]:
+def inspect_masks(examples: dict[str, Examples], inspected: dict[str, Inspection]) -> dict[str, Targets]:
     """Decodes the masks of all splits and counts their values; caches the counts. Raises `InputError` listing
     masks that are missing, broken or coloured, or differ in size from their image."""
     masks, problems = {}, []
@@ -288,7 +272,7 @@ def inspect_masks(
     return masks
 
 
-def _inspect(examples: Examples, images: Inspection) -> InspectedMasks:
+def _inspect(examples: Examples, images: Inspection) -> Targets:
     masks = examples.labels
     if not isinstance(masks, Images):
         raise InputError(
@@ -306,7 +290,7 @@ def _inspect(examples: Examples, images: Inspection) -> InspectedMasks:
     folder = get_or_create("masks", fingerprint(inspection.digests)[:40], partial(_write_counts, masks))
     by_mask = json.loads((folder / "counts.json").read_text(encoding="utf-8"))
     counts = [{int(value): count for value, count in counts.items()} for counts in by_mask]
-    return InspectedMasks(masks, inspection.content, counts)
+    return Targets(masks, inspection.content, counts)
 
 
 def _write_counts(masks: Images, folder: Path) -> None:
@@ -320,11 +304,11 @@ def _count_values(masks: Images, row: int) -> dict[int, int]:
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
-def check_values(inspected: InspectedMasks, classes: Classes) -> None:
+def check_values(inspected: Targets, classes: Classes) -> None:
     """Raises `InputError` naming masks with values that are no class."""
     known = {*range(len(classes.names)), *classes.ignored}
     problems = [
-        f"{inspected.masks.name(row)}: {count} pixels of unknown class {value}"
+        f"{inspected.values.name(row)}: {count} pixels of unknown class {value}"
         for row, counts in enumerate(inspected.counts)
         for value, count in counts.items()
         if value not in known
@@ -337,7 +321,7 @@ def check_values(inspected: InspectedMasks, classes: Classes) -> None:
     )
 
 
-def note_classes(train: InspectedMasks, classes: Classes, notes: list[str]) -> None:
+def note_classes(train: Targets, classes: Classes, notes: list[str]) -> None:
     """Notes the number of classes, the share of ignored pixels, and classes without a pixel."""
     totals = train.totals
     pixels, ignored = sum(totals.values()), sum(totals.get(value, 0) for value in classes.ignored)

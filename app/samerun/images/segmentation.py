@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from samerun.reports.figures import BLUE, GREY, NAME, legend_below, matrix, new_figure
+from samerun.reports.figures import GREY, NAME, bars, confusion, legend_below
 from samerun.task import Predictions, ReportContent, Section
 
 if TYPE_CHECKING:
@@ -313,7 +313,8 @@ def report_content(
     total = counts.sum(axis=0)
     figures = {"class_dice": _dice_figure(total[first:], classes[first:])}
     if "confusion" in predictions:
-        figures["class_confusion"] = _confusion_figure(predictions["confusion"].sum(axis=0), classes)
+        title, of_all = "Predicted class by true class, % of its area", predictions["confusion"].sum(axis=0)
+        figures["class_confusion"] = confusion(title, of_all, classes, MAX_CONFUSED, percent=True)
     of_rows = iou(counts)[:, first:]
     rows = []
     for row in np.argsort(-scores["loss"], kind="stable")[:MAX_ROWS].tolist():
@@ -328,24 +329,12 @@ def report_content(
 def _dice_figure(total: np.ndarray, classes: Sequence[str]) -> Figure:
     """Dice, precision and recall of each class over all rows; `total`: (classes, 3)."""
     chosen = np.argsort(-total[:, TRUE], kind="stable")[:MAX_BARS]
-    positions, total = np.arange(len(chosen)), total[chosen]
-    figure, axes = new_figure("Dice by class, over all validation rows", "", height=1.5 + 0.3 * len(chosen))
-    axes.barh(positions, np.nan_to_num(dice(total)), color=BLUE, label="Dice")
+    names, total = [classes[number][:NAME] for number in chosen], total[chosen]
+    title = "Dice by class, over all validation rows"
+    figure = bars(title, "", names, np.nan_to_num(dice(total)), label="Dice")
     for marker, label, denominator in (("<", "precision", PREDICTED), (">", "recall", TRUE)):
         share = total[:, SHARED] / np.maximum(total[:, denominator], 1)
-        axes.plot(share, positions, marker, color="black", markerfacecolor=GREY, markersize=5, label=label)
-    axes.set_yticks(positions, [classes[number][:NAME] for number in chosen])
-    axes.set_xlim(0, 1.02)
-    axes.invert_yaxis()
+        style = {"color": "black", "markerfacecolor": GREY, "markersize": 5}
+        figure.axes[0].plot(share, np.arange(len(chosen)), marker, label=label, **style)
     legend_below(figure)
     return figure
-
-
-def _confusion_figure(confusion: np.ndarray, classes: Sequence[str]) -> Figure:
-    """The confusion matrix in percent of each true class, for the classes with the most errors."""
-    shares = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
-    errors = confusion.sum(axis=0) + confusion.sum(axis=1) - 2 * confusion.diagonal()
-    chosen = np.sort(np.argsort(-errors, kind="stable")[:MAX_CONFUSED])
-    shares = shares[np.ix_(chosen, chosen)]
-    title, names = "Predicted class by true class, % of its area", [classes[number] for number in chosen]
-    return matrix(title, (shares * 100).round().astype(int), names, x="predicted", y="true", shares=shares)

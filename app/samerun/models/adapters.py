@@ -62,9 +62,8 @@ def check_quantization(arguments: Any, launch: Any) -> None:
     if launch.deepspeed_config is not None or launch.fsdp is not None:
         launcher = "FSDP" if launch.fsdp else "DeepSpeed"
         raise InputError(
-            f"--quantize {bits} does not work with {launcher}, which would split or cast packed "
-            "weights; launch with "
-            "accelerate_configs/ddp.yaml, or leave it out"
+            f"--quantize {bits} does not work with {launcher}, which would split or cast packed weights; "
+            "launch with accelerate_configs/ddp.yaml, or leave it out"
         )
 
 
@@ -234,9 +233,8 @@ def _add_adapters(model: Any, arguments: Any, new_names: set[str]) -> Any:
         model = inject_adapter_in_model(settings, model)
     except ValueError as error:
         raise InputError(
-            f"--lora_target_modules {','.join(targets)}: no such layer to adapt "
-            f"({in_short(error)}); the model has "
-            f"{_examples(model)}"
+            f"--lora_target_modules {','.join(targets)}: no such layer to adapt ({in_short(error)}); the "
+            f"model has {_examples(model)}"
         ) from None
     for name, parameter in model.named_parameters():
         if name in new_names:

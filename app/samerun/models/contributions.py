@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 EXPLAINED_LABELS = 5
-Words = list[
-    tuple[int, int, float]
-]  # start and end in the text, in characters, and contribution of each word
+# Start and end in the text, in characters, and contribution of each word.
+Words = list[tuple[int, int, float]]
 
 
 def word_contributions(

@@ -8,7 +8,6 @@ generated token, the encoder once per document.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,10 +51,9 @@ def load_title_config(arguments: Any) -> Any:
         decoder = getattr(config, "decoder", None)
         if getattr(decoder, "model_type", None) == "big_bird":
             raise InputError(
-                f"{name}: its decoder is a BigBird, whose self-attention gets the encoder's states "
-                "in transformers, so it sees "
-                "no earlier token of the title; use a BERT decoder instead (give the encoder alone, "
-                "with --decoder_layers N)"
+                f"{name}: its decoder is a BigBird, whose self-attention gets the encoder's states in "
+                "transformers, so it sees no earlier token of the title; use a BERT decoder instead (give "
+                "the encoder alone, with --decoder_layers N)"
             )
         return config
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
@@ -94,21 +92,9 @@ def check_decoder(arguments: Any, config: Any) -> None:
         check_weights(decoder)
 
 
-def check_is_encoder_decoder(config: Any, path: str | Path) -> None:
-    """Raises `InputError` for a model without a decoder."""
-    if not config.is_encoder_decoder:
-        raise InputError(
-            f"{path}: has no decoder, so it cannot write titles; train first, or name a run's best/"
-        )
-
-
 def encoder_config(config: Any) -> Any:
     """The encoder's configuration."""
-    return (
-        getattr(config, "encoder", None)
-        if config.is_encoder_decoder and hasattr(config, "encoder")
-        else config
-    )
+    return getattr(config, "encoder", config) if config.is_encoder_decoder else config
 
 
 def special_ids(config: Any, tokenizer: Any) -> tuple[int, int]:
@@ -123,9 +109,8 @@ def special_ids(config: Any, tokenizer: Any) -> tuple[int, int]:
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
     if start is None or end is None:
         raise InputError(
-            "the tokenizer has neither bos and eos nor cls and sep tokens, one pair of which titles "
-            "need; add them to its "
-            "tokenizer_config.json"
+            "the tokenizer has neither bos and eos nor cls and sep tokens, one pair of which titles need; "
+            "add them to its tokenizer_config.json"
         )
     return start, end
 
@@ -149,10 +134,15 @@ def build_title_model(arguments: Any, config: Any, tokenizer: Any, max_title_len
     if not config.is_encoder_decoder:
         model = _encoder_with_decoder(arguments, config, tokenizer, max_title_length)
     elif arguments.from_scratch and config.model_type == "encoder-decoder":
-        model = _from_configs(config)
+        config.decoder.is_decoder = config.decoder.add_cross_attention = True
+        parts = AutoModel.from_config(config.encoder), AutoModelForCausalLM.from_config(config.decoder)
+        model = EncoderDecoderModel(encoder=parts[0].float(), decoder=parts[1].float())
     else:
         model = load_model(AutoModelForSeq2SeqLM, arguments, config)
-    _set_special_tokens(model, tokenizer)
+    start, end = special_ids(model.config, tokenizer)  # a checkpoint's own start id is kept
+    for holder in (model.config, model.generation_config):
+        holder.decoder_start_token_id, holder.eos_token_id = start, end
+        holder.pad_token_id = tokenizer.pad_token_id
     drop_pooler(model.get_encoder())
     return model
 
@@ -226,12 +216,6 @@ def _encoder_with_decoder(arguments: Any, config: Any, tokenizer: Any, max_title
     return EncoderDecoderModel(encoder=encoder, decoder=decoder.float())
 
 
-def _from_configs(config: Any) -> Any:
-    config.decoder.is_decoder = config.decoder.add_cross_attention = True
-    encoder, decoder = AutoModel.from_config(config.encoder), AutoModelForCausalLM.from_config(config.decoder)
-    return EncoderDecoderModel(encoder=encoder.float(), decoder=decoder.float())
-
-
 def _load_decoder(arguments: Any) -> Any:
     name = arguments.decoder_model_name_or_path
     kind = {"is_decoder": True, "add_cross_attention": True, **arguments.hub_options(name)}
@@ -288,14 +272,3 @@ def _warm_start(decoder: Any, encoder: Any) -> None:
             if source.shape[1:] == target.shape[1:]:
                 rows = min(len(source), len(target))
                 target[:rows] = source[:rows]
-
-
-def _set_special_tokens(model: Any, tokenizer: Any) -> None:
-    """Sets start, padding and end ids on both configurations; a checkpoint's own start id is kept."""
-    start, end = special_ids(model.config, tokenizer)
-    for holder in (model.config, model.generation_config):
-        holder.decoder_start_token_id, holder.eos_token_id, holder.pad_token_id = (
-            start,
-            end,
-            tokenizer.pad_token_id,
-        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,19 @@ def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tu
     } - adapter_names
 
 
+def load_exported(
+    auto_class: Any, arguments: Any, path: str | Path, has_head: bool = True, config: Any = None
+) -> Any:
+    """The trained model of a folder or of the hub. `config`: its configuration, if it is known. Raises
+    `InputError`, also for a model that should have a trained head (`has_head`) and has none."""
+    arguments = replace(arguments, model_name_or_path=str(path), config_name=None, from_scratch=False)
+    config = load_config(arguments) if config is None else config
+    model, new_names = load_model_and_new_names(auto_class, arguments, config)
+    if has_head and new_names:
+        raise InputError(f"{path}: has no trained classifier ({min(new_names)} is missing); train first")
+    return model
+
+
 def check_all_layers_used(name: str, model: Any, loading: dict[str, Any]) -> None:
     """Raises `InputError` if the weights have more layers than the configuration: transformers would drop
     them silently.
@@ -143,9 +157,8 @@ def check_all_layers_used(name: str, model: Any, loading: dict[str, Any]) -> Non
     dropped = sorted(key for key in dropped if LAYER_NUMBER.sub(".#.", key).removeprefix(prefix) in known)
     if dropped:
         raise InputError(
-            f"model {name}: the weights have more layers than its config.json: {len(dropped)} "
-            f"weights, such as {dropped[0]}, "
-            "would be left out; give config.json as many layers as the weights have"
+            f"model {name}: the weights have more layers than its config.json: {len(dropped)} weights, such "
+            f"as {dropped[0]}, would be left out; give config.json as many layers as the weights have"
         )
 
 
@@ -161,9 +174,8 @@ def _check_fit(name: str, model: Any, loading: dict[str, Any]) -> None:
     for key, in_file, in_config in loading["mismatched_keys"]:
         if key in own:
             raise InputError(
-                f"model {name}: the weights are not those of its config.json: {key} is "
-                f"{tuple(in_file)} in the file, "
-                f"{tuple(in_config)} by the configuration; put the config.json that was saved with "
+                f"model {name}: the weights are not those of its config.json: {key} is {tuple(in_file)} in "
+                f"the file, {tuple(in_config)} by the configuration; put the config.json that was saved with "
                 "these weights beside them"
             )
     missing = sorted(own & set(loading["missing_keys"]))
@@ -241,9 +253,8 @@ def check_vocabulary(model: Any, tokenizer: Any, what: str = "model") -> None:
     highest = max(tokenizer.get_vocab().values())
     if highest >= rows:
         raise InputError(
-            f"the tokenizer has token ids up to {highest}, the {what} only {rows} embeddings; they "
-            "do not belong together "
-            "(check --tokenizer_name)"
+            f"the tokenizer has token ids up to {highest}, the {what} only {rows} embeddings; they do not "
+            "belong together (check --tokenizer_name)"
         )
 
 
@@ -258,15 +269,13 @@ def explain_failed_load(what: str, name: str, error: Exception) -> str:
                 "google/bigbird-roberta-base"
             )
         return (
-            f"{what} {name}: is no folder here{hint}, and could not be had from the hub either "
-            f"({reason}); check the "
-            "spelling, or give the path of a local folder"
+            f"{what} {name}: is no folder here{hint}, and could not be had from the hub either ({reason}); "
+            "check the spelling, or give the path of a local folder"
         )
     if type(error).__name__ == "UnpicklingError":
         reason = (
-            "its weights are a pickle that is damaged or holds more than tensors, which is not "
-            "read; convert them to "
-            "safetensors, or copy them again"
+            "its weights are a pickle that is damaged or holds more than tensors, which is not read; convert "
+            "them to safetensors, or copy them again"
         )
     elif "trust_remote_code" in str(error):
         reason = (

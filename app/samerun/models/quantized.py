@@ -15,7 +15,15 @@ import torch
 from torch import nn
 
 
-class Linear4bit(bitsandbytes.nn.Linear4bit):
+class WithoutWeight(nn.Module):
+    """Leaves the weight out of state dicts."""
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        if self.bias is not None:
+            destination[f"{prefix}bias"] = self.bias if keep_vars else self.bias.detach()
+
+
+class Linear4bit(WithoutWeight, bitsandbytes.nn.Linear4bit):
     """NF4 in blocks of 64 weights, with double quantization: 8-bit scales in blocks of 256."""
 
     bytes_per_element = 1 / 2 + 1 / 64 + 4 / (64 * 256)
@@ -32,11 +40,8 @@ class Linear4bit(bitsandbytes.nn.Linear4bit):
         """(outputs, inputs) float32 weights after quantization."""
         return bitsandbytes.functional.dequantize_4bit(self.weight.data, self.weight.quant_state).float()
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        _save_bias(self, destination, prefix, keep_vars)
 
-
-class Linear8bit(bitsandbytes.nn.Linear8bitLt):
+class Linear8bit(WithoutWeight, bitsandbytes.nn.Linear8bitLt):
     """int8 with a scale per row. Inputs are rounded to int8, too, except columns with values above 6."""
 
     bytes_per_element = 1.0
@@ -49,13 +54,9 @@ class Linear8bit(bitsandbytes.nn.Linear8bitLt):
 
     def dequantized(self) -> torch.Tensor:
         """(outputs, inputs) float32 weights after quantization."""
-        scales = (
-            self.state.SCB if self.weight.SCB is None else self.weight.SCB
-        )  # the first forward pass moves them
+        # The first forward pass moves them.
+        scales = self.state.SCB if self.weight.SCB is None else self.weight.SCB
         return bitsandbytes.functional.int8_vectorwise_dequant(self.weight.data, scales).float()
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        _save_bias(self, destination, prefix, keep_vars)
 
 
 KINDS = {4: Linear4bit, 8: Linear8bit}
@@ -88,8 +89,3 @@ def _layers(model: nn.Module, skip: list[str]) -> Iterator[tuple[str, nn.Linear]
     for name, layer in model.named_modules():
         if type(layer) is nn.Linear and name not in skip and id(layer.weight) not in tied:
             yield name, layer
-
-
-def _save_bias(layer: nn.Linear, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-    if layer.bias is not None:
-        destination[f"{prefix}bias"] = layer.bias if keep_vars else layer.bias.detach()

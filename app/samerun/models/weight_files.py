@@ -49,8 +49,7 @@ def check_weights(arguments: Any) -> None:
     if first is None:
         raise InputError(
             f"model {name}: the folder holds no weights, such as {WEIGHTS[0]} (it holds: "
-            f"{files_in(folder)}); name another, or "
-            "start from random weights with --from_scratch"
+            f"{files_in(folder)}); name another, or start from random weights with --from_scratch"
         )
     for file in sorted(_weight_files(first)):
         _check_weight_file(file)

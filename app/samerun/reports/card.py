@@ -153,12 +153,10 @@ def _facts(run: dict[str, Any], values: dict[str, Any]) -> list[str]:
     return [
         f"- {plan['num_rows']} training rows, {values.get('train_steps')} optimizer steps of "
         f"{plan['batch']['global_batch_size']} rows, {best}",
-        f"- learning rate {plan['learning_rate']:g} ({plan['lr_scheduler_type']}, "
-        f"{plan['warmup_steps']} warm-up steps), "
-        f"weight decay {resolved['weight_decay']:g}, clipping {resolved['max_grad_norm']:g}, seed "
-        f"{resolved['seed']}",
+        f"- learning rate {plan['learning_rate']:g} ({plan['lr_scheduler_type']}, {plan['warmup_steps']} "
+        f"warm-up steps), weight decay {resolved['weight_decay']:g}, clipping {resolved['max_grad_norm']:g}, "
+        f"seed {resolved['seed']}",
         f"- {run['world_size']} process(es) on {run.get('hardware', run['device'])}, "
-        f"{run['launcher']}{sharded}, "
-        f"mixed precision {run['mixed_precision']}",
+        f"{run['launcher']}{sharded}, mixed precision {run['mixed_precision']}",
         "- " + ", ".join(f"{name} {version}" for name, version in run["versions"].items() if version),
     ]

@@ -67,6 +67,29 @@ def matrix(
     return figure
 
 
+def confusion(
+    title: str, counts: np.ndarray, names: Sequence[str], most: int, *, percent: bool = False
+) -> Figure:
+    """The `most` classes with the most errors. `counts`: (true classes, predicted classes); `percent`: shown
+    as shares of the true class, like the colours."""
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    errors = counts.sum(axis=0) + counts.sum(axis=1) - 2 * counts.diagonal()
+    chosen = np.sort(np.argsort(-errors, kind="stable")[:most])
+    shown = (shares * 100).round().astype(int) if percent else counts
+    cells, ticks = np.ix_(chosen, chosen), [names[number] for number in chosen]
+    return matrix(title, shown[cells], ticks, x="predicted", y="true", shares=shares[cells])
+
+
+def bars(title: str, x: str, names: Sequence[str], shares: Sequence[float], **more: Any) -> Figure:
+    """Horizontal bars from 0 to 1, the first at the top. `more`: for matplotlib's `barh`."""
+    figure, axes = new_figure(title, x, height=1.2 + 0.2 * len(names))
+    axes.barh(np.arange(len(names)), shares, color=BLUE, **more)
+    axes.set_yticks(np.arange(len(names)), names)
+    axes.set_xlim(0, 1.02)
+    axes.invert_yaxis()
+    return figure
+
+
 def as_image(figure: Figure) -> np.ndarray:
     """The figure as (height, width, 3) uint8."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

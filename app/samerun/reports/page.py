@@ -26,6 +26,7 @@ FIRST = tuple(
     f"curve_{name}" for name in ("loss", "metrics", "learning_rate", "grad_norm", "speed", "memory")
 )
 MAX_PLOTS = 40
+MAX_ROWS, MAX_CHARACTERS = 20, 300  # of a table of rows, and of a cell in it
 MAX_BYTES = 2**28  # of saved predictions
 
 
@@ -78,6 +79,15 @@ def _draw_figures(run: Run, folder: Path, task: Task, splits: Mapping[str, Split
     for table in shown.sections:
         show_table(run.accelerator, table, step)
     return shown.sections
+
+
+def worst_rows(losses: np.ndarray, columns: Mapping[str, Sequence[str]]) -> Section:
+    """The table of the rows with the largest `losses`, (rows,). `columns`: the rows' cells, by header."""
+    worst = [
+        [f"{losses[row]:.4f}", *(cells[row][:MAX_CHARACTERS] for cells in columns.values())]
+        for row in np.argsort(-losses, kind="stable")[:MAX_ROWS].tolist()
+    ]
+    return Section("Worst validation rows", "By loss, worst first.", ["loss", *columns], worst)
 
 
 def write_page(

@@ -194,9 +194,8 @@ def _ids(trackers: list[Any]) -> dict[str, str]:
     """The ids of the run at services, by tracker."""
     ids = {}
     for tracker in trackers:
-        with contextlib.suppress(
-            AttributeError, KeyError
-        ):  # a tracker without ids starts a new run after a resume
+        # A tracker without ids starts a new run after a resume.
+        with contextlib.suppress(AttributeError, KeyError):
             ids[tracker.name] = str(attrgetter(RESUMED[tracker.name][0])(tracker.tracker))
     return ids
 

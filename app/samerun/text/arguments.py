@@ -80,16 +80,14 @@ class TokenBatchArguments(BatchArguments):
     max_tokens_per_micro_batch: int | None = option(
         at_least=1,
         excludes=("per_device_train_batch_size", "gradient_accumulation_steps"),
-        help="maximum number of tokens per process in a micro-batch, padding included, instead of a "
-        "number of samples "
-        "(default: 2048 on a CPU, no limit on a GPU)",
+        help="maximum number of tokens per process in a micro-batch, padding included, instead of a number "
+        "of samples (default: 2048 on a CPU, no limit on a GPU)",
     )
     max_tokens_per_eval_batch: int | None = option(
         at_least=1,
         excludes=("per_device_eval_batch_size",),
-        help="maximum number of tokens per process in an evaluation batch, padding included, instead of "
-        "a number of samples "
-        "(default: 2048 for classification on a CPU)",
+        help="maximum number of tokens per process in an evaluation batch, padding included, instead of a "
+        "number of samples (default: 2048 for classification on a CPU)",
     )
     length_grouping: bool = option(True, help="batch rows of similar length together, to reduce padding")
 
@@ -339,9 +337,8 @@ class TextArguments(
     tokenizer_type: str = option(
         "auto",
         choices=("auto", "train", "jieba"),
-        help="auto: the model's own; train: train a WordPiece vocabulary on the training texts; jieba: "
-        "split Chinese into "
-        "words, for models with a word vocabulary",
+        help="auto: the model's own; train: train a WordPiece vocabulary on the training texts; jieba: split "
+        "Chinese into words, for models with a word vocabulary",
     )
     user_dictionary: str | None = option(
         reads=True,

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
-from samerun.errors import InputError, TrainingError
+from samerun.errors import InputError
+from samerun.export import check_agreement
 from samerun.models.adapters import loadable
 from samerun.models.pretrained import labels_of, load_config, set_labels
 from samerun.text import long_documents
@@ -21,7 +22,6 @@ STORED = (
     *("thresholds", "threshold_tuning", "temperatures", "pos_weight", "class_weight"),
     *("label_smoothing_factor", "multilabel_loss", "regression", "text_pair"),
 )
-CHECKED_ROWS = 4  # of the exported model
 # Largest difference in probability, by the run's precision. The pipeline computes in fp32.
 TOLERANCE = {"no": 1e-5, "bf16": 5e-2, "fp16": 1e-2}
 
@@ -150,16 +150,13 @@ def check_problem_type(arguments: Any, config: Any) -> None:
         )
 
 
-def calibrated(plain: Any, temperatures: np.ndarray, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights with the output layer divided by the temperatures, (labels,), so that plain transformers
-    gives calibrated probabilities."""
-    return weights if (temperatures == 1).all() else rescaled(plain, weights, temperatures)
-
-
 def rescaled(
     plain: Any, weights: dict[str, Tensor], divisor: np.ndarray, shift: np.ndarray | None = None
 ) -> dict[str, Tensor]:
-    """The weights with the outputs, (outputs,), divided by `divisor`, then shifted. `plain`: the model."""
+    """The weights with the outputs, (outputs,), divided by `divisor`, then shifted: plain transformers gives
+    calibrated probabilities or original units. `plain`: the model."""
+    if shift is None and (divisor == 1).all():
+        return weights
     layer, _ = output_layer(plain, len(divisor))
     scale, scaled = torch.as_tensor(divisor, dtype=torch.float64), {}
     for name in (f"{layer}.weight", f"{layer}.bias"):
@@ -170,13 +167,6 @@ def rescaled(
                 wide = wide + torch.as_tensor(shift, dtype=torch.float64)
             scaled[name] = wide.to(weights[name].dtype)
     return {**weights, **scaled}
-
-
-def rows_to_check(lengths: np.ndarray) -> list[int]:
-    """CHECKED_ROWS row numbers, from the shortest to the longest row."""
-    by_length = np.argsort(lengths, kind="stable")
-    places = np.linspace(0, len(by_length) - 1, min(CHECKED_ROWS, len(by_length))).astype(int)
-    return by_length[places].tolist()
 
 
 def check_export(
@@ -206,9 +196,4 @@ def check_export(
         if setting is not None:
             outputs.append(long_documents.classifier_of(setting)(classify.model, tokenizer, text))
         exported = np.array([[output[label] for label in labels] for output in outputs])
-        difference = float(np.abs((exported - probabilities) / unit).max())
-        if not difference <= TOLERANCE[precision]:
-            raise TrainingError(
-                f"the exported model does not give the run's probabilities (difference {difference:.1e}); "
-                "nothing was replaced. Please report this with run.json"
-            )
+        check_agreement("probabilities", exported / unit, probabilities / unit, TOLERANCE[precision])

@@ -61,14 +61,9 @@ class LongDocuments:
         if not isinstance(arguments, LongDocumentArguments):
             return LongDocuments("truncate", max_length)
         way, given = with_settings(arguments, "long_documents")
-        requested = {
-            "way": way,
-            "stride": given.get("stride"),
-            "max_windows": given.get("max"),
-            "pooling": given.get("pooling"),
-        }
-        own = getattr(config, "long_documents", None) or {"way": "truncate"}
-        setting = own if arguments.long_documents is None else requested
+        setting = {"way": way, "max_windows": given.get("max"), **given}
+        if arguments.long_documents is None:
+            setting = getattr(config, "long_documents", None) or {"way": "truncate"}
         if setting["way"] == "truncate":
             if hasattr(config, "long_documents"):
                 del config.long_documents
@@ -78,14 +73,15 @@ class LongDocuments:
             leading_special = tokenizer("a").encodings[0].special_tokens_mask.index(0)
             result = LongDocuments("head_tail", max_length, head=leading_special + math.ceil(text_tokens / 4))
         else:
-            stride = setting["stride"] if setting["stride"] is not None else max_length // STRIDE_DIVISOR
+            stride = setting.get("stride")
+            stride = max_length // STRIDE_DIVISOR if stride is None else stride
             if stride >= text_tokens:
                 raise InputError(
                     f"--long_documents windows:stride={stride}: a window of --max_length {max_length} has "
                     f"{text_tokens} tokens of text, and at least "
                     f"one must be new; give at most {text_tokens - 1}"
                 )
-            max_windows, pooling = setting["max_windows"] or MAX_WINDOWS, setting["pooling"] or "max"
+            max_windows, pooling = setting["max_windows"] or MAX_WINDOWS, setting.get("pooling") or "max"
             result = LongDocuments(
                 "windows", max_length, stride=stride, max_windows=max_windows, pooling=pooling
             )
@@ -111,20 +107,16 @@ class LongDocuments:
         """Texts -> ids, and whether each text was cut, as `TextEncoder`."""
         if self.method == "truncate":
             return TextEncoder(tokenizer, self.max_length, prefix)
-        return (
-            HeadTailEncoder(tokenizer, self) if self.method == "head_tail" else WindowEncoder(tokenizer, self)
-        )
+        encoder = HeadTailEncoder if self.method == "head_tail" else WindowEncoder
+        return encoder(tokenizer, self)
 
     @property
     def limit(self) -> str:
         """The tokens that are kept of longer texts, for notes: "texts are cut to LIMIT tokens"."""
         if self.method == "head_tail":
             return f"{self.head} first and {self.max_length - self.head} last"
-        return (
-            f"{self.max_windows} windows of {self.max_length}"
-            if self.method == "windows"
-            else str(self.max_length)
-        )
+        windows = f"{self.max_windows} windows of " if self.method == "windows" else ""
+        return f"{windows}{self.max_length}"
 
     def widths(self, lengths: np.ndarray, multiple: int) -> np.ndarray | None:
         """`Split.widths` of documents with (rows,) `lengths`; every window of a longer document counts as a

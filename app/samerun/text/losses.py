@@ -96,40 +96,28 @@ def loss_of_config(config: Any) -> MultiLabelLoss | None:
 
 
 def positive_weights(arguments: Any, positive: np.ndarray, rows: int, labels: list[str]) -> np.ndarray | None:
-    """(labels,) weights of positive targets; None for --pos_weight none.
-
-    "balanced": negatives / positives, clipped to [1, 20] or [1, LIMIT] (balanced:LIMIT); 1 for a label
-    without rows. A file is a json object {"LABEL": WEIGHT}. `positive`: (labels,) number of the training
-    `rows` with each label.
-
-    Raises `InputError` for a file that cannot be read or lacks a positive number for a label.
-    """
-    choice = arguments.pos_weight
-    if choice == "none":
-        return None
-    if choice.partition(":")[0] == "balanced":
-        ratio = np.divide(rows - positive, positive, out=np.ones(len(positive)), where=positive > 0)
-        return np.clip(ratio, 1.0, arguments.pos_weight_cap)
-    return _weights_of_file(choice, labels)
+    """`given_weights` of positive targets. Balanced: negatives / positives, at least 1; 1 for a label without
+    rows. `positive`: (labels,) number of the training `rows` with each label."""
+    ratio = np.divide(rows - positive, positive, out=np.ones(len(positive)), where=positive > 0)
+    return given_weights(arguments, np.maximum(ratio, 1.0), labels)
 
 
 def class_weights(arguments: Any, count: np.ndarray, labels: list[str]) -> np.ndarray | None:
-    """(classes,) weights of the rows' cross-entropy; None for --pos_weight none.
+    """`given_weights` of the rows' cross-entropy. Balanced: rows / (classes * rows of the class), as
+    scikit-learn's; 1 for a class without rows. `count`: (classes,) training rows."""
+    even = count.sum() / np.count_nonzero(count)
+    return given_weights(arguments, np.divide(even, count, out=np.ones(len(count)), where=count > 0), labels)
 
-    "balanced": rows / (classes * rows of the class), as scikit-learn's, at most 20 or LIMIT
-    (balanced:LIMIT); 1 for a class without rows. `count`: (classes,) training rows. Raises `InputError` as
-    `positive_weights` does."""
+
+def given_weights(arguments: Any, balanced: np.ndarray, labels: list[str]) -> np.ndarray | None:
+    """(labels,) the weights of --pos_weight: None for none; `balanced`, at most 20 or LIMIT (balanced:LIMIT);
+    or those of a json object {"LABEL": WEIGHT}. Raises `InputError` for a file that cannot be read or lacks a
+    positive number for a label."""
     choice = arguments.pos_weight
     if choice == "none":
         return None
     if choice.partition(":")[0] == "balanced":
-        even = count.sum() / np.count_nonzero(count)
-        ratio = np.divide(even, count, out=np.ones(len(count)), where=count > 0)
-        return np.minimum(ratio, arguments.pos_weight_cap)
-    return _weights_of_file(choice, labels)
-
-
-def _weights_of_file(choice: str, labels: list[str]) -> np.ndarray:
+        return np.minimum(balanced, arguments.pos_weight_cap)
     try:
         weights = read_object(choice)
     except InputError as error:

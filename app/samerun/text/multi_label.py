@@ -24,7 +24,6 @@ from samerun.models.pretrained import labels_of, own_labels
 from samerun.reports.card import markdown_table
 from samerun.task import ModelCard, Predictions, ReportContent
 from samerun.text import long_documents
-from samerun.text.head import calibrated
 from samerun.text.labels import Labelled, choose_labels, label_ids, label_source, read_labels
 from samerun.text.losses import MultiLabelLoss, loss_of_arguments, loss_of_config
 from samerun.text.multi_label_scores import (
@@ -127,9 +126,6 @@ class MultiLabel(Problem):
         smoothing = self.arguments.label_smoothing_factor
         return prior_bias(self.positive, self.num_rows, self.loss.pos_weight, smoothing)
 
-    def num_targets(self, is_real: Tensor) -> Tensor:
-        return is_real.sum() * len(self.labels)
-
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         return self.loss(logits, targets.float())
 
@@ -194,8 +190,9 @@ class MultiLabel(Problem):
     def config_entries(self) -> dict[str, Any]:
         return config_entries(self.fitted, self.loss)
 
-    def exported_weights(self, plain: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        return calibrated(plain, self.fitted.temperatures, weights)
+    @property
+    def export_scale(self) -> tuple[np.ndarray, None]:
+        return self.fitted.temperatures, None
 
     def use_exported(self, config: Any) -> None:
         fixed = self.tuner.fixed
@@ -340,7 +337,7 @@ def _as_number(value: Any) -> float | None:
 def config_entries(fitted: Thresholds, loss: MultiLabelLoss) -> dict[str, Any]:
     """What the exported configuration stores; None removes an entry. The loss, so that later evaluations
     compute the same one. The temperatures for information only: the exported weights include them
-    (`calibrated`)."""
+    (`head.rescaled`)."""
     stored = loss.as_settings()
     return {
         "thresholds": fitted.values.tolist(),

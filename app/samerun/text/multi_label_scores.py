@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from samerun.reports.figures import BLUE, COLORS, GREY, NAME, legend_below, matrix, new_figure
+from samerun.reports.figures import BLUE, COLORS, GREY, NAME, bars, legend_below, matrix, new_figure
+from samerun.reports.page import worst_rows
 from samerun.task import ReportContent, Section
 
 if TYPE_CHECKING:
@@ -52,8 +53,7 @@ CELLS_PER_BLOCK = 1 << 18  # scores sorted at once: fits the processor's cache a
 TEMPERATURE_RANGE = 0.05, 20.0  # perfectly separated labels would have no lowest temperature
 MIN_CALIBRATION_ROWS = 10  # with a label, and without it, for a temperature of its own
 HALVINGS = 30  # of the range of temperatures: a relative precision of 6e-9
-MAX_BARS, MAX_CURVES, MAX_CONFUSED, MAX_ROWS = 30, 9, 15, 20  # in figures and tables of the report
-MAX_CHARACTERS = 300  # of a text in the report
+MAX_BARS, MAX_CURVES, MAX_CONFUSED = 30, 9, 15  # in figures
 
 
 # Scores
@@ -517,21 +517,15 @@ def report_content(
         [", ".join(names[label] for label in np.flatnonzero(row)) or "none" for row in matrix]
         for matrix in (truth, predicted)
     )
-    rows = worst_rows(losses, dict(zip(("labels", "predicted"), listed, strict=True)), split)
+    rows = worst_texts(losses, dict(zip(("labels", "predicted"), listed, strict=True)), split)
     thresholds = tuner.fit(logits, targets).values
     return ReportContent(figures(probabilities, truth, thresholds, predicted, names), [rows])
 
 
-def worst_rows(losses: np.ndarray, columns: dict[str, Sequence[str]], split: Any) -> Section:
-    """The table of the rows with the largest `losses`, (rows,). `columns`: cells of each row, by header;
-    `split`: a `TextSplit`."""
-    columns = {**columns, "text": split.texts, **({} if split.pairs is None else {"text_pair": split.pairs})}
-    worst = [
-        [f"{losses[row]:.4f}", *(cells[row][:MAX_CHARACTERS] for cells in columns.values())]
-        for row in np.argsort(-losses, kind="stable")[:MAX_ROWS].tolist()
-    ]
-    header = ["loss", *columns]
-    return Section("Worst validation rows", "By loss, worst first.", header, worst)
+def worst_texts(losses: np.ndarray, columns: dict[str, Sequence[str]], split: Any) -> Section:
+    """`worst_rows` with the texts of `split`, a `TextSplit`."""
+    pairs = {} if split.pairs is None else {"text_pair": split.pairs}
+    return worst_rows(losses, {**columns, "text": split.texts, **pairs})
 
 
 def figures(
@@ -551,20 +545,13 @@ def figures(
     shown = [(label, names[label]) for label in frequent.tolist()]
 
     f1 = precision_recall_f1(predicted, targets, axis=0)[2]
-    bars = shown[:MAX_BARS]
-    f1_figure, axes = new_figure(
-        "F1 by label, thresholds from other rows", "F1", height=1.2 + 0.2 * len(bars)
-    )
-    axes.barh(np.arange(len(bars)), [f1[label] for label, _ in bars], color=BLUE)
-    axes.set_yticks(np.arange(len(bars)), [f"{name[:NAME]} ({support[label]})" for label, name in bars])
-    axes.set_xlim(0, 1)
-    axes.invert_yaxis()
-
+    ticks = [f"{name[:NAME]} ({support[label]})" for label, name in shown[:MAX_BARS]]
+    title, values = "F1 by label, thresholds from other rows", f1[frequent[:MAX_BARS]]
     missed, wrong = targets & ~predicted, predicted & ~targets
     confused = frequent[:MAX_CONFUSED]
     counts = missed[:, confused].T.astype(int) @ wrong[:, confused].astype(int)
     return {
-        "label_f1": f1_figure,
+        "label_f1": bars(title, "F1", ticks, values),
         "label_precision_recall": _precision_recall_curves(
             probabilities, targets, thresholds, shown[:MAX_CURVES]
         ),

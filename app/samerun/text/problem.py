@@ -13,7 +13,6 @@ from torch import Tensor
 from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
 from samerun.task import ModelCard, Predictions, ReportContent
-from samerun.text.labels import class_balanced
 from samerun.text.text import TextSplit
 
 
@@ -71,10 +70,6 @@ class Problem(ABC):
     def fingerprint(self) -> dict[str, Any]:
         """Entries of the run's fingerprint."""
 
-    def row_weights(self, ids: Ragged) -> np.ndarray:
-        """(rows,) probabilities of --sampling class_balanced."""
-        return class_balanced(ids, len(self.labels))
-
     # Training
 
     @abstractmethod
@@ -86,9 +81,9 @@ class Problem(ABC):
         trained weights. Raises `InputError`."""
         return
 
-    @abstractmethod
-    def num_targets(self, is_real: Tensor) -> Tensor:
-        """() int64: the number of targets. `is_real`: (b,) bool, False for placeholders."""
+    @property
+    def targets_per_row(self) -> int:
+        return len(self.labels)
 
     @abstractmethod
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -147,9 +142,10 @@ class Problem(ABC):
     def config_entries(self) -> dict[str, Any]:
         """Entries of the exported configuration; None removes one."""
 
+    @property
     @abstractmethod
-    def exported_weights(self, plain: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The weights to save. `plain`: the model on the meta device."""
+    def export_scale(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """(divisor, shift), (outputs,) each, of the exported model's outputs; no shift: None."""
 
     @abstractmethod
     def use_exported(self, config: Any) -> None:

@@ -23,8 +23,8 @@ from samerun.parsing import is_given
 from samerun.reports.figures import BLUE, GREY, new_figure
 from samerun.task import ModelCard, Predictions, ReportContent
 from samerun.text import long_documents
-from samerun.text.head import output_layer, rescaled
-from samerun.text.multi_label_scores import worst_rows
+from samerun.text.head import output_layer
+from samerun.text.multi_label_scores import worst_texts
 from samerun.text.problem import Problem
 from samerun.text.text import TextSplit
 
@@ -156,9 +156,6 @@ class Regression(Problem):
                 layer[1].bias[row] = (layer[1].bias[row].double() - self.mean[row]) / self.scale[row]
                 layer[1].weight[row] /= self.scale[row]
 
-    def num_targets(self, is_real: Tensor) -> Tensor:
-        return is_real.sum() * len(self.labels)
-
     def units(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """(columns,) each: mean and standard deviation of the training rows."""
         mean, scale = (torch.as_tensor(value, dtype=like.dtype) for value in (self.mean, self.scale))
@@ -213,7 +210,7 @@ class Regression(Problem):
             header: [", ".join(f"{value:.4g}" for value in row) for row in values]
             for header, values in (("values", true), ("predicted", found))
         }
-        return ReportContent(figures, [worst_rows(losses, cells, split)])
+        return ReportContent(figures, [worst_texts(losses, cells, split)])
 
     def card(self, folder: Path, config: Any, limits: list[str]) -> ModelCard:
         usage, metrics = long_documents.usage(config) or USAGE, list(self.metric_names)
@@ -237,8 +234,9 @@ class Regression(Problem):
         values = {"mean": self.mean.tolist(), "scale": self.scale.tolist()}
         return {"regression": {**self.loss, **values}}
 
-    def exported_weights(self, plain: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        return rescaled(plain, weights, 1 / self.scale, self.mean)
+    @property
+    def export_scale(self) -> tuple[np.ndarray, np.ndarray]:
+        return 1 / self.scale, self.mean
 
     def use_exported(self, config: Any) -> None:
         self.is_exported, stored = True, dict(getattr(config, "regression", None) or {})

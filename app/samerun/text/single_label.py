@@ -19,14 +19,13 @@ from samerun.kernels.common import send
 from samerun.models.pretrained import labels_of, own_labels
 from samerun.task import ModelCard, Predictions, ReportContent
 from samerun.text import long_documents
-from samerun.text.head import calibrated
 from samerun.text.labels import Labelled, choose_labels, label_ids, label_source, read_classes
 from samerun.text.losses import class_weights
 from samerun.text.multi_label_scores import (
     expected_calibration_error,
     folds,
     lowest_temperatures,
-    worst_rows,
+    worst_texts,
 )
 from samerun.text.problem import Problem
 from samerun.text.text import TextSplit
@@ -112,8 +111,9 @@ class SingleLabel(Problem):
         share = share / share.sum()
         return np.log(share * (1 - self.smoothing) + self.smoothing / len(share))
 
-    def num_targets(self, is_real: Tensor) -> Tensor:
-        return is_real.sum()
+    @property
+    def targets_per_row(self) -> int:
+        return 1
 
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         weight = None
@@ -146,7 +146,7 @@ class SingleLabel(Problem):
         names = {"label": true, "predicted": logits.argmax(axis=1)}
         columns = {header: [self.labels[label] for label in column] for header, column in names.items()}
         figures, sections = classes.figures(self.confusion(best), self.labels)
-        return ReportContent(figures, [*sections, worst_rows(losses, columns, split)])
+        return ReportContent(figures, [*sections, worst_texts(losses, columns, split)])
 
     def card(self, folder: Path, config: Any, limits: list[str]) -> ModelCard:
         sections = classes.card_sections(folder, self.labels, "rows")
@@ -187,8 +187,9 @@ class SingleLabel(Problem):
             "label_smoothing_factor": self.smoothing or None,
         }
 
-    def exported_weights(self, plain: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        return calibrated(plain, np.full(len(self.labels), self.temperature), weights)
+    @property
+    def export_scale(self) -> tuple[np.ndarray, None]:
+        return np.full(len(self.labels), self.temperature), None
 
     def use_exported(self, config: Any) -> None:
         weight = getattr(config, "class_weight", None)

@@ -28,8 +28,9 @@ from samerun.errors import SHOWN, InputError, described, more, nearest, quoted, 
 from samerun.export import check_agreement
 from samerun.models.adapters import loadable
 from samerun.reports.card import markdown_table
-from samerun.reports.figures import BLUE, NAME, matrix, new_figure
-from samerun.task import ModelCard, ReportContent, Section
+from samerun.reports.figures import NAME, bars, confusion
+from samerun.reports.page import worst_rows
+from samerun.task import ModelCard, ReportContent
 from samerun.text.labels import OF_MODEL, Labelled, knows_none, read_label_file
 from samerun.text.long_documents import LongDocuments
 from samerun.text.tokenizer import CJK, IDS_ALONE, WIDE
@@ -43,7 +44,7 @@ CONTEXT_DIVISOR = 8  # words around a window that are read but not tagged: token
 SPECIAL, PADDING = -1, -2  # in place of a word's number: special tokens and words around; padding of windows
 CHECKED_ROWS = 8
 TOLERANCE = {"no": 1e-5, "bf16": 5e-2, "fp16": 1e-2}  # of a probability, by the run's precision
-MAX_TYPES, MAX_WORST, MAX_CHARACTERS = 20, 20, 200  # of figures and tables of the report
+MAX_TYPES = 20  # of the report's figures
 USAGE = """from transformers import pipeline
 tag = pipeline("token-classification", model="best", aggregation_strategy="simple")
 tag("a text")"""
@@ -451,29 +452,18 @@ def report_content(
     types = sorted(table, key=lambda kind: -table[kind]["support"])[:MAX_TYPES]
     figures = {}
     if types:
-        figure, axes = new_figure("F1 by type", "F1", height=1.2 + 0.2 * len(types))
-        axes.barh(np.arange(len(types)), [table[kind]["f1"] for kind in types], color=BLUE)
         names = [f"{kind[:NAME]} ({table[kind]['support']:.0f})" for kind in types]
-        axes.set_yticks(np.arange(len(types)), names)
-        axes.set_xlim(0, 1)
-        axes.invert_yaxis()
+        figure = bars("F1 by type", "F1", names, [table[kind]["f1"] for kind in types])
         figures = {"tag_f1": figure, "tag_confusion": _confusion(truth, predicted, types)}
-    worst = [
-        [
-            f"{losses[row]:.4f}",
-            ", ".join(
-                f"{word}: {true} → {found}"
-                for word, true, found in zip(
-                    words_of(sentences[row]), truth[row], predicted[row], strict=True
-                )
-                if true != found
-            )[:MAX_CHARACTERS],
-            text_of(sentences[row])[:MAX_CHARACTERS],
-        ]
-        for row in np.argsort(-losses, kind="stable")[:MAX_WORST].tolist()
-    ]
-    header = ["loss", "words: true → predicted", "text"]
-    return ReportContent(figures, [Section("Worst validation rows", "By loss, worst first.", header, worst)])
+
+    wrong = map(_errors, map(words_of, sentences), truth, predicted)
+    columns = {"words: true → predicted": list(wrong), "text": list(map(text_of, sentences))}
+    return ReportContent(figures, [worst_rows(losses, columns)])
+
+
+def _errors(words: Sequence[str], truth: Sequence[str], predicted: Sequence[str]) -> str:
+    tags = zip(words, truth, predicted, strict=True)
+    return ", ".join(f"{word}: {true} → {found}" for word, true, found in tags if true != found)
 
 
 def _confusion(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], types: list[str]) -> Any:
@@ -485,9 +475,7 @@ def _confusion(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]
         row, column = (numbers.get(tag[2:] if PREFIXED.fullmatch(tag) else tag) for tag in pair)
         if row is not None and column is not None:
             counts[row, column] += 1
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    title = "Words by type (rows) and predicted type (columns)"
-    return matrix(title, counts, names, x="predicted", y="true", shares=shares)
+    return confusion("Words by type (rows) and predicted type (columns)", counts, names, len(names))
 
 
 # The exported model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from samerun.data.cache import fingerprint
-from samerun.data.splits import read_splits
+from samerun.data.splits import read_needed, read_split
 from samerun.data.stream import Buffers, Stream
 from samerun.data.tables import (
     CellPairs,
@@ -27,17 +28,17 @@ from samerun.data.tables import (
     note_blank,
     note_cut,
     note_repeated_texts,
-    split_off,
     texts_of,
 )
 from samerun.data.tokens import Ragged, encode_cached
-from samerun.errors import InputError, collecting, raise_problems
+from samerun.errors import InputError, raise_problems
 from samerun.export import export_model
 from samerun.kernels.bigbird import choose_attention, padding_of, use_bigbird_attention
 from samerun.models import adapters
-from samerun.models.pretrained import check_vocabulary, load_config, load_model_and_new_names
+from samerun.models.pretrained import check_vocabulary, load_exported
 from samerun.models.weight_files import model_content
 from samerun.plan import Modes
+from samerun.runtime import Launch
 from samerun.task import Batch, Data, Mixture, Split, Task, check_finite, mixing_fingerprint
 from samerun.text.long_documents import LongDocuments
 from samerun.text.tokenizer import (
@@ -63,6 +64,24 @@ class TextSplit(Split):
     pairs: Sequence[str] | None = None  # the second text of each row
     where: Callable[[int], str] | None = None  # row -> file and line, if the split has several files
     word_ids: Ragged | None = None  # of each row's tokens, for tasks whose rows are words
+
+
+@dataclass(frozen=True)
+class TextRows:
+    """The rows of a split with their targets, which are None if the file has none."""
+
+    table: Table
+    targets: Any | None
+
+    @property
+    def path(self) -> str:
+        return self.table.path
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def take(self, rows: np.ndarray) -> TextRows:
+        return TextRows(self.table.take(rows), self.targets.take(rows))
 
 
 class TextStream(Stream):
@@ -129,40 +148,48 @@ class TextTask(Task):
 
     # Reading
 
-    def read(self, modes: Modes, notes: list[str]) -> tuple[dict[str, Table], dict[str, Any]]:
-        """(tables, targets), by split, of the splits that the modes need.
-
-        Training rows come from the first buffer if they are streamed; rows with blank texts are dropped.
-        Validation rows are split off the training rows if there is no validation file. Raises `InputError`.
-        """
-        arguments, columns = self.arguments, self.target_columns
-        text, full = self.text_columns, (*self.text_columns, *columns)
+    def read(self, launch: Launch, modes: Modes, notes: list[str]) -> tuple[dict[str, Table], dict[str, Any]]:
+        """(tables, targets), by split, of the splits that the modes need (`read_needed`). Training rows come
+        from the first buffer if they are streamed; rows with blank texts are dropped. Raises `InputError`."""
+        arguments, columns = self.arguments, (*self.text_columns, *self.target_columns)
+        self.launch, self.modes = launch, modes
+        adapters.check_quantization(arguments, launch)
+        twice = [name for name, count in Counter(columns).items() if count > 1]
+        if twice and (modes.train or modes.evaluate):
+            raise InputError(
+                f"column {twice[0]!r} is used twice; texts and targets need columns of their own"
+            )
         if arguments.streaming and modes.train:
-            self.buffers = Buffers(arguments, full)
-        required = {"train": full} if modes.train and self.buffers is None else {}
-        required |= {"validation": full} if modes.evaluate else {}
-        required |= {"test": text} if modes.predict else {}  # targets of test rows are optional
-        tables = read_splits(arguments, required, "train" in required, optional=columns)
-        if self.buffers is not None:
-            tables = {"train": first_buffer(self.buffers, notes), **tables}
-        problems: list[str] = []
-        for name, table in tables.items():
-            with collecting(problems):
-                tables[name] = self.as_texts(table, name)
-        if problems:
-            raise InputError(*problems)
-        if modes.train:
-            tables["train"] = drop_blank(tables["train"], arguments.text_column, notes)
-        targets = {name: self.read_targets(table, name, notes) for name, table in tables.items()}
-        if modes.train and modes.evaluate and "validation" not in tables:
-            parts = split_off(tables["train"], arguments.validation_split, arguments.seed)
-            table, train_targets = tables["train"], targets["train"]
-            for name, rows in zip(("train", "validation"), parts, strict=True):
-                tables[name], targets[name] = table.take(rows), train_targets.take(rows)
-            notes.append(f"{len(parts[1])} training rows are kept for validation (--validation_split)")
-        for name, table in tables.items():
-            self._check_texts(table, name != "test")
-        return tables, targets
+            self.buffers = Buffers(arguments, columns)
+        rows = read_needed(
+            arguments, modes, self.read_rows, notes, unit="rows", elsewhere=" or --dataset_name"
+        )
+        return (
+            {name: each.table for name, each in rows.items()},
+            {name: each.targets for name, each in rows.items()},
+        )
+
+    def read_rows(self, arguments: Any, split: str, notes: list[str]) -> TextRows | None:
+        """The rows of a split, checked; None if the arguments name no source. Raises `InputError`."""
+        required, optional = self.text_columns, self.target_columns
+        if split != "test":  # targets of test rows are optional
+            required = (*required, *optional)
+        elif arguments.id_column == "id":  # the default
+            optional = (*optional, "id")
+        else:
+            required = (*required, arguments.id_column)
+        if split == "train" and self.buffers is not None:
+            table = first_buffer(self.buffers, notes)
+        else:
+            table = read_split(arguments, split, required, optional)
+        if table is None:
+            return None
+        table = self.as_texts(table, split)
+        if split == "train":
+            table = drop_blank(table, arguments.text_column, notes)
+        targets = self.read_targets(table, split, notes)
+        self._check_texts(table, split != "test")
+        return TextRows(table, targets)
 
     def _check_texts(self, table: Table, needs_pairs: bool) -> None:
         """Raises `InputError` for cells that are no texts and, with `needs_pairs`, for blank second texts."""
@@ -170,12 +197,8 @@ class TextTask(Task):
             cells = texts_of(table, column)
             if column == self.pair_column and needs_pairs:
                 blank = (row for row, text in enumerate(cells) if is_blank(text))
-                raise_problems(
-                    [
-                        f"{table.where(row)}: {column} is empty; give it a text or leave the row out"
-                        for row in blank
-                    ]
-                )
+                advice = f"{column} is empty; give it a text or leave the row out"
+                raise_problems([f"{table.where(row)}: {advice}" for row in blank])
 
     def all_ids(
         self, tables: dict[str, Table], targets: dict[str, Any], notes: list[str]
@@ -227,7 +250,7 @@ class TextTask(Task):
     ) -> Data:
         """Tokenizes the texts and sets `splits`. `targets`: ids by split; `own`: the task's entries of the
         run's fingerprint."""
-        arguments, tokenizer, self.splits = self.arguments, tokenizer_fingerprint(self.tokenizer), {}
+        tokenizer, self.splits = tokenizer_fingerprint(self.tokenizer), {}
         for name, table in tables.items():
             with self._cached(name):
                 self.splits[name] = self._split(name, table, targets.get(name), tokenizer, notes)
@@ -243,9 +266,6 @@ class TextTask(Task):
                 for name, split in self.splits.items()
             }
             note_repeated_texts(texts, notes)
-        if arguments.test_file is not None and "test" not in tables:
-            paths = " ".join(arguments.test_file)
-            notes.append(f"--test_file {paths} is not read: --do_predict is not given")
         return Data(self.splits, self._fingerprint(tokenizer, own), notes)
 
     def share_of_tokens_lost(self, texts: Sequence[str], tokens: Ragged, cut: np.ndarray) -> float:
@@ -422,15 +442,10 @@ class TextTask(Task):
 
     # The model
 
-    def load_for_prediction(self, auto_class: Any, path: str | Path) -> tuple[torch.nn.Module, set[str]]:
-        """(model of a folder or of the hub, names of its parameters without trained weights)."""
-        arguments = replace(
-            self.arguments, model_name_or_path=str(path), config_name=None, from_scratch=False
-        )
-        named = str(path) == self.arguments.model_name_or_path
-        return load_model_and_new_names(
-            auto_class, arguments, self.config if named else load_config(arguments)
-        )
+    def load_for_prediction(self, auto_class: Any, path: str | Path, has_head: bool) -> torch.nn.Module:
+        """The model of a folder or of the hub (`load_exported`)."""
+        config = self.config if str(path) == self.arguments.model_name_or_path else None
+        return load_exported(auto_class, self.arguments, path, has_head, config)
 
     def with_kernels(self, model: torch.nn.Module) -> torch.nn.Module:
         """Checks the vocabulary, and applies --kernels and --long_documents to the model."""

@@ -23,6 +23,7 @@ from samerun.errors import InputError, TrainingError, in_short, nearest, raise_p
 from samerun.models.adapters import loadable
 from samerun.reports.card import markdown_table
 from samerun.reports.figures import BLUE, GREY, ORANGE, legend_below, new_figure
+from samerun.reports.page import MAX_CHARACTERS, MAX_ROWS
 from samerun.task import Batch, ModelCard, ReportContent, Section
 from samerun.text.arguments import SEARCH
 from samerun.text.rouge import ROUGE_METRICS, first_sentence, median_length, row_scores
@@ -43,8 +44,6 @@ title = tokenizer.decode(ids[0], skip_special_tokens=True)
 chinese = "[\\u3001-\\u9fff\\uff01-\\uffef]"  # decoding puts spaces between Chinese characters
 print(re.sub(f"(?<={chinese}) +(?={chinese})", "", title))"""
 BINS = 8  # of document lengths
-MOST_ROWS, CHARACTERS = 20, 300
-MAX_ROWS, MAX_CHARACTERS = 20, 300  # in the report
 # Supported fields of --generation_config: (value, end token ids) -> logits processor. None of them samples or
 # depends on the padding of a batch, so titles are the same under every launcher.
 SETTINGS: dict[str, Callable[[Any, list[int]], Any]] = {
@@ -189,9 +188,8 @@ def read_generation_config(path: str | None, tokenizer: Any) -> dict[str, Any]:
             )
         except Exception as error:
             raise InputError(
-                f"--generation_config {path}: transformers rejects {name} {value!r:.80} "
-                f"({in_short(error)}); the tokenizer has "
-                f"{len(tokenizer)} tokens"
+                f"--generation_config {path}: transformers rejects {name} {value!r:.80} ({in_short(error)}); "
+                f"the tokenizer has {len(tokenizer)} tokens"
             ) from error
     return settings
 

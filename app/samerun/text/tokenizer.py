@@ -308,9 +308,8 @@ def add_user_words(
     if len(known) < len(normalized):
         missing = next(word for word in normalized if word not in vocabulary)
         notes.append(
-            f"{source}: {len(normalized) - len(known)} of {len(normalized)} words are not in the "
-            "vocabulary and change "
-            f"nothing, such as {missing!r}"
+            f"{source}: {len(normalized) - len(known)} of {len(normalized)} words are not in the vocabulary "
+            f"and change nothing, such as {missing!r}"
         )
 
 
@@ -340,9 +339,8 @@ def check_vocabulary(tokenizer: BertTokenizer, name_or_path: str | Path) -> None
     )
     if not is_wordpiece or not any(HAN_WORD.match(token) for token in vocabulary):
         raise InputError(
-            f"tokenizer {name_or_path} has no WordPiece vocabulary that holds Chinese words of two "
-            "or more characters, which "
-            "--tokenizer_type jieba needs; use --tokenizer_type auto or another model"
+            f"tokenizer {name_or_path} has no WordPiece vocabulary that holds Chinese words of two or more "
+            "characters, which --tokenizer_type jieba needs; use --tokenizer_type auto or another model"
         )
 
 
@@ -426,10 +424,9 @@ def learn_vocabulary(texts: Collection[str], words: Collection[str], vocab_size:
     alphabet = [*SPECIAL_TOKENS, *characters, *continuations]
     if vocab_size < len(alphabet):
         raise InputError(
-            f"--vocab_size {vocab_size} is too small: {len(characters)} characters, "
-            f"{len(continuations)} of them also inside "
-            f"words, and {len(SPECIAL_TOKENS)} special tokens need {len(alphabet)} entries before "
-            "any word is learnt"
+            f"--vocab_size {vocab_size} is too small: {len(characters)} characters, {len(continuations)} of "
+            f"them also inside words, and {len(SPECIAL_TOKENS)} special tokens need {len(alphabet)} entries "
+            "before any word is learnt"
         )
     tokenizer = _bert_like(models.WordPiece(unk_token="[UNK]"))
     if len(short) < len(words):  # only if needed: it takes 50% more time

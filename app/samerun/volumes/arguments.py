@@ -13,6 +13,7 @@ from samerun.arguments import (
     OptimizationArguments,
     RunArguments,
 )
+from samerun.images.arguments import problems_of_masks
 from samerun.parsing import SpaceSeparated, changed_option, option
 
 REQUIREMENTS = "requirements-vision.txt"
@@ -165,13 +166,7 @@ class VolumeArguments(
             problems.append(
                 f"--patch_size {sizes}: each must be a multiple of {stride}, the product of --strides"
             )
-        if self.cross_entropy_weight == self.dice_weight == 0:
-            problems.append("--cross_entropy_weight and --dice_weight are both 0; there is nothing to learn")
-        scale = self.random_scale
-        if scale is not None and (len(scale) != 2 or scale[0] > scale[1]):
-            problems.append(
-                f"--random_scale {','.join(map(str, scale))}: expected two numbers, the lower one first"
-            )
+        problems += problems_of_masks(self)
         if "none" in self.flip_axes and len(self.flip_axes) > 1:
             problems.append("--flip_axes has none and an axis; keep one")
         if self.metrics:

@@ -23,8 +23,8 @@ from samerun.console import Phase
 from samerun.data.cache import content_hash, fingerprint, get_or_create
 from samerun.data.splits import (
     LIMIT_ARGUMENTS,
-    check_consistent_labels,
     common_parent,
+    joined_fields,
     read_needed,
     read_sources,
     sources_of,
@@ -112,12 +112,8 @@ def _find(arguments: Any, split: str, notes: list[str]) -> Volumes | None:
 
 
 def _joined(argument: str, numbered: Sequence[tuple[Volumes, int]]) -> Volumes:
-    parts, numbers = zip(*numbered, strict=True)
-    check_consistent_labels(argument, [(volumes.path, volumes.labelled) for volumes in parts])
-    files = [file for volumes in parts for file in volumes.files]
-    source = np.repeat(numbers, [len(volumes) for volumes in parts])
-    sources = tuple(parts[numbers.index(number)].path for number in dict.fromkeys(numbers))
-    return Volumes(f"{parts[0].path} and {len(parts) - 1} more", files, source, sources)
+    files = [file for volumes, _ in numbered for file in volumes.files]
+    return Volumes(files=files, **joined_fields(argument, numbered))
 
 
 def _from_path(arguments: Any, split: str, base: str | None, is_own: bool, path: str) -> Volumes | None:
@@ -369,9 +365,8 @@ def choose_classes(train: list[Prepared], names: tuple[str, ...] | None) -> list
         return ["background", *names]
     if values != list(range(1, len(values) + 1)):
         raise InputError(
-            f"the training labels have classes {', '.join(map(str, values))}; classes must be "
-            "numbered from 1 without a gap. "
-            "Name them all by --class_names, or the label to be ignored by --ignore_index"
+            f"the training labels have classes {', '.join(map(str, values))}; classes must be numbered from "
+            "1 without a gap. Name them all by --class_names, or the label to be ignored by --ignore_index"
         )
     return ["background", *map(str, values)]
 

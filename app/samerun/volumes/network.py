@@ -128,10 +128,9 @@ class Settings:
         spacing, patch = ("x".join(f"{x:g}" for x in values) for values in (self.spacing, self.patch_size))
         resampled = sum(volume.facts["shape"] != volume.facts["size"] for volume in train)
         return (
-            f"{len(train)} training volumes, {patches} patches of {patch} voxels of {spacing} mm "
-            "from each per epoch; classes "
-            f"{', '.join(self.classes[1:])}; {resampled} volumes are resampled, all normalised by "
-            "mean and deviation"
+            f"{len(train)} training volumes, {patches} patches of {patch} voxels of {spacing} mm from each "
+            f"per epoch; classes {', '.join(self.classes[1:])}; {resampled} volumes are resampled, all "
+            "normalised by mean and deviation"
         )
 
     def write(self, weights: dict[str, torch.Tensor], folder: Path) -> None:

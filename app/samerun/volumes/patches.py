@@ -68,9 +68,8 @@ class Patches:
 
     def _start(self, volume: Prepared, generator: np.random.Generator) -> list[int]:
         """The first voxel of the patch; negative where the volume is padded."""
-        last = (
-            np.array(volume.image.shape) - self.size
-        )  # the largest start; negative: the volume is smaller than the patch
+        # The largest start; negative: the volume is smaller than the patch.
+        last = np.array(volume.image.shape) - self.size
         start = generator.integers(0, np.maximum(last, 0) + 1)
         on_foreground = generator.random() < self.foreground_share
         positions = volume.positions

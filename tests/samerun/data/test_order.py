@@ -106,10 +106,8 @@ def test_passes_are_as_few_and_as_even_as_the_budget_allows():
 
     assert sizes(1, 450) == [[3], [3], [10]]  # rather than 4, 4 and 8
     assert sizes(2, 300) == [[2, 2], [2, 10]]
-    assert sizes(3, 200) == [
-        [1, 1, 1],
-        [1, 2, 10],
-    ]  # four passes' worth of rows for six processes: two are halved
+    # Four passes' worth of rows for six processes: two are halved.
+    assert sizes(3, 200) == [[1, 1, 1], [1, 2, 10]]
     assert sizes(1, 5) == [[1]] * 16  # rows that pass the budget go alone
 
 

@@ -4,9 +4,10 @@ from types import SimpleNamespace
 import datasets
 import numpy as np
 import pytest
+from classify import Arguments, TextClassification
 from tables import contents
 
-from samerun.data.splits import read_split, read_splits
+from samerun.data.splits import read_split
 from samerun.errors import InputError
 
 
@@ -28,16 +29,16 @@ def test_only_the_columns_in_use_are_read(arguments, tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("text,labels,id,note\na,x,1,y\n")
     asked = arguments(train_file=str(path), test_file=str(path))
-    tables = read_splits(
-        asked, {"train": ("text", "labels"), "test": ("text",)}, train=True, optional=("labels", "title")
-    )
-    assert contents(tables["train"]) == {"text": ["a"], "labels": ["x"]}
-    assert contents(tables["test"]) == {"text": ["a"], "labels": ["x"], "id": ["1"]}
-    named = arguments(test_file=str(path), id_column="note")
-    assert contents(read_splits(named, {"test": ("text",)}, train=False, optional=())["test"]) == {
+    assert contents(read_split(asked, "train", ("text", "labels"), ("labels", "title"))) == {
         "text": ["a"],
-        "note": ["y"],
+        "labels": ["x"],
     }
+    task = TextClassification(Arguments(output_dir="a", test_file=str(path)))
+    found = contents(task.read_rows(task.arguments, "test", []).table)
+    assert found == {"text": ["a"], "labels": ["x"], "id": ["1"]}
+    named = TextClassification(Arguments(output_dir="a", test_file=str(path), id_column="note"))
+    found = contents(named.read_rows(named.arguments, "test", []).table)
+    assert found == {"text": ["a"], "labels": ["x"], "note": ["y"]}
 
 
 def test_a_split_of_a_dataset(arguments, tmp_path, token_cache, capfd):
@@ -154,7 +155,6 @@ def test_what_is_wrong_with_several_files_comes_together(parts):
     assert caught.value.problems == [
         "part-10.csv:2: 1 cells, expected 2 (text, labels); quote cells that contain ',' or line "
         "breaks; the row begins 'a'",
-        "part-2.csv:1: column 'labels' not found; found: text, label; did you mean 'label'? Rename "
-        "it or pass its name "
-        "with the --..._column argument",
+        "part-2.csv:1: column 'labels' not found; found: text, label; did you mean 'label'? Rename it or "
+        "pass its name with the --..._column argument",
     ]

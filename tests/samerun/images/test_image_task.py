@@ -52,9 +52,8 @@ def test_training_rows_are_varied_by_epoch_and_others_never(tmp_path):
     first, again, later = (train.augment(rows, epoch).inputs["pixel_values"] for epoch in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, later)
-    assert torch.equal(
-        first[1:], train.augment(rows[1:], 0).inputs["pixel_values"]
-    )  # whatever else is in the batch
+    # Whatever else is in the batch.
+    assert torch.equal(first[1:], train.augment(rows[1:], 0).inputs["pixel_values"])
     assert first.shape == train.collate(rows).inputs["pixel_values"].shape
     assert validation.augment is None
     assert load(tmp_path)[1].splits["train"].augment is None

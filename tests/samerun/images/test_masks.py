@@ -107,7 +107,7 @@ def test_several_folders_and_a_table_make_a_split(tmp_path, token_cache):
     assert found.ids == ["a/train/images/0.jpg", "b/train/images/0.jpg", 2]
     masks = inspect_masks({"train": found}, inspect_all({"train": found}, []))["train"]
     assert masks.counts == [{0: 24}, {0: 24}, {1: 24}]
-    assert masks.masks.name(1) == f"{tmp_path}/b/train/masks/0.png"
+    assert masks.values.name(1) == f"{tmp_path}/b/train/masks/0.png"
     other = read(None, "test", train_file=named)[0]  # a table is of one split
     assert mask_names(other.ids) == ["a_test_images_0.png", "b_test_images_0.png"]
     (tmp_path / "b" / "classes.txt").write_text("x\ny\n")
@@ -135,7 +135,7 @@ def test_masks_of_16_bits_and_palettes_hold_class_numbers(tmp_path, token_cache)
     classes = read_classes(tmp_path / "classes.txt")
     check_values(masks, classes)
     assert (
-        classes.lookup_table()[np.asarray(masks.masks.load_mask(0))].tolist()
+        classes.lookup_table()[np.asarray(masks.values.load_mask(0))].tolist()
         == np.where(numbers == 2, IGNORED, numbers).tolist()
     )
     assert masks.totals == {0: 16, 1: 16, 2: 8, 65535: 8}

@@ -71,9 +71,8 @@ def check_gradients(model, expected, tolerance=1e-4):
     for name, p in model.named_parameters():
         scale = expected[name].abs().max().clamp(min=1)
         torch.testing.assert_close(p.grad / scale, expected[name] / scale, atol=tolerance, rtol=0, msg=name)
-        assert p.grad.abs().max() > 1e-3 or name.endswith("key.bias"), (
-            name
-        )  # the softmax is blind to the keys' bias
+        # The softmax is blind to the keys' bias.
+        assert p.grad.abs().max() > 1e-3 or name.endswith("key.bias"), name
 
 
 def check_rows(model, ids, mask, tolerance=1e-5):

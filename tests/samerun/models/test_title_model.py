@@ -66,9 +66,8 @@ def test_a_pretrained_encoder_warms_its_decoder_up(tmp_path, tokenizer):
     model = build_title_model(arguments, load_title_config(arguments), tokenizer, max_title_length=8)
     theirs, ours = encoder.encoder.layer, model.decoder.bert.encoder.layer
     assert torch.equal(ours[0].attention.self.query.weight, theirs[0].attention.self.query.weight)
-    assert torch.equal(
-        ours[1].output.dense.weight, theirs[3].output.dense.weight
-    )  # the last of two is the last of four
+    # The last of two is the last of four.
+    assert torch.equal(ours[1].output.dense.weight, theirs[3].output.dense.weight)
     words = model.decoder.bert.embeddings.word_embeddings.weight
     assert torch.equal(words[: len(tokenizer)], encoder.embeddings.word_embeddings.weight)
     assert hasattr(ours[0], "crossattention")

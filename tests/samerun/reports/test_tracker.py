@@ -60,10 +60,8 @@ def test_events_are_one_line_each(tmp_path):
     tracker.log(event(1, grad_norm=None), speed={"samples_per_second": 3.0})
     tracker.log(event(2))
     assert read_history(tmp_path, SPEED) == [{"step": 1, "samples_per_second": 3.0}]
-    assert read_history(tmp_path) == [
-        event(1, grad_norm=None),
-        event(2),
-    ]  # before it is closed: a crash loses nothing
+    # Before it is closed: a crash loses nothing.
+    assert read_history(tmp_path) == [event(1, grad_norm=None), event(2)]
     tracker.close()
     assert accelerator.logged == [
         (1, {"epoch": 0.1, "loss": 1.0, "samples_per_second": 3.0}),
@@ -228,9 +226,8 @@ def test_tensorboard_shows_no_step_twice_after_an_earlier_checkpoint(tmp_path):
 def test_trackers_get_no_value_twice_after_an_earlier_checkpoint(tmp_path):
     tracker = Tracker(Accelerator(), tmp_path, 10, 0, False)
     tracker.log(event(2))
-    tracker.log(
-        event(4), speed={"samples_per_second": 3.0}
-    )  # and then the run is killed, before it evaluates
+    # And then the run is killed, before it evaluates.
+    tracker.log(event(4), speed={"samples_per_second": 3.0})
     tracker.close()
     accelerator = Accelerator()
     tracker = Tracker(accelerator, tmp_path, 10, 2, True)

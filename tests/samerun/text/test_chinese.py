@@ -108,9 +108,8 @@ def test_pairs_padding_and_truncation_work_as_usual(tokenizer):
 def test_user_words_of_the_vocabulary_are_kept_whole(folder, dictionary, tokenizer):
     notes = []
     own = jieba_tokenizer(folder, dictionary, notes)
-    assert tokenizer.tokenize("机器学习") == list(
-        "机器学习"
-    )  # rjieba: 机器 / 学习, neither in the vocabulary
+    # rjieba: 机器 / 学习, neither in the vocabulary.
+    assert tokenizer.tokenize("机器学习") == list("机器学习")
     assert own.tokenize("用机器学习") == ["用", "机器学习"]
     assert own.tokenize("T恤") == ["t恤"]
     assert own.tokenize("人工智能") == ["人工智能"]

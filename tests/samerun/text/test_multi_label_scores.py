@@ -13,9 +13,9 @@ from sklearn import metrics as reference
 from sklearn.metrics import f1_score
 
 from samerun.reports.figures import as_image
+from samerun.reports.page import MAX_ROWS
 from samerun.text.multi_label_scores import (
     FALLBACK_BOUNDS,
-    MAX_ROWS,
     METRICS,
     TEMPERATURE_RANGE,
     Objective,
@@ -124,20 +124,6 @@ def test_equals_scikit_learn_on_any_rows(data, threshold):
     assert_same_scores(scores_of(*data, threshold), expected)
 
 
-@pytest.mark.parametrize(
-    ("value", "auc_labels", "precision_labels", "average_precision"), [(0, 0, 0, None), (1, 0, 7, 1.0)]
-)
-def test_single_class(value, auc_labels, precision_labels, average_precision):
-    probabilities, targets = random_rows()
-    targets[:] = value
-    scores = scores_of(probabilities, targets)
-    assert scores["roc_auc_macro"] is None
-    assert scores["roc_auc_macro_labels"] == auc_labels
-    assert scores["average_precision_macro"] == average_precision
-    assert scores["average_precision_macro_labels"] == precision_labels
-    assert scores["lrap"] == 1
-
-
 def test_one_label_is_legal():
     probabilities, targets = random_rows(labels=1)
     scores = scores_of(probabilities, targets)
@@ -156,13 +142,6 @@ def test_one_label_is_legal():
 def test_nothing_to_score_is_none_throughout(shape):
     nothing = np.empty(shape)
     assert multilabel_scores(nothing, nothing, None, nothing > 0) == dict.fromkeys(METRICS)
-
-
-def test_more_pairs_than_32_bits():
-    n = 100_000  # 2.5e9 pairs of a positive and a negative row
-    scores = ranking_scores(np.linspace(0, 1, n).reshape(-1, 1), (np.arange(n) >= n // 2).reshape(-1, 1))
-    assert scores["roc_auc_macro"] == 1
-    assert scores["average_precision_macro"] == pytest.approx(1, abs=1e-12)
 
 
 def test_per_label_table_averages_to_the_macro_metrics():
@@ -527,10 +506,11 @@ def test_a_trained_model_decides_the_rows_that_chose_its_thresholds_as_its_train
 def test_what_is_reported_of_an_export():
     rng = np.random.default_rng(1)
     logits = rng.normal(-1, 1.5, (300, 4))
+    # Logits that are too sure.
     found = {
         "logits": 3 * logits,
         "targets": (rng.random((300, 4)) < sigmoid(logits)).astype(np.uint8),
-    }  # too sure
+    }
     fitted, metrics = ThresholdTuner(calibration="temperature").report(**found, names="abcd", rows="rows")
     assert fitted.calibrates
     assert metrics["eval_calibrated_ece"] < metrics["eval_ece"]

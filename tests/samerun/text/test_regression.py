@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 
 from samerun.errors import InputError
 from samerun.task import higher_is_better
-from samerun.text.head import output_layer, trained_outputs
+from samerun.text.head import output_layer, rescaled, trained_outputs
 from samerun.text.regression import Numbers, Regression, regression_scores
 
 SIZES = sizes(4, heads=1, inner=4, words=9) | {"num_labels": 2}
@@ -62,7 +62,7 @@ def test_the_exported_layer_gives_the_original_units_and_is_undone_by_a_further_
     ids, before = torch.tensor([[3, 4], [5, 6]]), {k: v.clone() for k, v in model.state_dict().items()}
     with torch.no_grad():
         expected = made.outputs(model(ids).logits)
-        model.load_state_dict(made.exported_weights(model, before))
+        model.load_state_dict(rescaled(model, before, *made.export_scale))
         torch.testing.assert_close(model(ids).logits, expected)
         made.adopt_head(model, trained_outputs(model, set(), None, 2))
     torch.testing.assert_close(model.state_dict(), before)

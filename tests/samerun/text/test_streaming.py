@@ -116,9 +116,8 @@ def test_a_label_that_the_first_buffer_does_not_have(files, bert_folder, token_c
     assert "jsonl:" in problem
     assert "label 'late " in problem
     assert problem.endswith(
-        "is not in the first buffer of the training data (1 row(s)); correct it, name it in "
-        "--label_file, or leave such labels "
-        "out with --unknown_labels ignore"
+        "is not in the first buffer of the training data (1 row(s)); correct it, name it in --label_file, or "
+        "leave such labels out with --unknown_labels ignore"
     )
 
 

@@ -45,7 +45,7 @@ def rows_of(task: Task, launch: Launch, modes: Modes) -> tuple[dict[str, Rows], 
     if isinstance(task, TextTask) and not (
         arguments.model_name_or_path or arguments.tokenizer_name or arguments.tokenizer_type == "train"
     ):  # without a tokenizer, lengths are in words
-        tables, targets = task.read(modes, notes)
+        tables, targets = task.read(launch, modes, notes)
         rows = {}
         for name, table in tables.items():
             labels = getattr(targets[name], "rows", None)

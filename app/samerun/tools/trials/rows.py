@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from samerun.data.splits import read_splits
-from samerun.errors import InputError
+from samerun.data.splits import read_split
+from samerun.errors import InputError, collecting, raise_problems
 from samerun.files import write_text
 from samerun.tools.trials.command import Command, claim
 
@@ -61,8 +61,15 @@ def read_rows(task: Any) -> tuple[dict[str, list[dict[str, Any]]], list[tuple[st
     row, () for tasks without labels; label list). Raises `InputError`."""
     arguments = task.arguments
     columns = (*task.text_columns, *task.target_columns)
-    required = {"train": columns, "validation": columns}
-    tables, rows = read_splits(arguments, required, True, optional=(arguments.id_column,)), {}
+    tables, rows, problems = {}, {}, []
+    for split in ("train", "validation"):
+        with collecting(problems):
+            table = read_split(arguments, split, columns, (arguments.id_column,))
+            if table is not None:
+                tables[split] = table
+            elif split == "train":
+                problems.append("no train rows: give --train_file or --dataset_name")
+    raise_problems(problems)
     for split, table in tables.items():
         cells = {arguments.id_column: range(len(table)), **table.columns}
         for name in cells.keys() & table.classes.keys():
