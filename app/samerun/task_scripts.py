@@ -1,14 +1,17 @@
-"""Tasks and tools by name, and the task of an exported model. Imports no torch."""
+"""Tasks and tools by name, the command lines of tools, and the task of a model. Imports no torch."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from samerun.errors import InputError
+from samerun.errors import EXIT_BAD_INPUT, InputError
+from samerun.parsing import parse, validate
+from samerun.plan import Modes
 
 PACKAGE = Path(__file__).resolve().parent
 # An installation has tasks in the package, a checkout in app/.
@@ -23,6 +26,7 @@ BY_ENDING = {
     "EncoderDecoderModel": "titlegen",
 }
 BY_ADAPTER = {"SEQ_CLS": "classify", "SEQ_2_SEQ_LM": "titlegen", "TOKEN_CLS": "tag"}
+NO_OUTPUT_DIR = "no_output"  # a value for --output_dir; nothing is written there
 
 
 def scripts() -> dict[str, Path]:
@@ -70,6 +74,39 @@ def load(script: Path) -> tuple[type, type]:
             f"{script}: not a task's script; expected a class Arguments and one subclass of samerun.task.Task"
         )
     return module.Arguments, tasks[0]
+
+
+def tool_parser(description: str, **settings: Any) -> argparse.ArgumentParser:
+    """A parser for a tool's own options, then TASK and the command's ARGS. Its --help is `description`."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, **settings
+    )
+    parser.add_argument("script", type=path_of, metavar="TASK")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
+    return parser
+
+
+def read_command(script: Path, words: list[str]) -> tuple[Any, type]:
+    """(the command's arguments, the class of its task). Raises `InputError`."""
+    arguments_class, task_class = load(script)
+    arguments = parse(arguments_class, words)
+    validate(arguments)
+    return arguments, task_class
+
+
+def task_to_read(script: Path, words: list[str]) -> tuple[Any, Modes]:
+    """(the task of a training command whose data are read without training, modes that read all its files).
+    Raises `InputError`."""
+    arguments, task_class = read_command(script, ["--output_dir", NO_OUTPUT_DIR, *words])
+    sources = (getattr(arguments, name, None) for name in ("test_file", "dataset_test_split"))
+    has_test = any(source is not None for source in sources)
+    return task_class(arguments), Modes(train=True, evaluate=True, predict=has_test)
+
+
+def refused(error: InputError) -> int:
+    """Prints the problems of a tool's input. Returns the exit code."""
+    print(*(f"error: {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
+    return EXIT_BAD_INPUT
 
 
 def task_of(folder: Path) -> str:

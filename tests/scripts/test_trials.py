@@ -223,6 +223,6 @@ def test_a_trial_without_a_checkpoint_starts_again(tmp_path, monkeypatch, saved)
     monkeypatch.setattr(subprocess, "run", run)
     (folder / "checkpoints" / "step_3" if saved else folder).mkdir(parents=True)
     own = ["--resume_from_checkpoint", "auto", "--seed", "1"]
-    Command(["python"], Path("task.py"), own, None, None).run(folder, {"seed": 2})
+    Command(["python"], Path("task.py"), own, None).run(folder, {"seed": 2})
     start = ["--resume_from_checkpoint", "auto"] if saved else ["--overwrite_output_dir", "true"]
     assert started == [["python", "task.py", *start, "--seed", "2", "--output_dir", str(folder)]]

@@ -11,26 +11,19 @@ Exit codes: 0 done; 2 bad input.
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 
 from samerun import task_scripts
-from samerun.errors import EXIT_BAD_INPUT, InputError
+from samerun.errors import InputError
 from samerun.main import metrics_table
 from samerun.runtime import plain_launch
-from samerun.tools.examining.command import task_of
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("script", type=task_scripts.path_of, metavar="TASK")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
-    options = parser.parse_args(argv)
+    options = task_scripts.tool_parser(__doc__).parse_args(argv)
     try:
-        task, modes = task_of(options.script, options.arguments)
+        task, modes = task_scripts.task_to_read(options.script, options.arguments)
         if not task.baseline_name:
             raise InputError(f"{options.script}: this task has no baseline")
         splits = task.load(plain_launch(1, True), modes).splits
@@ -40,8 +33,7 @@ def main(argv: list[str]) -> int:
             if name != "train" and split.labelled
         }
     except InputError as error:
-        print(*(f"error: {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
-        return EXIT_BAD_INPUT
+        return task_scripts.refused(error)
     print(f"{'baseline':<15}{task.baseline_name}", *metrics_table(scores, task.shown_metrics), sep="\n")
     return 0
 

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from samerun import task_scripts
 from samerun.errors import InputError, TrainingError
 from samerun.files import read_lines, write_json
 from samerun.run_folder import PREDICTIONS
@@ -110,9 +111,7 @@ def cross_validate(options: argparse.Namespace, command: Command, folder: Path) 
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = task_scripts.tool_parser(__doc__)
     parser.add_argument("--folds", type=int, default=5)
     return run_script(parser, argv, cross_validate)
 

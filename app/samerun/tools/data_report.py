@@ -15,23 +15,20 @@ Exit codes: 0 done, with or without findings; 2 bad input.
 
 from __future__ import annotations
 
-import argparse
 import io
 import sys
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
 from samerun import task_scripts
 from samerun.console import plain_table
-from samerun.errors import EXIT_BAD_INPUT, InputError
+from samerun.errors import InputError
 from samerun.files import write_json, write_text
 from samerun.reports.figures import as_image
 from samerun.reports.page import render
 from samerun.runtime import plain_launch
 from samerun.task import Section
-from samerun.tools.examining.command import task_of
 from samerun.tools.examining.report import DataReport, as_section, examine
 from samerun.tools.examining.rows import rows_of
 
@@ -40,20 +37,11 @@ MAX_CELL_WIDTH = 100  # characters of a printed cell
 
 def report_of(script: Path, words: list[str]) -> tuple[DataReport, list[str]]:
     """(report, readers' notes) of a command's data. Raises `InputError`."""
-    task, modes = task_of(script, words)
+    task, modes = task_scripts.task_to_read(script, words)
     rows, notes = rows_of(task, plain_launch(1, True), modes)
     if not rows:
         raise InputError(f"{script}: a data report needs a task of texts, images or volumes")
     return examine(rows), notes
-
-
-def as_numbers(report: DataReport, notes: list[str]) -> dict[str, Any]:
-    """The report as JSON."""
-    tables = {
-        table.title: [dict(zip(table.header, row, strict=True)) for row in table.rows]
-        for table in report.shown.sections
-    }
-    return {"findings": [finding._asdict() for finding in report.findings], "notes": notes, **tables}
 
 
 def write_page(path: Path, report: DataReport, notes: list[str]) -> None:
@@ -72,12 +60,8 @@ def write_page(path: Path, report: DataReport, notes: list[str]) -> None:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = task_scripts.tool_parser(__doc__)
     parser.add_argument("--output", type=Path, metavar="FILE")
-    parser.add_argument("script", type=task_scripts.path_of, metavar="TASK")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
     options = parser.parse_args(argv)
     output = options.output
     if output is not None and (output.suffix not in (".html", ".json") or not output.parent.is_dir()):
@@ -87,18 +71,22 @@ def main(argv: list[str]) -> int:
     try:
         report, notes = report_of(options.script, options.arguments)
     except InputError as error:
-        print(*(f"error: {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
-        return EXIT_BAD_INPUT
+        return task_scripts.refused(error)
     for table in report.shown.sections:
         rows = [[str(cell)[:MAX_CELL_WIDTH] for cell in row] for row in table.rows]
         print(table.title, *plain_table(table.header, rows), "", sep="\n")
     print(*(f"note           {note}" for note in notes), sep="\n")
     for finding in report.findings or [("nothing unusual", "")]:
         print(f"found          {finding[0]}. {finding[1]}".rstrip(". "))
-    if options.output is not None and options.output.suffix == ".html":
-        write_page(options.output, report, notes)
-    elif options.output is not None:
-        write_json(options.output, as_numbers(report, notes))
+    if output is not None and output.suffix == ".html":
+        write_page(output, report, notes)
+    elif output is not None:
+        tables = {
+            table.title: [dict(zip(table.header, row, strict=True)) for row in table.rows]
+            for table in report.shown.sections
+        }
+        findings = [finding._asdict() for finding in report.findings]
+        write_json(output, {"findings": findings, "notes": notes, **tables})
     return 0
 
 

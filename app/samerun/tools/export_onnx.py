@@ -34,11 +34,10 @@ from PIL import Image
 from transformers import AutoImageProcessor, AutoTokenizer
 
 from samerun import runtime, start, task_scripts
-from samerun.errors import EXIT_BAD_INPUT, InputError, in_short
+from samerun.errors import InputError, in_short
 from samerun.evaluate import eval_rows, predict, score
 from samerun.models.adapters import loadable
 from samerun.models.small_cnn import load_small_cnn, read_config
-from samerun.parsing import parse, validate
 
 DIFFERS = 1
 TOLERANCE = 1e-4  # of logits; absolute, and relative for those above 1
@@ -211,11 +210,11 @@ def save(exported: Any, folder: Path, source: Path, processor: Any) -> float:
 def measure(folder: Path, task_name: str, graphs: dict[str, OnnxModel], argv: list[str]) -> list[str]:
     """The lines of a table: metrics and rows per second of CPU time, for torch's model and the graphs, on a
     test file."""
-    arguments_class, task_class = task_scripts.load(task_scripts.scripts()[task_name])
     with tempfile.TemporaryDirectory() as run_folder:
         fixed = ["--do_predict", "--use_cpu", "--model_name_or_path", str(folder), "--output_dir", run_folder]
-        arguments = parse(arguments_class, [*fixed, "--report_to", "none", *argv])
-        validate(arguments)
+        arguments, task_class = task_scripts.read_command(
+            task_scripts.scripts()[task_name], [*fixed, "--report_to", "none", *argv]
+        )
         task, launch = task_class(arguments), start.check(arguments)
         split = task.load(launch, arguments.modes).splits["test"]
         if task_name == "classify":  # a graph computes one window; this pools the windows of a document
@@ -319,5 +318,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except InputError as problem:
-        print(*(f"error: {line}" for line in problem.problems), sep="\n", file=sys.stderr)
-        sys.exit(EXIT_BAD_INPUT)
+        sys.exit(task_scripts.refused(problem))

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from samerun import task_scripts
 from samerun.errors import InputError, TrainingError
 from samerun.files import write_json
 from samerun.reports.figures import BLUE, GREY, new_figure
@@ -109,9 +110,7 @@ def plot(path: Path, curve: list[dict[str, Any]], metric: str, baseline: str) ->
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = task_scripts.tool_parser(__doc__)
     parser.add_argument("--rows", default=f"100,300,1000,{ALL}")
     parser.add_argument("--repeats", type=int, default=1)
     return run_script(parser, argv, learning_curve)

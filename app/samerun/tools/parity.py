@@ -34,7 +34,11 @@ from pathlib import Path
 from typing import Any
 
 from samerun import task_scripts
-from samerun.errors import EXIT_BAD_INPUT, InputError
+from samerun.console import plain_table
+from samerun.errors import InputError
+from samerun.parsing import as_dict
+from samerun.plan import CPU_TOKENS, batch_of
+from samerun.run_folder import library_versions
 from samerun.tools.moving.cells import (
     CELLS,
     REFERENCE,
@@ -89,12 +93,11 @@ class Row:
 def main(argv: list[str]) -> int:
     options = read_options(argv)
     try:
-        arguments = read_arguments(options.script, options.arguments)
+        arguments, _ = task_scripts.read_command(options.script, options.arguments)
         cells = choose_cells(options.cells, options.processes, gpus(options.device))
         rows = run_cells(options, cells, arguments)
     except InputError as error:
-        print(*(f"error: {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
-        return EXIT_BAD_INPUT
+        return task_scripts.refused(error)
     print("", *table(rows), sep="\n")
     write_report(options, rows)
     print(f"\nwritten to {options.output_dir / 'parity.json'}")
@@ -102,10 +105,7 @@ def main(argv: list[str]) -> int:
 
 
 def read_options(argv: list[str]) -> argparse.Namespace:
-    """The options before the script, the script, and its arguments."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = task_scripts.tool_parser(__doc__)
     parser.add_argument("--cells", metavar="NAME,...")
     parser.add_argument("--steps", type=int, default=6, metavar="N")
     parser.add_argument("--processes", type=int, default=2, metavar="N")
@@ -114,23 +114,11 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--output_dir", type=lambda p: Path(p).expanduser(), default=Path("runs/parity"), metavar="FOLDER"
     )
-    parser.add_argument("script", type=task_scripts.path_of, metavar="TASK")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
     options = parser.parse_args(argv)
     for name, minimum in (("steps", 1), ("processes", 2)):
         if getattr(options, name) < minimum:
             parser.error(f"--{name} {getattr(options, name)}: expected at least {minimum}")
     return options
-
-
-def read_arguments(script: Path, argv: list[str]) -> Any:
-    """The command's arguments. Raises `InputError` if they are invalid."""
-    from samerun.parsing import parse, validate
-
-    arguments_class, _ = task_scripts.load(script)
-    arguments = parse(arguments_class, argv)
-    validate(arguments)
-    return arguments
 
 
 def gpus(device: str) -> int:
@@ -191,8 +179,6 @@ def run_cells(options: argparse.Namespace, cells: list[Cell], arguments: Any) ->
 
 def run_cell(options: argparse.Namespace, cell: Cell, processes: int, arguments: Any) -> str | None:
     """Runs the command's first steps as a cell. Returns the reason if the run fails, else None."""
-    from samerun.parsing import as_dict
-
     folder = options.output_dir / cell.name
     try:
         start = launcher(cell, processes)
@@ -221,9 +207,6 @@ def run_cell(options: argparse.Namespace, cell: Cell, processes: int, arguments:
 def own_batch(arguments: Any, on_gpu: bool) -> tuple[int, int | None, int | None]:
     """(global batch size, rows of a micro-batch or None, tokens of a micro-batch or None) of the command in
     one process."""
-    from samerun.parsing import as_dict
-    from samerun.plan import CPU_TOKENS, batch_of
-
     batch, rows = batch_of(arguments, 1), arguments.per_device_train_batch_size
     has_tokens = "max_length" in as_dict(arguments)
     if arguments.gradient_accumulation_steps:
@@ -277,53 +260,37 @@ def verdict(cell: Cell, difference: Difference) -> tuple[str, bool]:
     ranks rows or applies a threshold jumps where rounding moves one of two nearly equal scores, while the
     loss stays close.
     """
+    d = difference
     if cell.precision != "no":
-        same = (
-            ""
-            if difference.same_rows and difference.same_learning_rates
-            else "; other rows or learning rates"
-        )
-        return f"rounding of {cell.precision}{same}", difference.same_rows
-    if difference.is_rounding:
+        note = "" if d.same_rows and d.same_learning_rates else "; other rows or learning rates"
+        return f"rounding of {cell.precision}{note}", d.same_rows
+    if d.is_rounding:
         return "the same", True
-    is_close = (
-        max(difference.losses, difference.grad_norms) <= TOLERANCE
-        and difference.eval_losses <= METRICS_TOLERANCE
-        and difference.predictions <= PREDICTIONS_TOLERANCE
-    )
-    is_close = is_close and difference.weights <= ADAM_TOLERANCE and difference.metrics <= RANKING_TOLERANCE
-    if not (is_close and difference.same_rows and difference.same_learning_rates):
+    if not (
+        d.same_rows
+        and d.same_learning_rates
+        and max(d.losses, d.grad_norms) <= TOLERANCE
+        and d.eval_losses <= METRICS_TOLERANCE
+        and d.predictions <= PREDICTIONS_TOLERANCE
+        and d.weights <= ADAM_TOLERANCE
+        and d.metrics <= RANKING_TOLERANCE
+    ):
         return "differs", False
-    reasons = [f"{difference.where} shows rounding enlarged by Adam"] * (difference.weights > TOLERANCE)
-    reasons += ["rounding swaps rows of nearly equal scores in metrics"] * (
-        difference.metrics > METRICS_TOLERANCE
-    )
+    reasons = [f"{d.where} shows rounding enlarged by Adam"] * (d.weights > TOLERANCE)
+    reasons += ["rounding swaps rows of nearly equal scores in metrics"] * (d.metrics > METRICS_TOLERANCE)
     return f"the same steps; {'; '.join(reasons)}", True
 
 
 def table(rows: list[Row]) -> list[str]:
     """The rows as lines of text."""
-    from samerun.console import plain_table
-
-    header = [
-        "cell",
-        "launcher",
-        "processes",
-        "weights",
-        "losses",
-        "grad norms",
-        "predictions",
-        "metrics",
-        "rates",
-        "rows",
-        "",
-    ]
+    numeric = ("weights", "losses", "grad_norms", "predictions", "metrics")
+    titles = [name.replace("_", " ") for name in numeric]
+    header = ["cell", "launcher", "processes", *titles, "rates", "rows", ""]
     cells = []
     for row in rows:
         numbers, same, d = ["-"] * 5, ["-"] * 2, row.difference
         if d is not None:
-            values = (d.weights, d.losses, d.grad_norms, d.predictions, d.metrics)
-            numbers = [f"{number:.1e}" for number in values]
+            numbers = [f"{getattr(d, name):.1e}" for name in numeric]
             same = ["same" if equal else "NOT" for equal in (d.same_learning_rates, d.same_rows)]
         cells.append([row.cell.name, row.cell.launcher, str(row.processes), *numbers, *same, row.verdict])
     left_out = max((row.difference.left_out for row in rows if row.difference), default=0.0)
@@ -336,22 +303,13 @@ def table(rows: list[Row]) -> list[str]:
 
 def write_report(options: argparse.Namespace, rows: list[Row]) -> None:
     """Writes parity.json: the table, the command and the machine."""
-    from samerun.run_folder import library_versions
-
-    def plain(value: Any) -> Any:
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    cells = [
-        {
-            **asdict(row.cell),
-            "processes": row.processes,
-            "difference": row.difference
-            and {name: plain(value) for name, value in asdict(row.difference).items()},
-            "verdict": row.verdict,
-            "passed": row.passed,
-        }
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        values = {} if row.difference is None else asdict(row.difference)
+        infinite = [name for name, x in values.items() if isinstance(x, float) and not math.isfinite(x)]
+        cell = {**asdict(row.cell), "processes": row.processes}
+        cell["difference"] = {**values, **dict.fromkeys(infinite)} or None
+        cells.append({**cell, "verdict": row.verdict, "passed": row.passed})
     report = {
         "command": [str(options.script), *options.arguments],
         "steps": options.steps,

@@ -25,26 +25,30 @@ Exit codes: 0 all runs are equal; 1 a run differs, failed or hung; 2 bad input.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import json
 import os
 import random
+import runpy
 import select
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, NoReturn
 
 import psutil
 
 from samerun import task_scripts
-from samerun.tools.soaking.child import run_script
 from samerun.tools.soaking.comparison import differences
 
 KILLED = -signal.SIGKILL
@@ -157,7 +161,8 @@ def main(argv: list[str]) -> int:
     if options.launch:
         start = partial(run_launched, options, random.Random(options.seed))
     else:
-        import_libraries()
+        for library in ("accelerate", "datasets", "torch", "transformers"):
+            importlib.import_module(library)  # once, for all forked runs
         start = partial(run_forked, options)
     soak = Soak(folder, start, options.seed, counts_disk_calls=not options.launch)
     soak.run(options.kills)
@@ -180,10 +185,7 @@ def main(argv: list[str]) -> int:
 
 
 def read_options(argv: list[str]) -> argparse.Namespace:
-    """The options before the script, the script, and its arguments."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = task_scripts.tool_parser(__doc__)
     parser.add_argument("--kills", type=int, default=25, metavar="N")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--launch", type=shlex.split, metavar="LAUNCHER ...")
@@ -191,8 +193,6 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--output_dir", type=lambda p: Path(p).expanduser(), default=Path("runs/soak"), metavar="FOLDER"
     )
-    parser.add_argument("script", type=task_scripts.path_of, metavar="TASK")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
     options = parser.parse_args(argv)
     if options.kills < 1:
         parser.error(f"--kills {options.kills}: expected at least 1")
@@ -207,14 +207,6 @@ def arguments_for(options: argparse.Namespace, folder: Path) -> list[str]:
     return [*options.arguments, "--output_dir", str(folder), "--resume_from_checkpoint", "auto"]
 
 
-def import_libraries() -> None:
-    """Imports the large libraries once, for all forked runs."""
-    import accelerate  # noqa: F401
-    import datasets  # noqa: F401
-    import torch  # noqa: F401
-    import transformers  # noqa: F401
-
-
 def run_forked(options: argparse.Namespace, folder: Path, kill: Kill | None) -> Ended:
     """Runs the script in a fork of this process."""
     reader, writer = os.pipe()
@@ -224,9 +216,7 @@ def run_forked(options: argparse.Namespace, folder: Path, kill: Kill | None) -> 
     if process == 0:
         os.close(reader)
         disk_call = None if kill is None else kill.disk_call
-        run_script(
-            options.script, arguments_for(options, folder), log.fileno(), writer, DISK_CALLS, disk_call
-        )
+        _run_script(options.script, arguments_for(options, folder), log.fileno(), writer, disk_call)
     os.close(writer)
     log.close()
     if kill is not None and kill.seconds is not None:
@@ -238,6 +228,47 @@ def run_forked(options: argparse.Namespace, folder: Path, kill: Kill | None) -> 
     return Ended(
         code, seconds, [call.replace(f"{folder.resolve()}/", "").replace(f"{folder}/", "") for call in calls]
     )
+
+
+def _run_script(script: Path, arguments: list[str], log: int, report: int, kill_at: int | None) -> NoReturn:
+    """Runs the script as Python does, with `log` as stdout and stderr, and ends the process.
+
+    Writes a line "CALL FILE" to `report` for each of the `DISK_CALLS`. Call number `kill_at` (from 0) kills
+    the process by SIGKILL instead.
+    """
+    os.setsid()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    code = 3
+    try:
+        _watch_disk(report, kill_at)
+        sys.path.insert(0, str(script.parent))
+        sys.argv = [str(script), *arguments]
+        runpy.run_path(str(script), run_name="__main__")
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _watch_disk(report: int, kill_at: int | None) -> None:
+    count, lock = 0, threading.Lock()
+
+    def counted(name: str, call: Callable, target: Any, *rest: Any, **named: Any) -> Any:
+        nonlocal count
+        with lock:  # checkpoints are written by a thread
+            file = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else os.fspath(target)
+            os.write(report, f"{name} {file}\n".encode())
+            if count == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count += 1
+        return call(target, *rest, **named)
+
+    for name in DISK_CALLS:
+        setattr(os, name, partial(counted, name, getattr(os, name)))
 
 
 def _read_calls(reader: int, process: int, until: float) -> list[str]:
@@ -282,24 +313,21 @@ def run_launched(
             was_killed = True
             family = [*process.children(recursive=True), process]
             ranks = [member for member in family if _is_rank(member, options.script)]
-            for member in [chance.choice(ranks)] if kill.one_rank and ranks else family:
-                _kill(member)
+            _kill([chance.choice(ranks)] if kill.one_rank and ranks else family)
     code = _wait(process, started + options.timeout)
     return Ended(KILLED if was_killed else code, time.monotonic() - started, [])
 
 
 def _is_rank(process: psutil.Process, script: Path) -> bool:
-    try:
+    with contextlib.suppress(psutil.Error):
         return str(script) in process.cmdline() and "RANK" in process.environ()
-    except psutil.Error:
-        return False
+    return False
 
 
-def _kill(process: psutil.Process) -> None:
-    try:
-        process.kill()
-    except psutil.NoSuchProcess:
-        return
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _wait(process: psutil.Popen, until: float) -> int:
@@ -313,8 +341,7 @@ def _wait(process: psutil.Popen, until: float) -> int:
     else:
         _, left = psutil.wait_procs(family, timeout=60)
     if left:
-        for member in left:
-            _kill(member)
+        _kill(left)
         raise SystemExit(f"error: a run hung: {len(left)} process(es) had to be killed")
     return code
 

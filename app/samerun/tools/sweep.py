@@ -33,6 +33,7 @@ from typing import Any
 
 import optuna
 
+from samerun import task_scripts
 from samerun.errors import InputError
 from samerun.task import check_metric, higher_is_better
 from samerun.tools.trials.command import Command, claim, has_runs, print_table, run_all, run_script
@@ -177,9 +178,7 @@ def sweep(options: argparse.Namespace, command: Command, folder: Path) -> None:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = task_scripts.tool_parser(__doc__)
     parser.add_argument("--search", action="append", required=True, metavar="NAME=VALUES")
     parser.add_argument("--trials", type=int, default=20)
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +59,13 @@ class Difference:
     @property
     def is_rounding(self) -> bool:
         """Whether all differences are fp32 rounding."""
-        near = (
-            max(self.weights, self.losses, self.grad_norms) <= TOLERANCE and self.metrics <= METRICS_TOLERANCE
+        return (
+            max(self.weights, self.losses, self.grad_norms) <= TOLERANCE
+            and self.metrics <= METRICS_TOLERANCE
+            and self.predictions <= PREDICTIONS_TOLERANCE
+            and self.same_learning_rates
+            and self.same_rows
         )
-        near = near and self.predictions <= PREDICTIONS_TOLERANCE
-        return near and self.same_learning_rates and self.same_rows
 
 
 def read_outcome(folder: Path, observed: Path) -> Outcome:
@@ -92,8 +96,9 @@ def read_outcome(folder: Path, observed: Path) -> Outcome:
 
 def compare(ours: Outcome, theirs: Outcome) -> Difference:
     """The differences of `ours` from `theirs`, over the steps of `ours`, which may be a resumed run."""
-    steps = [step for step in theirs.steps if step >= min(ours.steps)]
+    steps = {step: event for step, event in theirs.steps.items() if step >= min(ours.steps)}
     evaluations = {step: metrics for step, metrics in theirs.evaluations.items() if step in steps}
+    predictions = {step: arrays for step, arrays in theirs.predictions.items() if step in evaluations}
     rounding = rounding_alone(theirs.gradients)
     weights = weight_differences(ours.weights, theirs.weights, rounding)
     where = max(weights, key=weights.get)
@@ -102,26 +107,11 @@ def compare(ours: Outcome, theirs: Outcome) -> Difference:
         / sum(tensor.numel() for tensor in theirs.weights.values()),
         weights=weights[where],
         where=where,
-        losses=_largest(
-            _relative(ours.steps.get(step, {}).get("loss"), theirs.steps[step]["loss"]) for step in steps
-        ),
-        grad_norms=_largest(
-            _relative(ours.steps.get(step, {}).get("grad_norm"), theirs.steps[step]["grad_norm"])
-            for step in steps
-        ),
-        metrics=_largest(
-            _metrics_difference(ours.evaluations.get(step, {}), metrics)
-            for step, metrics in evaluations.items()
-        ),
-        eval_losses=_largest(
-            _metrics_difference(_loss_alone(ours.evaluations.get(step, {})), _loss_alone(metrics))
-            for step, metrics in evaluations.items()
-        ),
-        predictions=_largest(
-            _predictions_difference(ours.predictions.get(step, {}), predictions)
-            for step, predictions in theirs.predictions.items()
-            if step in evaluations
-        ),
+        losses=_worst(partial(_relative, "loss"), ours.steps, steps),
+        grad_norms=_worst(partial(_relative, "grad_norm"), ours.steps, steps),
+        metrics=_worst(_metrics_difference, ours.evaluations, evaluations),
+        eval_losses=_worst(_loss_difference, ours.evaluations, evaluations),
+        predictions=_worst(_predictions_difference, ours.predictions, predictions),
         same_learning_rates=ours.learning_rates == {step: theirs.learning_rates[step] for step in steps},
         same_rows=ours.rows == {step: theirs.rows[step] for step in steps},
     )
@@ -165,6 +155,13 @@ def read_gradients(checkpoint: Path) -> dict[str, Any]:
     return {name: moment.sqrt() for name, moment in moments.items() if moment.numel()}
 
 
+def _worst(
+    difference: Callable[[dict, dict], float], ours: dict[int, dict], theirs: dict[int, dict]
+) -> float:
+    """The largest difference of a step."""
+    return _largest(difference(ours.get(step, {}), values) for step, values in theirs.items())
+
+
 def _metrics_difference(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
     if ours.keys() != theirs.keys():
         return math.inf
@@ -184,14 +181,16 @@ def _predictions_difference(ours: dict[str, Any], theirs: dict[str, Any]) -> flo
     )
 
 
-def _loss_alone(metrics: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in metrics.items() if name == "eval_loss"}
+def _loss_difference(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
+    alone = ({name: x for name, x in metrics.items() if name == "eval_loss"} for metrics in (ours, theirs))
+    return _metrics_difference(*alone)
 
 
-def _relative(ours: float | None, theirs: float | None) -> float:
-    if None in (ours, theirs):
-        return 0.0 if ours == theirs else math.inf
-    return abs(ours - theirs) / abs(theirs) if theirs else (0.0 if ours == 0 else math.inf)
+def _relative(name: str, ours: dict[str, Any], theirs: dict[str, Any]) -> float:
+    our, their = ours.get(name), theirs[name]
+    if our is None or not their:
+        return 0.0 if our == their else math.inf
+    return abs(our - their) / abs(their)
 
 
 def _largest(differences: Any) -> float:

@@ -1,1 +1,1 @@
-"""Parts of `samerun soak`: the child process that dies at a disk call, and the comparison of two runs."""
+"""A part of `samerun soak` and of the tests of faults: the comparison of two runs."""

@@ -20,7 +20,6 @@ from samerun import task_scripts
 from samerun.console import plain_table
 from samerun.errors import EXIT_BAD_INPUT, EXIT_STOPPED, InputError, StopRequested, TrainingError
 from samerun.files import write_json
-from samerun.parsing import parse, validate
 from samerun.run_folder import CHECKPOINTS, METRICS, STATUS, read_metrics
 
 LOG_LINES = 5  # of a rejected run, shown in the error message
@@ -33,7 +32,6 @@ class Command:
     launcher: list[str]
     script: Path
     words: list[str]
-    arguments_class: type
     task_class: type
 
     def with_changes(self, changes: dict[str, Any]) -> list[str]:
@@ -52,9 +50,7 @@ class Command:
     def arguments(self, changes: dict[str, Any]) -> Any:
         """The validated arguments of a run. Raises `InputError`."""
         first = len(self.launcher) + 1
-        arguments = parse(self.arguments_class, self.with_changes(changes)[first:])
-        validate(arguments)
-        return arguments
+        return task_scripts.read_command(self.script, self.with_changes(changes)[first:])[0]
 
     def run(self, folder: Path, changes: dict[str, Any]) -> dict[str, Any] | None:
         """Runs the command in `folder`, or resumes it, unless it is already done. Writes its output to
@@ -93,8 +89,6 @@ def run_script(
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--launch", metavar='"..."')
-    parser.add_argument("script", type=task_scripts.path_of, metavar="TASK")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
     options = parser.parse_args(argv)
     try:
         launcher = shlex.split(options.launch) if options.launch else [sys.executable]
@@ -105,7 +99,7 @@ def run_script(
             )
         if options.processes < 1:
             raise InputError(f"--processes {options.processes}: expected at least 1")
-        command = Command(launcher, options.script, options.arguments, *task_scripts.load(options.script))
+        command = Command(launcher, options.script, options.arguments, task_scripts.load(options.script)[1])
         folder = Path(command.arguments({}).output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / ".trials.lock").open("w") as lock:
