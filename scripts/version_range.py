@@ -99,8 +99,10 @@ def floor_passes(tests: list[str]) -> bool:
         if would_install != {"samerun"}:
             return False
         # torchvision: for SegFormer before transformers 5.22
-        more = [*needed, *extras, "torchvision", "-r", "tests/requirements.txt"]
-        subprocess.run([*install, "-q", *more], cwd=REPOSITORY, check=True)
+        pins = (REPOSITORY / "tests" / "requirements.txt").read_text(encoding="utf-8").splitlines()
+        # MkDocs needs a newer Jinja2; only a slow test builds the site
+        tools = [pin.partition("#")[0] for pin in pins if pin[:1] not in ("", "#") and "mkdocs" not in pin]
+        subprocess.run([*install, "-q", *needed, *extras, "torchvision", *map(str.strip, tools)], check=True)
         no_onnx = ["--ignore", "tests/scripts/test_export_onnx.py"]  # this extra needs transformers 5.23
         return subprocess.run([python, "-m", "pytest", *tests, *no_onnx], cwd=REPOSITORY).returncode == 0
 
