@@ -11,6 +11,7 @@
     titles_training     titles at 1024, 1536, 2048 and 4096 tokens: ours, a bare loop, Seq2SeqTrainer
     titles_writing      documents per second against Seq2SeqTrainer.predict; share of equal titles
     attention           BigBird's attention, alone and in a layer, against transformers' and full attention
+    dropout             a step with dropout by row against one with torch's dropout
     startup             --help; the first step over a million rows
     serving             app/serve.py under load, against a server around transformers' pipeline
                         (requirements-serve.txt)

@@ -226,6 +226,7 @@ def make_model(settings: dict[str, Any]) -> dict[str, Any]:
 METHODS = (
     "ours",
     "bare",
+    "torch_dropout",
     "trainer_best",
     "trainer",
     "padded",

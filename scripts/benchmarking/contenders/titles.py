@@ -142,5 +142,5 @@ def make_writer(settings: dict[str, Any], inputs: Path) -> None:
     task.tokenizer.save_pretrained(inputs / "writer")
 
 
-METHODS = ("ours", "bare", "trainer_best", "trainer")
+METHODS = ("ours", "torch_dropout", "bare", "trainer_best", "trainer")
 CONTENDERS = dict.fromkeys(METHODS, Titles.measure) | {"inputs": make_inputs}

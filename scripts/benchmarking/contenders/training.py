@@ -57,6 +57,11 @@ class TrainingContender:
     def measure_ours(self, train: Callable[[], Any], training: Any) -> dict[str, Any]:
         return self.measure_training(training.model, train)
 
+    def torch_dropout(self) -> dict[str, Any]:
+        """The application's own command with torch's dropout."""
+        options = self.options() | {"dropout_by": "torch"}
+        return application.train(self.script, options, self.measure_ours)
+
     def bare(self) -> dict[str, Any]:
         """A plain PyTorch loop over the same micro-batches, with the task's model and loss."""
         task, steps = self.prepared

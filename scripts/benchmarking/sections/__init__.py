@@ -2,13 +2,13 @@
 tables."""
 
 from benchmarking.report import Section
-from benchmarking.sections import attention, classification, images, serving, startup, titles
+from benchmarking.sections import attention, classification, dropout, images, serving, startup, titles
 
 SECTIONS: dict[str, Section] = {
     section.name: section
     for section in (
         classification.SHORT, classification.LONG_TAILED, classification.BESIDE_TOOLS, titles.TRAINING,
         titles.WRITING,
-        attention.SECTION, startup.SECTION, images.SECTION, serving.SECTION,
+        attention.SECTION, dropout.SECTION, startup.SECTION, images.SECTION, serving.SECTION,
     )
 }  # fmt: skip
