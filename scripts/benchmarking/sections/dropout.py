@@ -40,7 +40,7 @@ def measure(bench: Bench) -> Report:
             rows.append({"texts": name, "": contender, "model": model, **speed})
         goals[COST.format(name)] = 100 * (1 / more[0]["speed (quartiles)"]["median"] - 1), None
     return {
-        "data": "real texts with --data",
+        "data": ", ".join(bench.source(texts).name for texts in NAMES),
         "model": "dropout 0.1; see the table",
         "about": f"at most {size['max_steps']} steps",
         "tables": [
