@@ -1,10 +1,10 @@
 """Benchmarks this application against the alternatives, on this machine, with one command.
 
-    python scripts/bench.py [--sections short,long_tailed,...] [--data DIR] [--model MODEL]
+    python scripts/bench.py [--sections short,mixed,...] [--data DIR] [--model MODEL]
         [--output benchmarks]
     python scripts/bench.py --quick
 
-    short, long_tailed  classification: ours, a bare PyTorch loop, transformers' Trainer (best settings,
+    short, mixed  classification: ours, a bare PyTorch loop, transformers' Trainer (best settings,
                         defaults), a hand-written loop that pads to max_length; speed, memory, start-up,
                         held-out quality
     tools               classification: ours, Trainer's best, Accelerate's loop, Lightning, simpletransformers
@@ -22,7 +22,7 @@ Results: bench_cpu.json and bench_cpu.md (bench_cuda.* on an NVIDIA GPU, unless 
 it), a plot of each table, and goals.md with every goal. Sections that are not run keep their reports. The
 page's text from the heading "## Reading" on is kept too.
 
---data DIR may hold short, long_tailed (text and labels) and titles (text and title): .csv or .jsonl, also
+--data DIR may hold short, mixed (text and labels) and titles (text and title): .csv or .jsonl, also
 with .gz. The sample corpus (scripts/make_sample_data.py) stands in for missing files. Without --model,
 classifiers have random weights. --quick runs everything with tiny models in a few minutes, as a test; its
 numbers mean nothing.

@@ -58,11 +58,13 @@ titlegen)
 esac
 run=runs/quickstart_$task
 
+own="--config app/recipes/quickstart_$task.yaml"
 case $task in
 classify)
   loads='pipeline("text-classification", model="BEST", top_k=None)' predicted="labels and probabilities"
   if [ -f sample_model/model.safetensors ]; then
     recipe=quickstart_emotions model=(--model_name_or_path sample_model) data=examples/xed format=csv
+    own="--model_name_or_path sample_model"
   else
     recipe=quickstart_classify model=() data=sample_data format=jsonl run=${run}_from_scratch
   fi
@@ -132,7 +134,8 @@ esac
 cat <<EOF
 
 source .venv/bin/activate   first in every terminal, before your own commands
-samerun ${task//_/-} --help    the arguments; for your own data: --train_file FILE --output_dir runs/mine
+samerun ${task//_/-} --help    the arguments; with your own data:
+samerun ${task//_/-} $own --train_file FILE --do_train --output_dir runs/mine
 
 $run/metrics.json       all metrics
 $run/report.html        the run on one page: curves, figures, the worst rows

@@ -199,10 +199,10 @@ class TokenTable:
 
 @pytest.fixture(scope="session")
 def title_tokens(title_home: Path) -> TokenTable:
-    """A run of `samerun parity` on the title job with micro-batches by tokens, in two cells."""
+    """A run of `samerun parity` on the title job with micro-batches by tokens, in two setups."""
     never, options = (
         title_home / "runs" / "never_tokens",
-        ["--cells", "zero2", "--steps", str(title_job.STEPS)],
+        ["--setups", "zero2", "--steps", str(title_job.STEPS)],
     )
     job = title_job.arguments(max_tokens_per_micro_batch=title_job.MICRO_BATCH_TOKENS, output_dir=never)
     command = [

@@ -8,7 +8,7 @@ from typing import Any
 CPU: dict[str, dict[str, Any]] = {
     "classifier": {"hidden": 384, "layers": 6},
     "short": {"rows": 640, "eval_rows": 512, "batch_size": 16, "max_length": 128, "rounds": 3},
-    "long_tailed": {"rows": 480, "eval_rows": 256, "batch_size": 16, "max_length": 512, "rounds": 3},
+    "mixed": {"rows": 480, "eval_rows": 256, "batch_size": 16, "max_length": 512, "rounds": 3},
     "tools": {"rows": 160, "eval_rows": 128, "batch_size": 16, "max_length": 512, "rounds": 1},
     "titles": {"hidden": 256, "layers": 4, "decoder_layers": 2, "block_size": 64, "tokens_per_step": 8192,
                "title_length": 32},
@@ -33,7 +33,7 @@ CPU: dict[str, dict[str, Any]] = {
 CUDA = CPU | {
     "classifier": {"hidden": 768, "layers": 12},
     "short": CPU["short"] | {"rows": 8192, "eval_rows": 1024, "batch_size": 64},
-    "long_tailed": CPU["long_tailed"] | {"rows": 4096, "eval_rows": 1024, "batch_size": 64},
+    "mixed": CPU["mixed"] | {"rows": 4096, "eval_rows": 1024, "batch_size": 64},
     "tools": CPU["tools"] | {"rows": 4096, "eval_rows": 1024, "batch_size": 64},
     "titles": CPU["titles"] | {"hidden": 768, "layers": 12, "decoder_layers": 6, "tokens_per_step": 65536},
     "titles_training": CPU["titles_training"] | {"max_steps": 100, "bare_turns": (1, 4)},
@@ -46,7 +46,7 @@ CUDA = CPU | {
 QUICK = {
     "classifier": {"hidden": 32, "layers": 1},
     "short": {"rows": 48, "eval_rows": 16, "batch_size": 8, "max_length": 32, "rounds": 1},
-    "long_tailed": {"rows": 48, "eval_rows": 16, "batch_size": 8, "max_length": 128, "rounds": 1},
+    "mixed": {"rows": 48, "eval_rows": 16, "batch_size": 8, "max_length": 128, "rounds": 1},
     "tools": {"rows": 48, "eval_rows": 16, "batch_size": 8, "max_length": 128, "rounds": 1},
     "titles": {"hidden": 32, "layers": 1, "decoder_layers": 1, "block_size": 8, "tokens_per_step": 384,
                "title_length": 6},

@@ -136,13 +136,13 @@ def one_process(place, train) -> Path:
 def test_every_launch_trains_the_same_model(place):
     """With SGD and momentum, on streamed rows, which are others in the second epoch. Its evaluations are
     those of averaged weights."""
-    cells = ["--cells", "fsdp", "--steps", "6", "--output_dir", "table"]
+    setups = ["--setups", "fsdp", "--steps", "6", "--output_dir", "table"]
     sgd = as_words(optim="sgd", optim_args="momentum=0.9", adam_epsilon="1e-8", learning_rate="0.1")
     streamed = ["--streamed", "true", "--ema_decay", "0.5"]
-    run([*tool("parity"), *cells, SCRIPT, *job(place / "never", *streamed, *sgd)], place).check()
+    run([*tool("parity"), *setups, SCRIPT, *job(place / "never", *streamed, *sgd)], place).check()
     table = json.loads((place / "table" / "parity.json").read_text(encoding="utf-8"))
-    assert [cell["verdict"] for cell in table["cells"][1:]] == ["the same"]
-    assert max(cell["difference"]["weights"] for cell in table["cells"][1:]) <= 1e-5
+    assert [setup["verdict"] for setup in table["setups"][1:]] == ["the same"]
+    assert max(setup["difference"]["weights"] for setup in table["setups"][1:]) <= 1e-5
 
 
 def test_the_exported_model_gives_the_predictions(one_process):

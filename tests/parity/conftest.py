@@ -30,7 +30,7 @@ def outcome(home, launched, title_home, titled) -> Callable[[str, str], Outcome]
 @pytest.fixture(scope="session")
 def title_table(title_home: Path) -> dict:
     """The parity.json of `samerun parity` for the title job, with a model that has dropout."""
-    options = ["--cells", "fsdp", "--steps", str(title_job.STEPS), "--output_dir", "table"]
+    options = ["--setups", "fsdp", "--steps", str(title_job.STEPS), "--output_dir", "table"]
     job = title_job.arguments(
         per_device_train_batch_size=15,
         output_dir=title_home / "runs" / "never",

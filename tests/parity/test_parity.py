@@ -1,9 +1,9 @@
 """The same steps under any launch: one table over launchers, processes, accumulation and ZeRO stages, for
 both tasks.
 
-In fp32, with dropout, every cell is compared with one plain process: final weights to 1e-5 of a
+In fp32, with dropout, every setup is compared with one plain process: final weights to 1e-5 of a
 tensor's largest element (titles: 3e-5), losses and gradient norms of each step to 1e-5, its learning rates
-and rows exactly, evaluation metrics to 1e-6. The classifier's cells are the jobs of `launchers`,
+and rows exactly, evaluation metrics to 1e-6. The classifier's setups are the jobs of `launchers`,
 several of which resume another job's checkpoint; those of titles are made by `samerun parity`.
 
 Adam's epsilon and the head's first bias are the defaults. Left out of the weights are the elements whose
@@ -32,7 +32,7 @@ from samerun.tools.moving.outcome import (
 
 LEFT_OUT = 0.05  # the largest share of weights with gradients of rounding alone: classifier 0.7 %, titles 4 %
 CLASSIFY = [name for name, job in JOBS.items() if name not in REFERENCES and job.precision == "no"]
-# ZeRO-2 is among the cells with micro-batches of so many tokens, DDP and ZeRO-3 in test_elastic.py.
+# ZeRO-2 is among the setups with micro-batches of so many tokens, DDP and ZeRO-3 in test_elastic.py.
 TITLES = ["fsdp"]
 # What the classifier's jobs cover: processes, whether a step has several micro-batches, the ZeRO stage or
 # FSDP, whether the optimizer is in host memory.
@@ -46,12 +46,12 @@ REQUIRED = {
 
 @pytest.fixture(scope="session")
 def difference(outcome, request):
-    """A function from a cell to how far it is from one process."""
+    """A function from a setup to how far it is from one process."""
 
     def find(task: str, name: str) -> Difference:
         if task == "classify":
             return compare(outcome(task, name), outcome(task, JOBS[name].reference))
-        row = next(row for row in request.getfixturevalue("title_table")["cells"] if row["name"] == name)
+        row = next(row for row in request.getfixturevalue("title_table")["setups"] if row["name"] == name)
         found = row["difference"]
         assert found is not None, row["verdict"]
         return Difference(**{key: float("inf") if value is None else value for key, value in found.items()})
@@ -146,7 +146,7 @@ def test_titles_in_micro_batches_of_so_many_tokens_differ_in_nothing_but_roundin
     run = run_file(title_tokens.folder / name)
     check_micro_batches(run, title_tokens.folder / name, title_job.MICRO_BATCH_TOKENS)
     assert (run["world_size"], run["zero_stage"]) == TITLE_CELLS[name]
-    assert title_table["cells"][0]["name"] == "one"
+    assert title_table["setups"][0]["name"] == "one"
     ours = read_outcome(title_tokens.folder / name, title_tokens.folder / "observed")
     theirs = read_outcome(title_home / "table" / "one", title_home / "table" / "observed")
     found = compare(ours, theirs)
@@ -217,7 +217,7 @@ def test_a_row_that_goes_elsewhere_and_a_weight_that_moves_are_seen(outcome):
 # Golden metrics
 # -------------------------------------------------------------------------------------------------------
 
-# Another CPU adds in another order. Losses and metrics of the cells above are within 1e-7 and 1e-8 of each
+# Another CPU adds in another order. Losses and metrics of the setups above are within 1e-7 and 1e-8 of each
 # other after six steps, gradient norms within 1e-6, and with torch's and MKL's kernels for older CPUs
 # (ATEN_CPU_CAPABILITY=default, MKL_ENABLE_INSTRUCTIONS=SSE4_2) they are as near; these bounds leave a factor
 # of 100 to it, and no refactor hides in them.

@@ -124,9 +124,9 @@ def test_a_quick_run_compares_what_it_says(tmp_path):
         for n in range(64)
     ]
     text = "".join(json.dumps(row) + "\n" for row in rows)
-    for name in ("long_tailed", "titles"):
+    for name in ("mixed", "titles"):
         (tmp_path / f"{name}.jsonl").write_text(text)
-    sections = "long_tailed,titles_writing"
+    sections = "mixed,titles_writing"
     argv = f"--quick --output out --threads 1 --contenders trainer --sections {sections} --data".split()
     done = subprocess.run(
         [sys.executable, SCRIPTS / "bench.py", *argv, tmp_path],
@@ -144,11 +144,11 @@ def test_a_quick_run_compares_what_it_says(tmp_path):
     assert str(tmp_path) not in page
     assert "| quick |" in (tmp_path / "out/goals.md").read_text()
 
-    ours, trainer = found["long_tailed"]["tables"][0]["rows"]
+    ours, trainer = found["mixed"]["tables"][0]["rows"]
     assert (ours[""], trainer[""]) == ("ours", "trainer")
     # The same rows.
     assert ours["tokens/s"] / ours["samples/s"] == pytest.approx(trainer["tokens/s"] / trainer["samples/s"])
-    (compared,) = found["long_tailed"]["tables"][1]["rows"]
+    (compared,) = found["mixed"]["tables"][1]["rows"]
     assert f"{compared['speed (quartiles)']['median']:.4g} (" in page
 
     assert found["titles_writing"]["tables"][0]["rows"][0]["as written alone (first 4), %"] == 100

@@ -21,7 +21,7 @@ from samerun.tools import parity
 from samerun.tools.moving import recorder
 
 TITLES = [
-    "cell",
+    "setup",
     "launcher",
     "processes",
     "weights",
@@ -35,7 +35,7 @@ TITLES = [
 
 
 def columns(line, title_line):
-    """The cells of a line of the table, which stand under the beginnings of their titles."""
+    """The setups of a line of the table, which stand under the beginnings of their titles."""
     starts = [title_line.index(title) for title in TITLES]
     ends = [*starts[1:], None]
     return [line[start:end].strip() for start, end in zip(starts, ends, strict=True)]
@@ -57,8 +57,8 @@ def test_a_job_that_is_the_same_everywhere(title_tokens):
     assert table[0][3:9] == ["-"] * 6
     assert lines[0].endswith("reference")
     report = json.loads((title_tokens.folder / "parity.json").read_text(encoding="utf-8"))
-    for row, line, cell in zip(table[1:], lines[1:2], report["cells"][1:], strict=True):
-        known = cell["difference"]
+    for row, line, setup in zip(table[1:], lines[1:2], report["setups"][1:], strict=True):
+        known = setup["difference"]
         numbers = ("weights", "losses", "grad_norms", "predictions", "metrics")
         assert row[3:8] == [f"{known[name]:.1e}" for name in numbers]
         assert 0 < known["weights"] <= 1e-5
@@ -73,7 +73,10 @@ def test_what_it_leaves(title_tokens):
     report = json.loads((title_tokens.folder / "parity.json").read_text(encoding="utf-8"))
     assert report["command"][0] == str(title_job.SCRIPT)
     assert (report["steps"], report["gpus"]) == (title_job.STEPS, 0)
-    assert [(cell["name"], cell["passed"]) for cell in report["cells"]] == [("one", True), ("zero2", True)]
+    assert [(setup["name"], setup["passed"]) for setup in report["setups"]] == [
+        ("one", True),
+        ("zero2", True),
+    ]
     for name in ("one", "zero2"):
         lines = (title_tokens.folder / f"{name}.log").read_text(encoding="utf-8").splitlines()
         assert any(line.startswith("launcher       ") for line in lines)
@@ -87,7 +90,7 @@ def test_a_command_that_fails_has_nothing_to_compare(tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     launchers.write_corpus(tmp_path)
     job = training(tmp_path / "never", train_file="nothing.csv", test_file=None)
-    assert parity.main(["--cells", "ddp", *job]) == 2
+    assert parity.main(["--setups", "ddp", *job]) == 2
     error = capsys.readouterr().err
     assert error.startswith(
         "error: the command fails in one process, so there is nothing to compare with: error: "
@@ -100,8 +103,8 @@ def test_a_command_that_fails_has_nothing_to_compare(tmp_path, monkeypatch, caps
     ("given", "told"),
     [
         (
-            ["--cells", "ddp,dpp", str(CLASSIFY), "--output_dir", "x"],
-            "error: --cells dpp: no such cell; choose from one, ",
+            ["--setups", "ddp,dpp", str(CLASSIFY), "--output_dir", "x"],
+            "error: --setups dpp: no such setup; choose from one, ",
         ),
         (
             [str(CLASSIFY), "--lerning_rate", "1"],
@@ -110,7 +113,7 @@ def test_a_command_that_fails_has_nothing_to_compare(tmp_path, monkeypatch, caps
     ],
 )
 def test_bad_input_is_told_before_anything_is_run(given, told, capsys, monkeypatch):
-    monkeypatch.setattr(parity, "run_cell", pytest.fail)
+    monkeypatch.setattr(parity, "run_setup", pytest.fail)
     assert parity.main(given) == 2
     assert capsys.readouterr().err.startswith(told)
 
@@ -142,11 +145,11 @@ def outcomes(**changed):
     ],
 )
 def test_the_verdict_and_the_exit_code(precision, changed, told, passed, tmp_path, capsys, monkeypatch):
-    first, second = parity.REFERENCE, parity.Cell("moved", "torchrun", several=True, precision=precision)
+    first, second = parity.REFERENCE, parity.Setup("moved", "torchrun", several=True, precision=precision)
     difference = outcomes(**changed)
     assert parity.verdict(second, difference) == (told, passed)
     rows = [parity.Row(first, 1, None, "-", True), parity.Row(second, 2, difference, told, passed)]
-    monkeypatch.setattr(parity, "run_cells", lambda *_: rows)
+    monkeypatch.setattr(parity, "run_setups", lambda *_: rows)
     assert parity.main(["--output_dir", str(tmp_path), str(CLASSIFY), "--output_dir", "x"]) == (
         0 if passed else 1
     )
@@ -197,9 +200,9 @@ def test_a_bias_before_a_norm_is_left_out_by_its_gradient(tmp_path):
 def test_a_cell_that_fails_is_a_row(tmp_path, capsys, monkeypatch):
     rows = [
         parity.Row(parity.REFERENCE, 1, None, "-", True),
-        parity.Row(parity.CELLS[3], 2, None, "failed: error: no (x.log)", False),
+        parity.Row(parity.SETUPS[3], 2, None, "failed: error: no (x.log)", False),
     ]
-    monkeypatch.setattr(parity, "run_cells", lambda *_: rows)
+    monkeypatch.setattr(parity, "run_setups", lambda *_: rows)
     assert parity.main(["--output_dir", str(tmp_path), str(CLASSIFY), "--output_dir", "x"]) == 1
     assert "failed: error: no (x.log)" in capsys.readouterr().out
 

@@ -1,22 +1,22 @@
-"""Compares the first steps of a training command under several launches: does the job change when it moves?
+"""Compares the first steps of a training command under several setups: does the job change when it moves?
 
-    samerun parity [--cells NAME,...|all] [--steps N] [--output_dir FOLDER] classify ARGS
+    samerun parity [--setups NAME,...|all] [--steps N] [--output_dir FOLDER] classify ARGS
 
-ARGS are the training command's own. Its first N optimizer steps run under each launch ("cell") on this
-machine, with one evaluation. The table shows the difference of each cell from the first one, one process in
-fp32: final weights, losses and gradient norms (relative), predictions of the validation rows such as logits
-and evaluation metrics (absolute), learning rates and rows of each step (equal or not). fp32 cells may differ
-by rounding, 1e-5; bf16 and fp16 round more. Lines of code that draw random numbers, other than for dropout by
-row, are named. The command's --output_dir is not touched.
+ARGS are the training command's own. Its first N optimizer steps run under each setup (launcher, sharding and
+precision) on this machine, with one evaluation. The table shows the difference of each setup from the first
+one, one process in fp32: final weights, losses and gradient norms (relative), predictions of the validation
+rows such as logits and evaluation metrics (absolute), learning rates and rows of each step (equal or not).
+fp32 setups may differ by rounding, 1e-5; bf16 and fp16 round more. Lines of code that draw random numbers,
+other than for dropout by row, are named. The command's --output_dir is not touched.
 
-    --cells NAME,...      cells to run, or all (default: one of each kind that this machine can run)
+    --setups NAME,...     setups to run, or all (default: one of each kind that this machine can run)
     --steps N             optimizer steps (default 6)
-    --processes N         processes of a distributed cell (default 2)
+    --processes N         processes of a distributed setup (default 2)
     --device cpu          do not use GPUs
-    --timeout SECONDS     time limit of a cell (default 1800)
-    --output_dir FOLDER   folder and log of each cell, and parity.json (default runs/parity)
+    --timeout SECONDS     time limit of a setup (default 1800)
+    --output_dir FOLDER   folder and log of each setup, and parity.json (default runs/parity)
 
-Exit codes: 0 every fp32 cell is the same; 1 a cell differs or failed; 2 bad input.
+Exit codes: 0 every fp32 setup is the same; 1 a setup differs or failed; 2 bad input.
 """
 
 from __future__ import annotations
@@ -39,15 +39,6 @@ from samerun.errors import InputError
 from samerun.parsing import as_dict
 from samerun.plan import CPU_TOKENS, batch_of
 from samerun.run_folder import library_versions
-from samerun.tools.moving.cells import (
-    CELLS,
-    REFERENCE,
-    RUN_OBSERVED,
-    Cell,
-    batch_arguments,
-    launch_arguments,
-    launcher,
-)
 from samerun.tools.moving.outcome import (
     METRICS_TOLERANCE,
     PREDICTIONS_TOLERANCE,
@@ -57,11 +48,20 @@ from samerun.tools.moving.outcome import (
     compare,
     read_outcome,
 )
+from samerun.tools.moving.setups import (
+    REFERENCE,
+    RUN_OBSERVED,
+    SETUPS,
+    Setup,
+    batch_arguments,
+    launch_arguments,
+    launcher,
+)
 
 DIFFERS = 1
 ADAM_TOLERANCE = 1e-3  # of weights, if all else is equal: rounding enlarged by Adam (see `verdict`)
 RANKING_TOLERANCE = 1e-3  # of metrics, if all else is equal: rounding that swaps rows of nearly equal scores
-# Overrides the command's own values: a cell does not resume, predict or report.
+# Overrides the command's own values: a setup does not resume, predict or report.
 OVERRIDES = {
     "do_train": "true",
     "do_eval": "true",
@@ -81,11 +81,11 @@ OVERRIDES = {
 
 @dataclass(frozen=True)
 class Row:
-    """A cell's row in the table."""
+    """A setup's row in the table."""
 
-    cell: Cell
+    setup: Setup
     processes: int
-    difference: Difference | None  # None for the first cell, and for one that failed
+    difference: Difference | None  # None for the first setup, and for one that failed
     verdict: str
     passed: bool
 
@@ -94,8 +94,8 @@ def main(argv: list[str]) -> int:
     options = read_options(argv)
     try:
         arguments, _ = task_scripts.read_command(options.script, options.arguments)
-        cells = choose_cells(options.cells, options.processes, gpus(options.device))
-        rows = run_cells(options, cells, arguments)
+        setups = choose_setups(options.setups, options.processes, gpus(options.device))
+        rows = run_setups(options, setups, arguments)
     except InputError as error:
         return task_scripts.refused(error)
     print("", *table(rows), sep="\n")
@@ -106,7 +106,7 @@ def main(argv: list[str]) -> int:
 
 def read_options(argv: list[str]) -> argparse.Namespace:
     parser = task_scripts.tool_parser(__doc__)
-    parser.add_argument("--cells", metavar="NAME,...")
+    parser.add_argument("--setups", "--cells", metavar="NAME,...")  # --cells: before 0.9
     parser.add_argument("--steps", type=int, default=6, metavar="N")
     parser.add_argument("--processes", type=int, default=2, metavar="N")
     parser.add_argument("--device", choices=("any", "cpu"), default="any")
@@ -122,7 +122,7 @@ def read_options(argv: list[str]) -> argparse.Namespace:
 
 
 def gpus(device: str) -> int:
-    """The number of GPUs that cells may use."""
+    """The number of GPUs that setups may use."""
     if device == "cpu":
         return 0
     import torch
@@ -130,33 +130,35 @@ def gpus(device: str) -> int:
     return torch.cuda.device_count()
 
 
-def choose_cells(names: str | None, processes: int, num_gpus: int) -> list[Cell]:
-    """The reference cell and the named ones; by default all usual cells that a machine with `num_gpus` GPUs
+def choose_setups(names: str | None, processes: int, num_gpus: int) -> list[Setup]:
+    """The reference setup and the named ones; by default all usual setups that a machine with `num_gpus` GPUs
     can run. Raises `InputError` for an unknown name."""
     if names is None:
-        usual = [cell for cell in CELLS if cell.usual and not (cell.several and 0 < num_gpus < processes)]
-        return [cell for cell in usual if num_gpus or cell.precision != "fp16"]
-    known = {cell.name: cell for cell in CELLS}
+        usual = [
+            setup for setup in SETUPS if setup.usual and not (setup.several and 0 < num_gpus < processes)
+        ]
+        return [setup for setup in usual if num_gpus or setup.precision != "fp16"]
+    known = {setup.name: setup for setup in SETUPS}
     chosen = list(known) if names == "all" else [name.strip() for name in names.split(",")]
     unknown = [name for name in chosen if name not in known]
     if unknown:
-        raise InputError(f"--cells {', '.join(unknown)}: no such cell; choose from {', '.join(known)}")
+        raise InputError(f"--setups {', '.join(unknown)}: no such setup; choose from {', '.join(known)}")
     return [REFERENCE, *(known[name] for name in dict.fromkeys(chosen) if name != REFERENCE.name)]
 
 
-def run_cells(options: argparse.Namespace, cells: list[Cell], arguments: Any) -> list[Row]:
-    """Runs the cells one after the other and prints each verdict. Raises `InputError` if the reference cell
+def run_setups(options: argparse.Namespace, setups: list[Setup], arguments: Any) -> list[Row]:
+    """Runs the setups one after the other and prints each verdict. Raises `InputError` if the reference setup
     fails."""
     shutil.rmtree(options.output_dir / "observed", ignore_errors=True)
     rows: list[Row] = []
     reference: Outcome | None = None
-    for cell in cells:
-        processes = options.processes if cell.several else 1
-        problem = run_cell(options, cell, processes, arguments)
+    for setup in setups:
+        processes = options.processes if setup.several else 1
+        problem = run_setup(options, setup, processes, arguments)
         outcome = None
         if problem is None:
             try:
-                outcome = read_outcome(options.output_dir / cell.name, options.output_dir / "observed")
+                outcome = read_outcome(options.output_dir / setup.name, options.output_dir / "observed")
             except (OSError, ValueError, KeyError) as error:
                 problem = f"its files cannot be read: {error}"
         if reference is None:
@@ -165,37 +167,37 @@ def run_cells(options: argparse.Namespace, cells: list[Cell], arguments: Any) ->
                     f"the command fails in one process, so there is nothing to compare with: {problem}"
                 )
             reference = outcome
-            rows.append(Row(cell, processes, None, "reference", True))
+            rows.append(Row(setup, processes, None, "reference", True))
             for place in outcome.random_calls:
-                print(f"random numbers that are not by row, other ones in each cell: {place}")
+                print(f"random numbers that are not by row, other ones in each setup: {place}")
         elif outcome is None:
-            rows.append(Row(cell, processes, None, f"failed: {problem}", False))
+            rows.append(Row(setup, processes, None, f"failed: {problem}", False))
         else:
             difference = compare(outcome, reference)
-            rows.append(Row(cell, processes, difference, *verdict(cell, difference)))
-        print(f"{cell.name:<16} {rows[-1].verdict}", flush=True)
+            rows.append(Row(setup, processes, difference, *verdict(setup, difference)))
+        print(f"{setup.name:<16} {rows[-1].verdict}", flush=True)
     return rows
 
 
-def run_cell(options: argparse.Namespace, cell: Cell, processes: int, arguments: Any) -> str | None:
-    """Runs the command's first steps as a cell. Returns the reason if the run fails, else None."""
-    folder = options.output_dir / cell.name
+def run_setup(options: argparse.Namespace, setup: Setup, processes: int, arguments: Any) -> str | None:
+    """Runs the command's first steps as a setup. Returns the reason if the run fails, else None."""
+    folder = options.output_dir / setup.name
     try:
-        start = launcher(cell, processes)
+        start = launcher(setup, processes)
     except FileNotFoundError as error:
         return str(error)
-    batch = batch_arguments(cell, processes, *own_batch(arguments, gpus(options.device) > 0))
+    batch = batch_arguments(setup, processes, *own_batch(arguments, gpus(options.device) > 0))
     steps = options.steps
     warmup = {} if arguments.warmup_steps is None else {"warmup_steps": min(arguments.warmup_steps, steps)}
     changes = {
-        **OVERRIDES, **launch_arguments(cell), **batch, **warmup, "output_dir": folder,
+        **OVERRIDES, **launch_arguments(setup), **batch, **warmup, "output_dir": folder,
         "max_steps": steps, "eval_steps": steps, "save_steps": steps,
     }  # fmt: skip
     names = as_dict(arguments)  # some tasks lack the arguments that count tokens
     changed = [part for name, value in changes.items() if name in names for part in (f"--{name}", str(value))]
     observed = [str(RUN_OBSERVED), options.device, str(options.output_dir / "observed")]
     command = [*start, *observed, str(options.script), *options.arguments, *changed]
-    log = options.output_dir / f"{cell.name}.log"
+    log = options.output_dir / f"{setup.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8") as file:
         code = run_with_timeout(command, file, options.timeout, options.device)
@@ -251,8 +253,8 @@ def first_error(log: Path) -> str:
     return (errors or lines[-1:] or ["no output"])[0][:300]
 
 
-def verdict(cell: Cell, difference: Difference) -> tuple[str, bool]:
-    """(a cell's verdict in words, whether the cell passes).
+def verdict(setup: Setup, difference: Difference) -> tuple[str, bool]:
+    """(a setup's verdict in words, whether the setup passes).
 
     Adam divides a gradient by its own size. If an element's gradient almost cancels over the batch, its
     weight shows the rounding of the gradient enlarged many times, while losses and gradient norms stay close.
@@ -261,9 +263,9 @@ def verdict(cell: Cell, difference: Difference) -> tuple[str, bool]:
     loss stays close.
     """
     d = difference
-    if cell.precision != "no":
+    if setup.precision != "no":
         note = "" if d.same_rows and d.same_learning_rates else "; other rows or learning rates"
-        return f"rounding of {cell.precision}{note}", d.same_rows
+        return f"rounding of {setup.precision}{note}", d.same_rows
     if d.is_rounding:
         return "the same", True
     if not (
@@ -285,37 +287,37 @@ def table(rows: list[Row]) -> list[str]:
     """The rows as lines of text."""
     numeric = ("weights", "losses", "grad_norms", "predictions", "metrics")
     titles = [name.replace("_", " ") for name in numeric]
-    header = ["cell", "launcher", "processes", *titles, "rates", "rows", ""]
-    cells = []
+    header = ["setup", "launcher", "processes", *titles, "rates", "rows", ""]
+    lines = []
     for row in rows:
         numbers, same, d = ["-"] * 5, ["-"] * 2, row.difference
         if d is not None:
             numbers = [f"{getattr(d, name):.1e}" for name in numeric]
             same = ["same" if equal else "NOT" for equal in (d.same_learning_rates, d.same_rows)]
-        cells.append([row.cell.name, row.cell.launcher, str(row.processes), *numbers, *same, row.verdict])
+        lines.append([row.setup.name, row.setup.launcher, str(row.processes), *numbers, *same, row.verdict])
     left_out = max((row.difference.left_out for row in rows if row.difference), default=0.0)
     note = (
         "weights, losses, grad norms: relative; predictions, metrics: absolute; weights without the "
         f"{left_out:.2%} whose gradient is rounding alone"
     )
-    return [*plain_table(header, cells), note]
+    return [*plain_table(header, lines), note]
 
 
 def write_report(options: argparse.Namespace, rows: list[Row]) -> None:
     """Writes parity.json: the table, the command and the machine."""
-    cells = []
+    setups = []
     for row in rows:
         values = {} if row.difference is None else asdict(row.difference)
         infinite = [name for name, x in values.items() if isinstance(x, float) and not math.isfinite(x)]
-        cell = {**asdict(row.cell), "processes": row.processes}
-        cell["difference"] = {**values, **dict.fromkeys(infinite)} or None
-        cells.append({**cell, "verdict": row.verdict, "passed": row.passed})
+        setup = {**asdict(row.setup), "processes": row.processes}
+        setup["difference"] = {**values, **dict.fromkeys(infinite)} or None
+        setups.append({**setup, "verdict": row.verdict, "passed": row.passed})
     report = {
         "command": [str(options.script), *options.arguments],
         "steps": options.steps,
         "gpus": gpus(options.device),
         "versions": library_versions(),
-        "cells": cells,
+        "setups": setups,
     }
     path = options.output_dir / "parity.json"
     path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -7,7 +7,7 @@ from benchmarking.sections import attention, classification, dropout, images, se
 SECTIONS: dict[str, Section] = {
     section.name: section
     for section in (
-        classification.SHORT, classification.LONG_TAILED, classification.BESIDE_TOOLS, titles.TRAINING,
+        classification.SHORT, classification.MIXED, classification.BESIDE_TOOLS, titles.TRAINING,
         titles.WRITING,
         attention.SECTION, dropout.SECTION, startup.SECTION, images.SECTION, serving.SECTION,
     )

@@ -18,7 +18,7 @@ WORDS = {
 }  # fmt: skip
 OVERHEAD = "classification, {}: our step costs more than the bare loop's"
 FASTER = "classification, {}: times {}, at equal quality"
-TEXTS = {"short": "short texts", "long_tailed": "texts of mixed length"}
+TEXTS = {"short": "short texts", "mixed": "texts of mixed length"}
 LEARNING_RATE = 3e-4  # high enough to learn something in an epoch over a few hundred rows
 EQUAL_LOSS, EQUAL_PRECISION = 0.02, 0.02  # differences that seeds cause too: relative, absolute
 OURS = "`ours` is `app/classify.py` itself, from its arguments to the end of training."
@@ -139,8 +139,8 @@ def section(kind: str, *more: tuple[tuple[str, ...], str, float]) -> Section:
 
 
 SHORT = section("short", (CPU, "trainer_best", 1))
-LONG_TAILED = section("long_tailed", (CPU, "trainer", 3.5), (CPU, "trainer_best", 1.25), (CPU, "padded", 4))
+MIXED = section("mixed", (CPU, "trainer", 3.5), (CPU, "trainer_best", 1.25), (CPU, "padded", 4))
 BESIDE_TOOLS = Section(
     "tools", "Classification beside other tools", TOOLS_LEGEND,
-    partial(measure, name="tools", texts="long_tailed", others=TOOLS),
+    partial(measure, name="tools", texts="mixed", others=TOOLS),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from benchmarking.sections.titles import prepare
 COST = "{}: a step with dropout by row against one with torch's dropout"
 LEGEND = """`ours` is the task's own script with `--dropout_by row`, `torch_dropout` the same command with
 `--dropout_by torch`. Both train on the same batches and take turns, a step each."""
-NAMES = {"short": "short texts", "long_tailed": "texts of mixed length", "titles": "titles"}
+NAMES = {"short": "short texts", "mixed": "texts of mixed length", "titles": "titles"}
 
 
 def measure(bench: Bench) -> Report:

@@ -1,0 +1,109 @@
+"""The setups under which `samerun parity` compares a job: launcher, sharding and precision."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from samerun.task_scripts import shipped
+
+RUN_OBSERVED = Path(__file__).resolve().with_name("run_observed.py")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """`memory`: the name of a file in ds_configs/, or for FSDP in accelerate_configs/."""
+
+    name: str
+    launcher: str  # python, torchrun, accelerate, deepspeed
+    several: bool = False  # processes
+    accumulation: int = 1
+    memory: str | None = None
+    precision: str = "no"
+    usual: bool = True  # runs without --setups
+
+
+SETUPS = (
+    Setup("one", "python"),
+    Setup("accumulate2", "python", accumulation=2),
+    Setup("accumulate4", "python", accumulation=4, usual=False),
+    Setup("ddp", "torchrun", several=True),
+    Setup("ddp_accumulate2", "accelerate", several=True, accumulation=2, usual=False),
+    Setup("zero1", "accelerate", several=True, memory="zero1"),
+    Setup("zero2", "deepspeed", several=True, memory="zero2"),
+    Setup("zero3", "deepspeed", several=True, memory="zero3"),
+    Setup("fsdp", "accelerate", several=True, memory="fsdp"),
+    Setup("fsdp_offload", "accelerate", several=True, memory="fsdp_offload", usual=False),
+    Setup("zero2_offload", "torchrun", several=True, memory="zero2_offload", usual=False),
+    Setup("zero3_offload", "accelerate", several=True, memory="zero3_offload", usual=False),
+    Setup("bf16", "python", precision="bf16"),
+    Setup("bf16_ddp", "accelerate", several=True, precision="bf16", usual=False),
+    Setup("bf16_zero2", "deepspeed", several=True, memory="zero2", precision="bf16"),
+    Setup("bf16_fsdp", "accelerate", several=True, memory="fsdp", precision="bf16", usual=False),
+    Setup("fp16", "python", precision="fp16"),
+    Setup("fp16_zero2", "deepspeed", several=True, memory="zero2", precision="fp16"),
+)
+REFERENCE = SETUPS[0]
+
+
+def launcher(setup: Setup, processes: int) -> list[str]:
+    """The launcher with its options, up to the script. Raises `FileNotFoundError` if the launcher is not
+    installed."""
+    port = str(_free_port())
+    if setup.launcher == "python":
+        return [sys.executable]
+    if setup.launcher == "torchrun":
+        return [_tool("torchrun"), "--nproc_per_node", str(processes), "--master_port", port]
+    if setup.launcher == "deepspeed":
+        return [_tool("deepspeed"), "--num_gpus", str(processes), "--master_port", port]
+    file = f"{setup.memory or ('ddp_bf16' if setup.precision == 'bf16' else 'ddp')}.yaml"
+    config = [
+        "--config_file",
+        str(shipped("accelerate_configs") / file),
+        "--num_processes",
+        str(processes),
+    ]
+    return [_tool("accelerate"), "launch", *config, "--main_process_port", port]
+
+
+def launch_arguments(setup: Setup) -> dict[str, str]:
+    """The script's arguments for the setup's DeepSpeed file and precision."""
+    file = f"ds_configs/{setup.memory}.json" if setup.memory and setup.launcher != "accelerate" else "none"
+    return {"deepspeed": file, "mixed_precision": setup.precision}
+
+
+def batch_arguments(
+    setup: Setup, processes: int, global_batch_size: int, micro_batch_size: int | None, max_tokens: int | None
+) -> dict[str, str]:
+    """Arguments for the same global batch in `accumulation` times as many micro-batches. `micro_batch_size`
+    (rows) or `max_tokens`: the command's own limit of a micro-batch."""
+    rows, tokens = "none", "none"
+    if max_tokens is not None:
+        tokens = max(1, max_tokens // setup.accumulation)
+    else:
+        process_rows = -(-global_batch_size // processes)
+        rows = -(-min(process_rows, micro_batch_size or process_rows) // setup.accumulation)
+    return {
+        "global_batch_size": str(global_batch_size),
+        "gradient_accumulation_steps": "none",
+        "per_device_train_batch_size": str(rows),
+        "max_tokens_per_micro_batch": str(tokens),
+    }
+
+
+def _tool(name: str) -> str:
+    """The path of a launcher in this Python's environment, or else in PATH."""
+    own = Path(sys.executable).with_name(name)
+    path = str(own) if own.exists() else shutil.which(name)
+    if path is None:
+        raise FileNotFoundError(f"{name} is not installed beside {sys.executable}")
+    return path
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
