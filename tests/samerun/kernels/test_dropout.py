@@ -29,10 +29,10 @@ def scale_of(p):
     return LEVELS / (LEVELS - round(p * LEVELS))
 
 
-def kept_of(shape, call=0, places=PLACES, p=0.5, lengths=None):
+def kept_of(shape, call=0, places=PLACES, p=0.5):
     """The mask (shape) of call number `call`, as bool."""
     kept = torch.full(shape, 7, dtype=torch.uint8)
-    with dropout_by_row(lengths, places):
+    with dropout_by_row(None, places):
         DropoutMask(call, places, round(p * LEVELS)).fill(kept)
     assert kept.max() <= 1
     return kept.bool()
@@ -104,10 +104,6 @@ def test_a_rows_bits_depend_on_its_place_and_on_nothing_else():
     assert torch.equal(windows[:, 0], hidden)  # as of rows with one window
     assert torch.equal(kept_of((32, 9, 12)).view(16, 2, 9, 12), windows[:, :2])
     assert 0.4 < float((windows[:, 0] == windows[:, 1]).float().mean()) < 0.6
-    lengths = (9, 2, 5)
-    packed = kept_of((1, 16, 12), places=(4, 0, 15), lengths=lengths)[0].split(lengths)
-    for place, length, rows in zip((4, 0, 15), lengths, packed, strict=True):
-        assert torch.equal(rows, hidden[place, :length])
 
 
 def test_a_shared_tensor_has_one_mask_and_another_layout_one_of_each_micro_batch():
