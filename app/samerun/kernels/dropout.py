@@ -19,12 +19,12 @@ Layouts: the first dimension has the rows of the micro-batch, or so many heads, 
 A parameter, or a tensor of one row in a micro-batch of several, is shared by all rows and micro-batches, and
 so is its mask. Any other tensor has a mask of its own in each micro-batch; `samerun parity` names it.
 
-Attention over more than 32 tokens on a CPU works in pieces: some rows, some heads of one row, or some queries
-of one head. The backward pass recomputes attention weights (as in FlashAttention, arXiv 2205.14135, algorithm
-4) but stores the dropout mask, a byte per weight, because drawing it is slow. The softmax's division,
-dropout's scale and the scores' scale apply to the smaller (tokens, size) tensors. The softmax uses powers of
-2: MKL's exp (torch 2.13) is 5 to 20 times slower on results too small for fp32, as of masked scores. On a
-GPU, attention with dropout stores all weights, as transformers' eager attention does.
+Attention on a CPU works in pieces: some rows, some heads of one row, or some queries of one head. The
+backward pass recomputes attention weights (as in FlashAttention, arXiv 2205.14135, algorithm 4) but stores
+the dropout mask, a byte per weight, because drawing it is slow. The softmax's division, dropout's scale and
+the scores' scale apply to the smaller (tokens, size) tensors. The softmax uses powers of 2: MKL's exp (torch
+2.13) is 5 to 20 times slower on results too small for fp32, as of masked scores. On a GPU, attention with
+dropout stores all weights, as transformers' eager attention does.
 """
 
 from __future__ import annotations
@@ -304,7 +304,6 @@ OURS = {
 
 
 WEIGHTS_AT_ONCE = 2**21
-SHORT = 32**2  # up to so many weights of a head, plain operations are faster (benchmarks/notes.md)
 LOG2E = math.log2(math.e)
 
 Place = tuple[slice, ...]  # rows and heads, or rows, heads and queries
@@ -327,18 +326,16 @@ def dropout_attention(
     # A dry run for a GPU is a torch function mode.
     on_cpu = query.device.type == "cpu" and not has_torch_function_unary(query)
     alike = query.dim() == 4 and query.shape[:2] == key.shape[:2] == value.shape[:2]
-    short = query.dtype == torch.float32 and query.shape[-2] * key.shape[-2] <= SHORT
-    if on_cpu and alike and not short and not (mask is not None and mask.requires_grad):
+    if on_cpu and alike and not (mask is not None and mask.requires_grad):
         mask = None if mask is None else _compact(mask)
         with torch.autocast("cpu", enabled=False):
             return DropoutAttention.apply(query, key, value, mask, dropout, scale)
     scores = (query * scale) @ key.mT
     if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, -torch.inf)
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     elif mask is not None:
         scores = scores + mask
-    # The softmax of torch's own attention: 0 where a query sees no key.
-    weights = torch._safe_softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
+    weights = functional.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
     return _Dropout.apply(weights, dropout) @ value
 
 

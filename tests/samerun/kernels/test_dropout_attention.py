@@ -16,6 +16,7 @@ from transformers import (
 
 import samerun.kernels.dropout
 from samerun.kernels.dropout import (
+    DropoutAttention,
     DropoutMask,
     _compact,
     attention,
@@ -32,20 +33,18 @@ def attend(query, key, value, mask, p, scale=None):
         return attention(query, key, value, mask, p, scale=scale)
 
 
-@pytest.fixture(autouse=True)
-def in_pieces(monkeypatch):
-    monkeypatch.setattr(samerun.kernels.dropout, "SHORT", 0)
-
-
 @pytest.fixture
 def calls(monkeypatch):
     """The dropped levels of each call of our attention, which drops nothing here: the rest can be
     compared."""
     asked = []
-    monkeypatch.setattr(
-        DropoutMask, "fill", lambda mask, kept: asked.append(mask.dropped_levels) or kept.fill_(1)
-    )
+    monkeypatch.setattr(DropoutMask, "fill", lambda mask, kept: kept.fill_(1))
     monkeypatch.setattr(DropoutMask, "scale", 1.0)
+    monkeypatch.setattr(
+        DropoutAttention,
+        "apply",
+        lambda *x, apply=DropoutAttention.apply: asked.append(x[4].dropped_levels) or apply(*x),
+    )
     return asked
 
 
@@ -71,9 +70,7 @@ MASKS = {
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("scale", [None, 0.3])
-@pytest.mark.parametrize("short", [0, 7 * 7])
-def test_without_the_dropping_it_is_torchs(mask, scale, short, calls, monkeypatch):
-    monkeypatch.setattr(samerun.kernels.dropout, "SHORT", short)
+def test_without_the_dropping_it_is_torchs(mask, scale, calls):
     ours, theirs = tensors(2, 3, 7, 8), tensors(2, 3, 7, 8)
     found = attend(*ours, MASKS[mask], 0.1, scale)
     expected = scaled_dot_product_attention(*theirs, attn_mask=MASKS[mask], scale=scale)
@@ -198,19 +195,17 @@ def test_a_learned_mask_and_other_shapes_are_computed_as_in_the_textbook(calls):
     torch.testing.assert_close(attend(*merged, None, 0.1).unflatten(0, (2, 3)), found)
     seen = torch.ones(2, 1, 1, 7, dtype=torch.bool).index_fill_(0, torch.tensor([0]), False)
     assert attend(q, k, v, seen.requires_grad_(False), 0.1).isfinite().all()
-    assert calls == [LEVEL] * 3
+    assert calls == [LEVEL]
 
 
-def test_both_ways_drop_the_same_weights(monkeypatch):
+def test_both_ways_drop_the_same_weights():
     q, k, v = tensors(3, 4, 9, 8)
     learned = torch.zeros(9, 9, requires_grad=True)
     found = []
-    for mask, short in ((None, 0), (learned, 0), (None, 9 * 9)):
-        monkeypatch.setattr(samerun.kernels.dropout, "SHORT", short)
+    for mask in (None, learned):
         torch.manual_seed(0)
         found.append(attend(q, k, v, mask, 0.3))
-    torch.testing.assert_close(found[0], found[1])
-    assert torch.equal(found[1], found[2])  # plain operations both times
+    torch.testing.assert_close(*found)
 
 
 class Drawn(TorchDispatchMode):
