@@ -168,9 +168,8 @@ class TextClassification(TextTask):
                 head.check_pairs(a, self.config)
         problem.choose(self.config, targets["train"] if modes.train else None, notes)
 
-        tokenizer = self.load_tokenizer(
-            [tables["train"].columns[name] for name in self.text_columns] if modes.train else [], notes
-        )
+        columns = self.text_columns if modes.train else ()
+        tokenizer = self.load_tokenizer([tables["train"].columns[name] for name in columns], notes)
         self.use_tokenizer(tokenizer, self.config, 512, notes)
         ids = self.all_ids(tables, targets, notes)
         if modes.train:
@@ -303,17 +302,10 @@ class TextClassification(TextTask):
         the likeliest labels."""
         if not isinstance(item, str):
             return self.problem.explained()
-        encoded = self.tokenizer(
-            item,
-            truncation=True,
-            max_length=self.max_length,
-            return_offsets_mapping=True,
-            return_tensors="pt",
-        )
-        has_windows = self.long_documents.method == "windows"
-        words = words_of_likeliest(
-            model, encoded, self.labels, line.get("probabilities") or line["values"], has_windows
-        )
+        cut = {"truncation": True, "max_length": self.max_length}
+        encoded = self.tokenizer(item, **cut, return_offsets_mapping=True, return_tensors="pt")
+        outputs, method = line.get("probabilities") or line["values"], self.long_documents.method
+        words = words_of_likeliest(model, encoded, self.labels, outputs, method == "windows")
         return {**self.problem.explained(), "words": words}
 
     def figures(self, best: Predictions, split: TextSplit) -> ReportContent:

@@ -108,13 +108,8 @@ def start_run(environment):
 
     def begin(batch=None, precision="no", use_cpu=True):
         forget_accelerator()
-        launch = Launch(
-            launcher="python", rank=0, local_rank=0, world_size=1, local_world_size=1, use_cpu=use_cpu,
-            backend="gloo" if use_cpu else "nccl", precision=precision, timeout_seconds=60,
-            deepspeed_file=None,
-            deepspeed_config=None, max_grad_norm=1.0,
-        )  # fmt: skip
-        return start(launch, batch)
+        backend = "gloo" if use_cpu else "nccl"
+        return start(Launch(use_cpu=use_cpu, backend=backend, precision=precision), batch)
 
     yield begin
     forget_accelerator()

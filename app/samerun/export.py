@@ -39,8 +39,26 @@ def export_model(
     that `truncation=True` cuts as in training.
     """
     if max_length is not None:
-        processor = _tokenizer_to_save(processor, max_length)
-    replace_folder(path, partial(_fill, model, weights, processor, check))
+        processor = copy.deepcopy(processor)
+        processor.model_max_length = max_length
+        if processor.is_fast:  # it would save the settings of its last call, which vary with the cache
+            processor.backend_tokenizer.no_truncation()
+            processor.backend_tokenizer.no_padding()
+    # Zeros for the poolers that `pretrained.drop_pooler` removed. They are never used, but without them
+    # transformers reports missing weights.
+    poolers = {
+        name: torch.zeros(parameter.shape)
+        for name, parameter in model.named_parameters()
+        if name not in weights and "pooler" in name.split(".")
+    }
+
+    def fill(folder: Path) -> None:
+        model.save_pretrained(folder, state_dict={**poolers, **weights})
+        if processor is not None:
+            processor.save_pretrained(folder)
+        check(folder)
+
+    replace_folder(path, fill)
 
 
 def hide_library_bars() -> None:
@@ -72,34 +90,6 @@ def plain_model(model: Any) -> Any:
     config.dtype = torch.float32
     with torch.device("meta"):
         return type(model)(config)
-
-
-def _fill(
-    model: Any, weights: dict[str, torch.Tensor], processor: Any, check: Callable[[Path], None], folder: Path
-) -> None:
-    model.save_pretrained(folder, state_dict={**_unused_poolers(model, weights), **weights})
-    if processor is not None:
-        processor.save_pretrained(folder)
-    check(folder)
-
-
-def _tokenizer_to_save(tokenizer: Any, max_length: int) -> Any:
-    tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.model_max_length = max_length
-    if tokenizer.is_fast:  # it would save the settings of its last call, which vary with the cache
-        tokenizer.backend_tokenizer.no_truncation()
-        tokenizer.backend_tokenizer.no_padding()
-    return tokenizer
-
-
-def _unused_poolers(model: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Zeros for the weights of poolers that `pretrained.drop_pooler` removed. They are never used, but
-    without them transformers reports missing weights."""
-    return {
-        name: torch.zeros(parameter.shape)
-        for name, parameter in model.named_parameters()
-        if name not in weights and "pooler" in name.split(".")
-    }
 
 
 # The hub
@@ -144,14 +134,9 @@ def _upload(arguments: Any) -> list[str]:
 
 def _describe_upload(arguments: Any) -> list[str]:
     sizes = {name: path.stat().st_size for name, path in _files(arguments).items()}
-    private = (
-        "a private repository"
-        if arguments.hub_private_repo
-        else "a public repository, unless it exists as a private one"
-    )
-    first = (
-        f"would upload   {len(sizes)} files, {sum(sizes.values()):,} bytes, to {_name(arguments)}, {private}"
-    )
+    public = "a public repository, unless it exists as a private one"
+    to = f"{_name(arguments)}, {'a private repository' if arguments.hub_private_repo else public}"
+    first = f"would upload   {len(sizes)} files, {sum(sizes.values()):,} bytes, to {to}"
     return [first, *(f"{'':<15}{size:>15,} {name}" for name, size in sizes.items())]
 
 
@@ -165,11 +150,8 @@ def _files(arguments: Any) -> dict[str, Path]:
 
 
 def _repository(arguments: Any) -> str:
-    return (
-        HfApi()
-        .create_repo(_name(arguments), private=arguments.hub_private_repo or None, exist_ok=True)
-        .repo_id
-    )
+    private = arguments.hub_private_repo or None
+    return HfApi().create_repo(_name(arguments), private=private, exist_ok=True).repo_id
 
 
 def _name(arguments: Any) -> str:

@@ -148,9 +148,9 @@ class Split:
 def mixing_fingerprint(splits: Mapping[str, Split]) -> dict[str, Any]:
     """The mixture's part of a run's fingerprint: it determines the order of rows."""
     mixture = splits["train"].mixture if "train" in splits else None
-    return (
-        {} if mixture is None else {"mixing": [list(mixture.weights), np.bincount(mixture.source).tolist()]}
-    )
+    if mixture is None:
+        return {}
+    return {"mixing": [list(mixture.weights), np.bincount(mixture.source).tolist()]}
 
 
 @dataclass

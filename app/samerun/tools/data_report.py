@@ -27,7 +27,7 @@ from samerun.errors import InputError
 from samerun.files import write_json, write_text
 from samerun.reports.figures import as_image
 from samerun.reports.page import render
-from samerun.runtime import plain_launch
+from samerun.runtime import Launch
 from samerun.task import Section
 from samerun.tools.examining.report import DataReport, as_section, examine
 from samerun.tools.examining.rows import rows_of
@@ -38,7 +38,7 @@ MAX_CELL_WIDTH = 100  # characters of a printed cell
 def report_of(script: Path, words: list[str]) -> tuple[DataReport, list[str]]:
     """(report, readers' notes) of a command's data. Raises `InputError`."""
     task, modes = task_scripts.task_to_read(script, words)
-    rows, notes = rows_of(task, plain_launch(1, True), modes)
+    rows, notes = rows_of(task, Launch(), modes)
     if not rows:
         raise InputError(f"{script}: a data report needs a task of texts, images or volumes")
     return examine(rows), notes
