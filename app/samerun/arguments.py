@@ -65,7 +65,7 @@ class AdapterArguments:
         at_least=1, help="train only LoRA adapters of this rank and new weights, with peft"
     )
     lora_alpha: float | None = option(
-        above=0, needs="lora_r", help="LoRA alpha, the scale of the adapters (default: twice --lora_r)"
+        above=0, needs="lora_r", help="adapters are scaled by this / --lora_r (default: twice --lora_r)"
     )
     lora_dropout: float = option(0.0, at_least=0, below=1, needs="lora_r", help="dropout before the adapters")
     lora_target_modules: tuple[str, ...] | None = option(
@@ -78,7 +78,6 @@ class AdapterArguments:
         excludes=("quantize",),
         help="also train the norms of the adapted columns (DoRA)",
     )
-    use_rslora: bool = option(False, needs="lora_r", help="scale adapters by alpha / sqrt(r) (rsLoRA)")
     quantize: str | None = option(
         choices=("4", "8"),
         needs="lora_r",
@@ -212,7 +211,6 @@ class BatchArguments:
     # Arguments of text tasks (samerun/text/arguments.py).
     length_grouping = False
     max_tokens_per_micro_batch = None
-    max_tokens_per_eval_batch = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -373,9 +371,6 @@ class RunArguments:
     hub_model_id: str | None = option(needs="push_to_hub", help="hub repository for --push_to_hub")
     hub_private_repo: bool = option(
         False, needs="push_to_hub", help="create the hub repository as a private one"
-    )
-    hub_dry_run: bool = option(
-        False, needs="push_to_hub", help="print what --push_to_hub would upload, without uploading"
     )
     license: str | None = option(help="license for the model card, by the hub's names: apache-2.0, cc-by-4.0")
     language: tuple[str, ...] | None = option(help="languages for the model card: en,zh")

@@ -140,7 +140,7 @@ def _predict_batch(
         rows, *sizes = max((tensor.shape for tensor in batch.inputs.values()), key=torch.Size.numel)
         raise TrainingError(
             f"out of memory while predicting a batch of {rows} rows x {'x'.join(map(str, sizes))}. Try a "
-            f"smaller --per_device_eval_batch_size or --max_tokens_per_eval_batch ({in_short(error)})"
+            f"smaller --per_device_eval_batch_size ({in_short(error)})"
         ) from error
 
 

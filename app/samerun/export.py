@@ -98,9 +98,9 @@ def plain_model(model: Any) -> Any:
 def check_upload(arguments: Any) -> None:
     """With --push_to_hub, creates the repository and checks the right to write to it, before the training.
     Raises `InputError`."""
-    if arguments.push_to_hub and not arguments.hub_dry_run:
+    if arguments.push_to_hub:
         try:
-            HfApi().auth_check(_repository(arguments), write=True)
+            HfApi().auth_check(_create_repository(arguments), write=True)
         except Exception as error:  # errors of the network, of the hub, and of invalid names
             raise InputError(
                 f"--push_to_hub: cannot write to {_name(arguments)} on the hub ({in_short(error)}); "
@@ -112,46 +112,37 @@ def check_upload(arguments: Any) -> None:
 def push_to_hub(run: Run, arguments: Any) -> None:
     """With --push_to_hub, uploads best/, the model card and plots/. An error is a note: the run is done."""
     if arguments.push_to_hub:
-        run.print(*run.from_rank0(partial(_describe_upload if arguments.hub_dry_run else _upload, arguments)))
+        run.print(run.from_rank0(partial(_upload, arguments)))
 
 
-def _upload(arguments: Any) -> list[str]:
-    """Uploads all files in one commit; returns lines for the console.
+def _create_repository(arguments: Any) -> str:
+    private = arguments.hub_private_repo or None
+    return HfApi().create_repo(_name(arguments), private=private, exist_ok=True).repo_id
+
+
+def _upload(arguments: Any) -> str:
+    """Uploads all files in one commit; returns a line for the console.
 
     Files that the repository or an interrupted upload already has are not sent again.
     """
     try:
-        repository = _repository(arguments)
-        files = [CommitOperationAdd(name, path) for name, path in _files(arguments).items()]
+        repository = _create_repository(arguments)
+        files = [CommitOperationAdd(name, path) for name, path in _files(Path(arguments.output_dir)).items()]
         HfApi().create_commit(repository, files, commit_message="Upload the best model of a run")
     except Exception as error:
         again = (
             "the same command with --resume_from_checkpoint auto repeats it and sends only what is missing"
         )
-        return [f"note           the upload to {_name(arguments)} failed ({in_short(error)}); {again}"]
-    return [f"uploaded       {repository}"]
+        return f"note           the upload to {_name(arguments)} failed ({in_short(error)}); {again}"
+    return f"uploaded       {repository}"
 
 
-def _describe_upload(arguments: Any) -> list[str]:
-    sizes = {name: path.stat().st_size for name, path in _files(arguments).items()}
-    public = "a public repository, unless it exists as a private one"
-    to = f"{_name(arguments)}, {'a private repository' if arguments.hub_private_repo else public}"
-    first = f"would upload   {len(sizes)} files, {sum(sizes.values()):,} bytes, to {to}"
-    return [first, *(f"{'':<15}{size:>15,} {name}" for name, size in sizes.items())]
-
-
-def _files(arguments: Any) -> dict[str, Path]:
-    """Name in the repository -> file to upload."""
-    folder = Path(arguments.output_dir)
+def _files(folder: Path) -> dict[str, Path]:
+    """Name in the repository -> file of a run to upload."""
     best = {path.relative_to(folder / BEST).as_posix(): path for path in sorted((folder / BEST).rglob("*"))}
     others = [*sorted((folder / PLOTS).glob("*")), folder / CARD]
     files = best | {path.relative_to(folder).as_posix(): path for path in others}
     return {name: path for name, path in files.items() if path.is_file() and path.name != LIST}
-
-
-def _repository(arguments: Any) -> str:
-    private = arguments.hub_private_repo or None
-    return HfApi().create_repo(_name(arguments), private=private, exist_ok=True).repo_id
 
 
 def _name(arguments: Any) -> str:

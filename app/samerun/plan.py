@@ -186,11 +186,9 @@ def evaluation_batch(
 ) -> tuple[int, int | None]:
     """(rows, maximum tokens or None) of an evaluation batch. `by_tokens`: as in `batch_of`; `default_rows`:
     of the split."""
-    tokens = arguments.max_tokens_per_eval_batch
-    if tokens is None and by_tokens and arguments.per_device_eval_batch_size is None:
-        tokens = CPU_TOKENS
-    rows = arguments.per_device_eval_batch_size or default_rows or arguments.evaluation_rows
-    return rows, tokens
+    rows = arguments.per_device_eval_batch_size
+    tokens = CPU_TOKENS if by_tokens and rows is None else None
+    return rows or default_rows or arguments.evaluation_rows, tokens
 
 
 def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:

@@ -66,7 +66,7 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
     with_deepspeed = launch is not None and launch.deepspeed_config is not None and machine is None
     if with_deepspeed and importlib.util.find_spec("deepspeed") is None:
         problems.append(f"{launch.deepspeed_file}: DeepSpeed is not installed (pip install deepspeed)")
-    if arguments.push_to_hub and not arguments.hub_dry_run and get_token() is None:
+    if arguments.push_to_hub and get_token() is None:
         problems.append("--push_to_hub: no token; log in first (hf auth login)")
     if problems:
         raise InputError(*problems)

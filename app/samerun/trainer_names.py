@@ -226,7 +226,7 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
 }
 
 # Ours until version 1.0
-NAMES_OF_BEFORE: dict[str, Alias | Part] = {
+NAMES_OF_BEFORE: dict[str, Alias | Part | Only | Refused] = {
     "padding_free": Alias(
         "length_grouping",
         {"auto": None, "false": None},
@@ -262,5 +262,9 @@ NAMES_OF_BEFORE: dict[str, Alias | Part] = {
     "window_pooling": Part("long_documents", "windows:pooling={}", head="windows"),
     "base_global_batch_size": Part("lr_scaling", "linear:{}", head="linear"),
     "pos_weight_cap": Part("pos_weight", "balanced:{}", head="balanced"),
+    "hub_dry_run": Only("false", "--push_to_hub uploads best/, plots/ and README.md of --output_dir"),
+    "max_tokens_per_eval_batch": Refused("--per_device_eval_batch_size bounds an evaluation batch"),
+    "num_res_units": Only("2", "the network has 2 residual units per level"),
+    "use_rslora": Only("false", "--lora_alpha times the square root of --lora_r is the same scale"),
 }
 OTHER_NAMES: dict[str, Alias | Part | Only | Refused] = {**TRAINER_NAMES, **NAMES_OF_BEFORE}

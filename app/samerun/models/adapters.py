@@ -1,9 +1,8 @@
 """Training a part of a model: low-rank adapters by peft, and frozen weights.
 
 LoRA (Hu et al., arXiv:2106.09685) adds a product B A of rank r to each adapted matrix and trains only A and
-B. DoRA (Liu et al., arXiv:2402.09353) also trains the norms of the matrix's columns. rsLoRA (Kalajdzievski,
-arXiv:2312.03732) scales by alpha / sqrt(r) instead of alpha / r. New weights, such as a new head, are always
-trained.
+B. DoRA (Liu et al., arXiv:2402.09353) also trains the norms of the matrix's columns. New weights, such as a
+new head, are always trained.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def rounded_as(arguments: Any, precision: str) -> str:
 
 def fingerprint(arguments: Any) -> dict[str, Any]:
     """The entry of the run fingerprint: the arguments that decide which weights are trained."""
-    names = ("lora_r", "lora_alpha", "lora_target_modules", "use_dora", "use_rslora", "freeze", "quantize")
+    names = ("lora_r", "lora_alpha", "lora_target_modules", "use_dora", "freeze", "quantize")
     values = {name: str(getattr(arguments, name)) for name in names if getattr(arguments, name)}
     return {"trained": values} if values else {}
 
@@ -216,7 +215,6 @@ def _add_adapters(model: Any, arguments: Any, new_names: set[str]) -> Any:
         target_modules=targets[0] if targets == ("all-linear",) else list(targets),
         exclude_modules=new_modules or None,
         use_dora=arguments.use_dora,
-        use_rslora=arguments.use_rslora,
     )
     try:
         model = inject_adapter_in_model(settings, model)

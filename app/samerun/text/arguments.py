@@ -83,12 +83,6 @@ class TokenBatchArguments(BatchArguments):
         help="maximum number of tokens per process in a micro-batch, padding included, instead of a number "
         "of samples (default: 2048 on a CPU, no limit on a GPU)",
     )
-    max_tokens_per_eval_batch: int | None = option(
-        at_least=1,
-        excludes=("per_device_eval_batch_size",),
-        help="maximum number of tokens per process in an evaluation batch, padding included, instead of a "
-        "number of samples (default: 2048 for classification on a CPU)",
-    )
     length_grouping: bool = option(True, help="batch rows of similar length together, to reduce padding")
 
 

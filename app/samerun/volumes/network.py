@@ -96,7 +96,7 @@ class Settings:
             "out_channels": len(classes) if len(classes) > 2 else 1,  # background and one class share one
             "channels": list(arguments.channels),
             "strides": list(arguments.strides),
-            "num_res_units": arguments.num_res_units,
+            "num_res_units": 2,
             "dropout": arguments.dropout,
             "norm": ["INSTANCE", {"affine": True}],
         }
