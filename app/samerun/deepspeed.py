@@ -235,16 +235,19 @@ def check_by_deepspeed(config: dict[str, Any], source: str) -> None:
         ) from None
 
 
-def disable_partitioned_init(accelerator: Any) -> None:
+def correct(accelerator: Any, timeout: Any) -> None:
     """Stops transformers from partitioning a model while it is built; transformers ignores `zero3_init_flag`.
+    Gives DeepSpeed's own process group, which reduces gradients, the run's timeout.
 
     Every process builds the whole model, so initial weights are the same under every launcher. DeepSpeed
     partitions them in `prepare`. The cost is one full copy in host memory until then.
     """
+    from deepspeed.utils import groups
     from transformers.integrations import unset_hf_deepspeed_config
 
     unset_hf_deepspeed_config()
     accelerator.state.deepspeed_plugin.dschf = None
+    groups._WORLD_GROUP = dist.new_group(timeout=timeout)
 
 
 def skip_shared_memory_operator() -> None:
@@ -255,13 +258,6 @@ def skip_shared_memory_operator() -> None:
     """
     # Not an import statement: in `deepspeed.comm`, the name `torch` is torch itself.
     importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # as if it could not be built
-
-
-def set_group_timeout(timeout: Any) -> None:
-    """Gives DeepSpeed's own process group, which reduces gradients, the run's timeout."""
-    from deepspeed.utils import groups
-
-    groups._WORLD_GROUP = dist.new_group(timeout=timeout)
 
 
 def _has_only_autos(config: dict[str, Any], key: str) -> bool:

@@ -553,8 +553,7 @@ def start(
             project_config=ProjectConfiguration(project_dir=output_dir, logging_dir=output_dir),
         )
     if config is not None:
-        deepspeed.disable_partitioned_init(accelerator)
-        deepspeed.set_group_timeout(timeout)
+        deepspeed.correct(accelerator, timeout)
     if accelerator.num_processes != launch.world_size:
         raise InputError(
             f"the launcher started {launch.world_size} processes but {accelerator.num_processes} found each "

@@ -234,8 +234,13 @@ def _take_folder(
     run_folder.check_output_dir(folder, True, arguments.overwrite_output_dir, resume is not None)
     if arguments.overwrite_output_dir and not restarted and holds_a_run:
         return OpenedRun(fingerprint, replaces=description), []
-    if holds_a_run and resume not in (None, "auto"):
-        _check_own_checkpoint(folder, Path(resume))
+    if holds_a_run and resume not in (None, "auto"):  # histories and best models would be mixed
+        given, own = Path(resume), (folder / checkpoint.FOLDER).resolve()
+        if (given / checkpoint.MANIFEST).exists() and given.resolve().parent != own:
+            raise InputError(
+                f"--resume_from_checkpoint {given}: --output_dir {folder} already holds another run; name "
+                "another --output_dir, or go on with that run by --resume_from_checkpoint auto"
+            )
     if not holds_a_run:
         run_folder.clear(folder)
     recover_folder(folder / BEST)
@@ -261,16 +266,6 @@ def unlock() -> None:
     if _lock is not None:
         _lock.close()
         _lock = None
-
-
-def _check_own_checkpoint(folder: Path, path: Path) -> None:
-    """Raises `InputError` for another run's checkpoint: histories and best models would be mixed."""
-    own = (folder / checkpoint.FOLDER).resolve()
-    if (path / checkpoint.MANIFEST).exists() and path.resolve().parent != own:
-        raise InputError(
-            f"--resume_from_checkpoint {path}: --output_dir {folder} already holds another run; name another "
-            "--output_dir, or go on with that run by --resume_from_checkpoint auto"
-        )
 
 
 def _is_complete(folder: Path, plan: Plan, fingerprint: dict[str, Any]) -> bool:

@@ -96,7 +96,10 @@ class Tracker:
         tensorboard_kwargs: dict[str, Any] = {}
         if self.is_main and self.first_step:
             tensorboard_kwargs["purge_step"] = self.first_step + 1  # later events are logged again
-            kwargs = _resumed(kwargs, read_metrics(self.folder / TRACKERS))
+            ids = read_metrics(self.folder / TRACKERS)
+            for name in RESUMED.keys() & ids.keys():
+                _, key, more = RESUMED[name]
+                kwargs[name] = {**kwargs.get(name, {}), key: ids[name], **more}
             if any((self.folder / name).exists() for name in (TRACKERS, TENSORBOARD)):
                 config = None  # trackers already have the arguments, and some refuse changed ones
         # If it gets only the name, Accelerate uses the project as TensorBoard's folder.
@@ -171,12 +174,6 @@ def project_of(arguments: Any, task: str) -> str:
     """The project: --project_name, else the environment's, else the name of the task."""
     from_environment = (os.environ[name] for name in PROJECT_VARIABLES if os.environ.get(name))
     return arguments.project_name or next(from_environment, task)
-
-
-def _resumed(kwargs: dict[str, Any], ids: dict[str, str]) -> dict[str, Any]:
-    """Adds the keywords that resume the runs of these ids to those of the trackers."""
-    resuming = {name: {key: ids[name], **more} for name, (_, key, more) in RESUMED.items() if name in ids}
-    return {name: {**kwargs.get(name, {}), **resuming.get(name, {})} for name in {*kwargs, *resuming}}
 
 
 def _ids(trackers: list[Any]) -> dict[str, str]:

@@ -487,12 +487,12 @@ class TextTask(Task):
 
 def check_outputs(values: np.ndarray, what: str, split: TextSplit) -> None:
     """Raises `TrainingError` with the first row whose values, (rows, ...), are NaN or infinite."""
-    check_finite(values, what, split.path, "rows", partial(_row_in_words, split))
 
+    def in_words(row: int) -> str:
+        place = f"row {row} (0-based)" if split.where is None else split.where(row)
+        return f"{place}, {split.texts[row]!r:.60}"
 
-def _row_in_words(split: TextSplit, row: int) -> str:
-    place = f"row {row} (0-based)" if split.where is None else split.where(row)
-    return f"{place}, {split.texts[row]!r:.60}"
+    check_finite(values, what, split.path, "rows", in_words)
 
 
 def first_buffer(buffers: Buffers, notes: list[str]) -> Table:

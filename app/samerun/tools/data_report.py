@@ -29,7 +29,7 @@ from samerun.reports.figures import as_image
 from samerun.reports.page import render
 from samerun.runtime import Launch
 from samerun.task import Section
-from samerun.tools.examining.report import DataReport, as_section, examine
+from samerun.tools.examining.report import DataReport, examine
 from samerun.tools.examining.rows import rows_of
 
 MAX_CELL_WIDTH = 100  # characters of a printed cell
@@ -52,7 +52,9 @@ def write_page(path: Path, report: DataReport, notes: list[str]) -> None:
         Image.fromarray(as_image(figure)).save(file, "PNG")
         plots[name] = file.getvalue()
     more = [Section("Notes of the readers", "", ["note"], [[note] for note in notes])] if notes else []
-    sections = [as_section(report.findings), *more, *report.shown.sections]
+    findings = [list(finding) for finding in report.findings] or [["nothing unusual", ""]]
+    found = Section("Findings", "", ["found", "what to do"], findings)
+    sections = [found, *more, *report.shown.sections]
     summary = [f"{len(report.findings)} finding(s), each with advice, are below the figures."]
     write_text(
         path, render("layout.html.j2", title="Data report", summary=summary, plots=plots, sections=sections)

@@ -68,11 +68,6 @@ def examine(splits: Mapping[str, Rows]) -> DataReport:
     return DataReport(findings, ReportContent(figures, sections))
 
 
-def as_section(findings: list[Finding]) -> Section:
-    rows = [list(finding) for finding in findings] or [["nothing unusual", ""]]
-    return Section("Findings", "", ["found", "what to do"], rows)
-
-
 def _row_table(splits: Mapping[str, Rows]) -> tuple[Section, list[Finding]]:
     """(counts of rows by split, findings)."""
     cells, findings = [], []
