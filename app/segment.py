@@ -53,13 +53,7 @@ from samerun import predictions as output
 from samerun.export import check_agreement, plain_model, rows_to_check
 from samerun.images import masks, semantic_segmentation
 from samerun.images.data import Examples, Images, Inspection, Targets
-from samerun.images.image_task import (
-    ImageTask,
-    check_colours,
-    image_batch,
-    make_augmentation,
-    split_fields,
-)
+from samerun.images.image_task import ImageTask, check_colours, image_batch, make_augmentation, split_fields
 from samerun.images.segmentation import (
     SegmentationLoss,
     balanced_class_weights,

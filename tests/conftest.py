@@ -200,13 +200,7 @@ def title_tokens(title_home: Path) -> TokenTable:
         ["--setups", "zero2", "--steps", str(title_job.STEPS)],
     )
     job = title_job.arguments(max_tokens_per_micro_batch=title_job.MICRO_BATCH_TOKENS, output_dir=never)
-    command = [
-        *launchers.tool("parity"),
-        *options,
-        "--output_dir",
-        "tokens",
-        str(title_job.SCRIPT),
-    ]
+    command = [*launchers.tool("parity"), *options, "--output_dir", "tokens", str(title_job.SCRIPT)]
     finished = launchers.run([*command, "--from_scratch", *job], title_home, timeout=900)
     return TokenTable(finished, title_home / "tokens", never)
 

@@ -139,8 +139,7 @@ def test_the_engine_knows_no_task_and_no_kind_of_data():
 
 
 @pytest.mark.parametrize(
-    ("library", "modules"),
-    [("deepspeed", ["deepspeed"]), ("transformers", ["deepspeed", "export"])],
+    ("library", "modules"), [("deepspeed", ["deepspeed"]), ("transformers", ["deepspeed", "export"])]
 )
 def test_few_modules_of_the_engine_know_the_library(library, modules):
     knows = [

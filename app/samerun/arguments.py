@@ -233,17 +233,14 @@ class OptimizationArguments:
         1.0, at_least=0, help="clip the global gradient norm to this; 0: no clipping"
     )
     lr_scheduler_type: str = option(
-        "linear",
-        choices=tuple(SCHEDULES),
-        help="schedule of the learning rate after warm-up",
+        "linear", choices=tuple(SCHEDULES), help="schedule of the learning rate after warm-up"
     )
     lr_scheduler_kwargs: dict[str, Any] | None = option(
         help='settings of the schedule, as in transformers; of multistep: {"milestones": [0.25, 0.5, '
         '0.75], "gamma": 0.1}'
     )
     warmup_steps: int | float | None = option(
-        at_least=0,
-        help="optimizer steps of linear warm-up, or a share of all steps",
+        at_least=0, help="optimizer steps of linear warm-up, or a share of all steps"
     )
     num_train_epochs: float = option(3.0, above=0, help="passes over the training rows")
     max_steps: int | None = option(at_least=1, help="optimizer steps, instead of epochs")
@@ -447,8 +444,7 @@ class LaunchArguments:
         "mantissa",
     )
     full_determinism: bool = option(
-        False,
-        help="use deterministic algorithms on GPUs, so that a repeated run has equal bytes; slower",
+        False, help="use deterministic algorithms on GPUs, so that a repeated run has equal bytes; slower"
     )
     mixed_precision: str | None = option(
         choices=("no", "fp16", "bf16"),

@@ -390,10 +390,7 @@ def test_without_an_evaluation_the_last_model_is_exported(start_run, arguments, 
     started = training(run, asked, plan=make_plan(22))
     fit(run, started)
     assert started.task.exported == []
-    assert started.made.finish() == {
-        "best_step": 6,
-        "best_metric": None,
-    }
+    assert started.made.finish() == {"best_step": 6, "best_metric": None}
     assert started.task.exported == [None]
 
 

@@ -190,10 +190,7 @@ def inspect_all(examples: dict[str, Examples], notes: list[str]) -> dict[str, In
 
 
 def check_colours(
-    arguments: Any,
-    processing: Processing,
-    examples: dict[str, Examples],
-    inspected: dict[str, Inspection],
+    arguments: Any, processing: Processing, examples: dict[str, Examples], inspected: dict[str, Inspection]
 ) -> None:
     """Raises `InputError` for an --image_mode that is not the model's, and for colour images if the model has
     one input channel."""

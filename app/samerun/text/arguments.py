@@ -35,11 +35,7 @@ INAPPLICABLE = {
 LOSSES = {
     "bce": {},
     "focal": {"gamma": Setting(2.0), "alpha": Setting(0.25, at_least=None, above=0, below=1, optional=True)},
-    "asymmetric": {
-        "gamma_neg": Setting(4.0),
-        "gamma_pos": Setting(0.0),
-        "margin": Setting(0.05, below=1),
-    },
+    "asymmetric": {"gamma_neg": Setting(4.0), "gamma_pos": Setting(0.0), "margin": Setting(0.05, below=1)},
     "distribution_balanced": {
         "mu": Setting(0.2, at_most=1),
         "lambda": Setting(2.0, at_least=None, above=0),

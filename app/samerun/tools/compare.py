@@ -31,12 +31,7 @@ from samerun.errors import EXIT_BAD_INPUT, InputError
 from samerun.reports.figures import COLORS, DPI, new_figure
 from samerun.reports.tracker import read_history
 from samerun.run_folder import METRICS, RUN_FILE
-from samerun.text.rouge import (
-    ROUGE_METRICS,
-    choose_tokenizer,
-    exact_matches,
-    row_scores,
-)
+from samerun.text.rouge import ROUGE_METRICS, choose_tokenizer, exact_matches, row_scores
 
 IGNORED = (
     "output_dir",

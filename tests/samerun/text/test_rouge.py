@@ -125,11 +125,7 @@ def test_one_sentence_takes_the_same_value_for_both_rouge_l(monkeypatch):
 
 
 def test_scores_are_means_over_the_rows():
-    scores = rouge_scores(
-        ["深度模型", "无关", "学习"],
-        ["深度学习模型", "甲乙", "学习"],
-        "characters",
-    )
+    scores = rouge_scores(["深度模型", "无关", "学习"], ["深度学习模型", "甲乙", "学习"], "characters")
     assert scores == pytest.approx(
         {"rouge1": 1.8 / 3, "rouge2": 1.5 / 3, "rougeL": 1.8 / 3, "rougeLsum": 1.8 / 3, "exact_match": 1 / 3}
     )
