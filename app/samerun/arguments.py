@@ -193,8 +193,7 @@ class BatchArguments:
     per_device_train_batch_size: int | None = option(
         at_least=1,
         help="samples per process and micro-batch; accumulation is derived from it and "
-        "--global_batch_size. Without that, the "
-        "global batch is this times the number of processes",
+        "--global_batch_size. Without that, the global batch is this times the number of processes",
     )
     gradient_accumulation_steps: int | None = option(
         at_least=1, help="micro-batches per optimizer step; the size of a micro-batch is derived from it"
@@ -271,8 +270,7 @@ class OptimizationArguments:
         above=0,
         below=1,
         help="evaluate and export an exponential moving average of the weights with this decay, such as "
-        "0.999; after t updates "
-        "the decay is at most (1 + t) / (10 + t)",
+        "0.999; after t updates the decay is at most (1 + t) / (10 + t)",
     )
     seed: int = option(
         42, at_least=0, at_most=2**31 - 1, help="seed of initial weights, order of rows and dropout"
@@ -366,8 +364,7 @@ class RunArguments:
     project_name: str | None = option(
         per_machine=True,
         help="project of the trackers, experiment of MLflow (default: the tracker's variable, such as "
-        "WANDB_PROJECT, else the "
-        "task's name)",
+        "WANDB_PROJECT, else the task's name)",
     )
     push_to_hub: bool = option(False, help="upload the best model to the hub at the end of the run")
     hub_model_id: str | None = option(needs="push_to_hub", help="hub repository for --push_to_hub")

@@ -673,7 +673,5 @@ def quiet_libraries(rank: int) -> None:
     warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
     warnings.filterwarnings("ignore", module=r"torch\.distributed.*", **ignored)
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", **ignored)
-    warnings.filterwarnings(
-        "ignore", message="`is_gradient_checkpointing` is deprecated", **ignored
-    )  # by peft
+    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is", **ignored)  # by peft
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")

@@ -571,10 +571,9 @@ class Training:
         size = f"--global_batch_size {self.plan.batch.global_batch_size}"
         smaller = f"a smaller --per_device_train_batch_size beside {size}, " if rows > 1 else ""
         return (
-            f"step {step + 1}: out of memory on a batch of {rows} rows x {'x'.join(map(str, sizes))}. "
-            f"Try {smaller}{self.task.memory_advice}"
-            "--gradient_checkpointing, --mixed_precision bf16, or a ds_configs/zero*.json file "
-            f"({in_short(error)})"
+            f"step {step + 1}: out of memory on a batch of {rows} rows x {'x'.join(map(str, sizes))}. Try "
+            f"{smaller}{self.task.memory_advice}--gradient_checkpointing, --mixed_precision bf16, or a "
+            f"ds_configs/zero*.json file ({in_short(error)})"
         )
 
 
