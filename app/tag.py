@@ -74,6 +74,7 @@ from samerun.text.labels import label_source
 from samerun.text.tags import RAW, Tagged, first_tokens
 from samerun.text.text import TextSplit, TextTask, check_outputs, lengths_of, pad_rows
 from samerun.text.titles import IGNORED, token_losses
+from samerun.text.tokenizer import check_reload
 
 
 class TokenClassification(TextTask):
@@ -109,6 +110,7 @@ class TokenClassification(TextTask):
 
         words = [tables["train"].columns[a.text_column]] if modes.train else []
         tokenizer = self.load_tokenizer(words, notes)
+        check_reload(tokenizer, self.config, words, a)
         tokenizer.padding_side = "right"
         self.use_tokenizer(tokenizer, self.config, 512, notes)
         self.window = -(-self.max_length // self.padding_multiple) * self.padding_multiple
