@@ -114,7 +114,8 @@ class TokenClassification(TextTask):
         tokenizer.padding_side = "right"
         self.use_tokenizer(tokenizer, self.config, 512, notes)
         self.window = -(-self.max_length // self.padding_multiple) * self.padding_multiple
-        self.long_documents = tags.SentenceWindows("windows", self.window, tokens=self.max_length)
+        widths = {"max_length": self.window, "tokens": self.max_length}
+        self.long_documents = tags.SentenceWindows("windows", **widths, spaces=tags.keeps_spaces(tokenizer))
         self.limits = [f"Longer texts than {self.max_length} tokens have to be cut into windows."]
         ids = self.all_ids(tables, targets, notes)
         if modes.train:
