@@ -355,6 +355,7 @@ def _description(run: Run, arguments: Any, plan: Plan, fingerprint: dict[str, An
     elif hardware == "cpu":
         hardware = f"{os.cpu_count()} CPU cores"
     return {
+        "schema_version": run_folder.SCHEMA_VERSION,
         "arguments": as_dict(arguments),
         "launcher": launch.launcher,
         "launcher_process": os.getppid(),
