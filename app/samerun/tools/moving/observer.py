@@ -1,10 +1,11 @@
 """Runs a task's script and records the rows and learning rates of each training step, the predictions of each
 evaluation, and random numbers that are not by row.
 
-    observer.py DEVICE FOLDER app/TASK.py ARGS
+    observer.py DEVICE FOLDER STEPS app/TASK.py ARGS
 
-`samerun parity` passes it to the launchers in place of the script. DEVICE: cpu hides the GPUs; any. Each
-process writes its own files in FOLDER (see `recorder.py`), without communication.
+`samerun parity` and `samerun verify` pass it to the launchers in place of the script. DEVICE: cpu hides the
+GPUs; any. STEPS: after how many the run is to stop; 0: at its end. Each process writes its own files in
+FOLDER (see `recorder.py`), without communication.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ from types import ModuleType
 from typing import Any
 
 
-def observe_steps(folder: Path) -> None:
+def observe_steps(folder: Path, stop_after: int = 0) -> None:
     """Records this process's training steps in FOLDER/NAME.rank_R.jsonl, where NAME is the name of the output
     folder. A line: {"step": from 0, "rows": of this process, in the order of its forward passes,
-    "learning_rates": by parameter group}."""
-    sys.meta_path.insert(0, _Finder(folder))
+    "learning_rates": by parameter group}. `stop_after`: the process asks the run to stop after so many steps,
+    and records what the modules compute in the first one (`samerun.tools.moving.activations`); 0: never."""
+    sys.meta_path.insert(0, _Finder(folder, stop_after))
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Calls `recorder.record` right after the regular import of `samerun.training`."""
+    """Begins to record right after the regular import of `samerun.training`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, stop_after: int) -> None:
+        self.folder, self.stop_after = folder, stop_after
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name != "samerun.training":
@@ -41,10 +43,12 @@ class _Finder(importlib.abc.MetaPathFinder):
         execute = spec.loader.exec_module
 
         def execute_and_record(module: ModuleType) -> None:
-            from samerun.tools.moving import recorder  # imports torch
+            from samerun.tools.moving import activations, recorder  # import torch
 
             execute(module)
-            recorder.record(module, self.folder)
+            recorder.record(module, self.folder, self.stop_after)
+            if self.stop_after:
+                activations.record(module, self.folder)
 
         spec.loader.exec_module = execute_and_record
         return spec
@@ -75,12 +79,12 @@ def main() -> None:
     words = sys.argv[1:]
     # DeepSpeed's launcher inserts --local_rank first.
     first = next(index for index, word in enumerate(words) if not word.startswith("--"))
-    device, folder, script = words[first : first + 3]
+    device, folder, steps, script = words[first : first + 4]
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # launchers set it for their workers
-    observe_steps(Path(folder))
+    observe_steps(Path(folder), int(steps))
     sys.path[0] = str(Path(script).resolve().parent)
-    sys.argv = [script, *words[:first], *words[first + 3 :]]
+    sys.argv = [script, *words[:first], *words[first + 4 :]]
     runpy.run_path(script, run_name="__main__")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import traceback
 from functools import partial
 from pathlib import Path
@@ -19,14 +20,14 @@ from samerun.kernels import dropout
 OURS = ("/torch/", "/samerun/")  # of a file's path: the line that matters is outside of these
 
 
-def record(engine: ModuleType, folder: Path) -> None:
+def record(engine: ModuleType, folder: Path, stop_after: int = 0) -> None:
     """Wraps functions of `engine`, `samerun.training`. Records the steps (`observer.observe_steps`); the
     floating-point predictions of each evaluation, such as logits, in FOLDER/NAME.predictions_STEP.npz; and in
     FOLDER/NAME.random.txt which lines of code draw random tensors that are not by row, in the first step of a
-    run of one process with dropout by row."""
+    run of one process with dropout by row. `stop_after`: see `observer.observe_steps`."""
     fit, evaluate_of_training = engine.Training.fit, engine.Training._evaluate
     seed_step, train_step, evaluate = engine.seed_step, engine.train_step, engine.evaluate
-    current: dict[str, Any] = {}  # "file" and "random" while `fit` runs, "step", "predictions"
+    current: dict[str, Any] = {}  # "file" and "random" while `fit` runs, "step", "steps", "predictions"
 
     def fit_observed(training: Any) -> Any:
         launch, name = training.run.launch, training.folder.name
@@ -61,6 +62,9 @@ def record(engine: ModuleType, folder: Path) -> None:
             line = {"step": current["step"], "rows": rows, "learning_rates": rates}
             current["file"].write(json.dumps(line) + "\n")
             current["file"].flush()
+            current["steps"] = current.get("steps", 0) + 1
+            if current["steps"] == stop_after:
+                signal.raise_signal(signal.SIGTERM)  # the engine finishes this step
         step = partial(train_step, run, model, optimizer, task, micro_batches, *rest, **named)
         return _watched(step, current.pop("random")) if "random" in current else step()
 
