@@ -112,11 +112,10 @@ def derive_batch(
     needed = math.ceil(per_process / micro) if micro else accumulation or 1
     if accumulation and needed != accumulation:
         raise InputError(
-            f"batch arguments contradict each other: --global_batch_size {total} on {world_size} "
-            "process(es) is "
-            f"{per_process} rows each, which --per_device_train_batch_size {micro} makes {needed} "
-            "micro-batch(es), but "
-            f"--gradient_accumulation_steps is {accumulation}; leave one of the three out"
+            f"batch arguments contradict each other: --global_batch_size {total} on {world_size} process(es) "
+            f"is {per_process} rows each, which --per_device_train_batch_size {micro} makes {needed} "
+            f"micro-batch(es), but --gradient_accumulation_steps is {accumulation}; leave one of the three "
+            "out"
         )
     accumulation = min(needed, per_process)  # no empty micro-batches
     return BatchShape(total, world_size, math.ceil(total / (world_size * accumulation)), accumulation)
@@ -186,11 +185,9 @@ def evaluation_batch(
 ) -> tuple[int, int | None]:
     """(rows, maximum tokens or None) of an evaluation batch. `by_tokens`: as in `batch_of`; `default_rows`:
     of the split."""
-    tokens = arguments.max_tokens_per_eval_batch
-    if tokens is None and by_tokens and arguments.per_device_eval_batch_size is None:
-        tokens = CPU_TOKENS
-    rows = arguments.per_device_eval_batch_size or default_rows or arguments.evaluation_rows
-    return rows, tokens
+    rows = arguments.per_device_eval_batch_size
+    tokens = CPU_TOKENS if by_tokens and rows is None else None
+    return rows or default_rows or arguments.evaluation_rows, tokens
 
 
 def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
@@ -272,15 +269,13 @@ def describe(plan: Plan) -> list[str]:
         f"{plan.num_rows} rows"
         + (f" x {plan.chosen_epochs}; --num_train_epochs sets it" if plan.chosen_epochs else ""),
         f"learning rate  {plan.learning_rate:g} at its peak{scaled}, {first:.3g} in the first step, "
-        f"{last:.3g} in the last; "
-        f"{plan.warmup_steps} warm-up step(s), {plan.lr_scheduler_type}",
+        f"{last:.3g} in the last; {plan.warmup_steps} warm-up step(s), {plan.lr_scheduler_type}",
         f"optimizer      {plan.optimizer}",
     ]
     if plan.ema_decay is not None:
         lines.append(
             f"note           --ema_decay {plan.ema_decay:g}: the averaged weights are evaluated and "
-            "exported; they take "
-            "4 bytes per trained element"
+            "exported; they take 4 bytes per trained element"
         )
     if plan.total_steps < (plan.advised_steps or 0):
         lines.append(
@@ -289,9 +284,8 @@ def describe(plan: Plan) -> list[str]:
         )
     if b.follows_processes:
         lines.append(
-            "note           the global batch depends on the number of processes; "
-            f"--global_batch_size {b.global_batch_size} "
-            "fixes it"
+            "note           the global batch depends on the number of processes; --global_batch_size "
+            f"{b.global_batch_size} fixes it"
         )
     if b.max_tokens is None and b.idle_share > 0.1:
         below = b.global_batch_size // b.world_size * b.world_size

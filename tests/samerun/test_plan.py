@@ -180,7 +180,6 @@ def test_an_evaluation_batch_has_rows_or_tokens(arguments):
     assert evaluation_batch(arguments()) == (32, None)
     assert evaluation_batch(arguments(), by_tokens=True) == (32, CPU_TOKENS)
     assert evaluation_batch(arguments(per_device_eval_batch_size=5), by_tokens=True) == (5, None)
-    assert evaluation_batch(arguments(max_tokens_per_eval_batch=99)) == (32, 99)
 
 
 @given(size=st.integers(1, 100), processes=st.integers(1, 5), micro=st.integers(1, 20))
