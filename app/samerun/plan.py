@@ -201,7 +201,11 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
         arguments, launch.world_size, launch.micro_batches_by_tokens and split.lengths is not None
     )
     steps_per_epoch = math.ceil(num_rows / batch.global_batch_size)
-    chooses = a.__dataclass_fields__["num_train_epochs"].default is None
+    fields = a.__dataclass_fields__
+    # A higher learning rate than the default one needs fewer updates: nothing is advised there.
+    advises = (
+        fields["num_train_epochs"].default is None and a.learning_rate <= fields["learning_rate"].default
+    )
     epochs = a.num_train_epochs or enough_epochs(steps_per_epoch)
     total_steps = a.max_steps or max(1, math.ceil(steps_per_epoch * epochs))
     warmup = _steps(a.warmup_steps or 0, total_steps)
@@ -223,7 +227,7 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
         num_rows=num_rows,
         steps_per_epoch=steps_per_epoch,
         chosen_epochs=None if a.max_steps or a.num_train_epochs else epochs,
-        advised_steps=ENOUGH_UPDATES if chooses and a.num_train_epochs and not a.max_steps else None,
+        advised_steps=ENOUGH_UPDATES if advises and a.num_train_epochs and not a.max_steps else None,
         total_steps=total_steps,
         warmup_steps=warmup,
         learning_rate=a.learning_rate * factor,
@@ -275,8 +279,8 @@ def describe(plan: Plan) -> list[str]:
         )
     if plan.total_steps < (plan.advised_steps or 0):
         lines.append(
-            f"note           {plan.total_steps} updates may be too few for a new head; without "
-            f"--num_train_epochs there are up to {plan.advised_steps}"
+            f"note           {plan.total_steps} updates may be too few for a new head at this learning rate; "
+            f"without --num_train_epochs there are up to {plan.advised_steps}"
         )
     if b.follows_processes:
         lines.append(

@@ -80,7 +80,7 @@ def read_labels(table: Table, arguments: Any, notes: list[str]) -> Labelled | No
         (first, first_row), (second, second_row) = list(first_rows.items())[:2]
         problems.append(
             f"{table.where(second_row)}: {column} is {second}, but {first} at {table.where(first_row)}; use "
-            "one form in the whole file"
+            "one form everywhere"
         )
     raise_problems(problems)
     if repeated:
