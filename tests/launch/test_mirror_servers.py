@@ -125,7 +125,6 @@ def check_a_run_moves(train, url, tmp_path):
     third = train(url, "run", 9, *RESUME).check()
     assert "training       is complete (9 steps)" in third.out
     assert differences(tmp_path / "stayed", tmp_path / "run") == []
-    assert len(mirror.Mirror(url)._names()) == mirror.KEPT
     return "".join(ended.out + ended.err for ended in (first, second, third))
 
 
@@ -135,10 +134,12 @@ def test_a_run_moves_by_s3(s3, train, tmp_path):
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
     assert s3.buckets() == ["mine"]
+    assert len(mirror.Mirror(s3.url)._names()) == mirror.KEPT
 
 
 def test_a_run_moves_by_sftp(sftp, train, tmp_path):
     check_a_run_moves(train, sftp.url, tmp_path)
+    assert len(list((tmp_path / "mirror" / "runs" / "a").glob("*_step_*"))) == mirror.KEPT
 
 
 def refusal(url):
