@@ -15,7 +15,7 @@ import vector_task
 from launchers import as_words, environment, forked, machines, python, run, run_together
 
 from samerun.files import file_record
-from samerun.tools.soaking.comparison import differences
+from samerun.tools.soak import differences
 
 pytestmark = pytest.mark.slow
 

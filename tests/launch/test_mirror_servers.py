@@ -15,7 +15,7 @@ from launchers import as_words, free_port, python, run
 
 from samerun import mirror
 from samerun.errors import InputError
-from samerun.tools.soaking.comparison import differences
+from samerun.tools.soak import differences
 
 pytestmark = pytest.mark.slow
 
