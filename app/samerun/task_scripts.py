@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from samerun.errors import EXIT_BAD_INPUT, InputError
+from samerun.files import write_json
 from samerun.parsing import parse, validate
 from samerun.plan import Modes
 
@@ -103,6 +104,14 @@ def task_to_read(script: Path, words: list[str]) -> tuple[Any, Modes]:
     return task_class(arguments), Modes(train=True, evaluate=True, predict=has_test)
 
 
+def write_settings(file: Path, arguments: dict[str, Any]) -> None:
+    """Writes arguments, as run.json has them, to a file for --config."""
+    settings = {
+        name: "none" if value is None else value for name, value in arguments.items() if name != "config"
+    }
+    write_json(file, settings)
+
+
 def refused(error: InputError) -> int:
     """Prints the problems of a tool's input. Returns the exit code."""
     print(*(f"error: {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
@@ -118,7 +127,9 @@ def task_of(folder: Path) -> str:
             continue
         except (OSError, ValueError) as error:
             raise InputError(f"{folder / name}: cannot be read ({error})") from None
-        task = _task_of_config(config)
+        task = BY_MODEL_TYPE.get(config.get("model_type")) or BY_ADAPTER.get(config.get("task_type"))
+        model_class = (config.get("architectures") or [""])[0]
+        task = task or next((task for end, task in BY_ENDING.items() if model_class.endswith(end)), None)
         if task is None:
             known = ", ".join(sorted({*BY_ENDING.values(), *BY_MODEL_TYPE.values()}))
             raise InputError(
@@ -126,15 +137,5 @@ def task_of(folder: Path) -> str:
                 f"are {known}"
             )
         return task
-    if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder; name the folder best/ of a run, or one like it")
-    raise InputError(
-        f"{folder} is no exported model: it has no config.json; name the folder best/ of a run, or "
-        "one like it"
-    )
-
-
-def _task_of_config(config: dict[str, Any]) -> str | None:
-    task = BY_MODEL_TYPE.get(config.get("model_type")) or BY_ADAPTER.get(config.get("task_type"))
-    classes = config.get("architectures") or [""]
-    return task or next((task for ending, task in BY_ENDING.items() if classes[0].endswith(ending)), None)
+    what = " is no exported model: it has no config.json" if folder.is_dir() else ": no such folder"
+    raise InputError(f"{folder}{what}; name the folder best/ of a run, or one like it")

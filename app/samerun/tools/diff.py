@@ -32,30 +32,14 @@ from seqeval.metrics.sequence_labeling import get_entities
 from samerun import task_scripts
 from samerun.classes import confusion_matrix, decision_scores
 from samerun.errors import InputError
-from samerun.files import as_json, write_json
+from samerun.files import as_json
 from samerun.reports.figures import COLORS, DPI, new_figure
 from samerun.reports.tracker import read_history
 from samerun.run_folder import METRICS, RUN_FILE
-from samerun.text.rouge import (
-    ROUGE_METRICS,
-    choose_tokenizer,
-    exact_matches,
-    row_scores,
-)
+from samerun.text.rouge import ROUGE_METRICS, choose_tokenizer, exact_matches, row_scores
 
-IGNORED = (
-    "output_dir",
-    "config",
-    "run_name",
-    "predictions_file",
-)  # arguments that differ between any two runs
-OWN_SECTIONS = (
-    "arguments",
-    "metrics",
-    "history",
-    "rows",
-    "resampled",
-)  # of `read_run`; the rest are facts of the run
+IGNORED = ("output_dir", "config", "run_name", "predictions_file")  # differ between any two runs
+OWN_SECTIONS = ("arguments", "metrics", "history", "rows", "resampled")  # of `read_run`; others are facts
 IGNORED_FACTS = ("name", "predictions", "launcher_process", "slurm_job", "fingerprint.train_content")
 MAX_IDS = 10
 PLOTS = (".png", ".svg", ".pdf")
@@ -319,7 +303,7 @@ def training_rows(run: dict[str, Any]) -> dict[str, str]:
     script = task_scripts.path_of(run["fingerprint"]["task"])
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder) / "settings.json"
-        write_json(settings, {name: value for name, value in run["arguments"].items() if name != "config"})
+        task_scripts.write_settings(settings, run["arguments"])
         arguments, task_class = task_scripts.read_command(script, ["--config", str(settings)])
     if not hasattr(arguments, "text_column"):
         raise InputError("only rows of text tasks are listed")
