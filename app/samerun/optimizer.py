@@ -131,9 +131,8 @@ def state_bytes(arguments: Any, model: nn.Module) -> float:
         elif optim == "adafactor" or name in hidden:
             total += 4 * size
         elif optim == "adamw_bnb_8bit" and size >= optim_arguments.SMALL_8BIT:
-            total += 2 * size + 2 * 4 * -(
-                -size // 256
-            )  # two 8-bit moments, and an fp32 scale per block of 256
+            # Two 8-bit moments, and an fp32 scale per block of 256.
+            total += 2 * size + 2 * 4 * -(-size // 256)
         else:
             total += 4 * size * optim_arguments.moments(optim, optim_arguments.settings_of(arguments))
     return total / max(1, elements) + (4 if arguments.ema_decay else 0)

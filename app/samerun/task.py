@@ -100,9 +100,8 @@ class Mixture:
         mixture = cls(source, tuple(weight / sum(weights) for weight in weights))
         available = np.bincount(source, minlength=len(weights))
         problems = [
-            f"--mixing_weights: {path} ({rows} training rows, weight {weight:g}) gives no row to an "
-            f"epoch of {len(source)}; "
-            "give it more rows or a larger weight, or leave it out"
+            f"--mixing_weights: {path} ({rows} training rows, weight {weight:g}) gives no row to an epoch of "
+            f"{len(source)}; give it more rows or a larger weight, or leave it out"
             for path, weight, rows, count in zip(paths, weights, available, mixture.counts, strict=True)
             if not rows or not count
         ]
@@ -148,9 +147,9 @@ class Split:
 def mixing_fingerprint(splits: Mapping[str, Split]) -> dict[str, Any]:
     """The mixture's part of a run's fingerprint: it determines the order of rows."""
     mixture = splits["train"].mixture if "train" in splits else None
-    return (
-        {} if mixture is None else {"mixing": [list(mixture.weights), np.bincount(mixture.source).tolist()]}
-    )
+    if mixture is None:
+        return {}
+    return {"mixing": [list(mixture.weights), np.bincount(mixture.source).tolist()]}
 
 
 @dataclass

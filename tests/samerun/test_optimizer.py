@@ -197,10 +197,7 @@ def test_muon_is_torchs_for_hidden_matrices_and_adamw_for_the_rest(arguments):
             optimizer.step()
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
     # Its last layer is frozen.
-    assert hidden_matrices(Classifier()) == {
-        "bert.dense.weight",
-        "classifier.weight",
-    }
+    assert hidden_matrices(Classifier()) == {"bert.dense.weight", "classifier.weight"}
 
 
 @pytest.mark.parametrize(

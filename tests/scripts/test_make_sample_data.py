@@ -110,10 +110,7 @@ def test_run_writes_disjoint_splits_and_says_what(site, tmp_path):
     rows = [row for split in splits.values() for row in split]
     assert len(rows) == len({row["id"] for row in rows}) == len({row["text"] for row in rows}) == 121
     # The first row of the copies is alone here.
-    assert {row["id"] for row in rows} >= {
-        "tinylib.many.f0",
-        "tinylib.copied.resolve",
-    }
+    assert {row["id"] for row in rows} >= {"tinylib.many.f0", "tinylib.copied.resolve"}
     assert "tinylib.linalg.solve" not in {row["id"] for row in rows}
     assert 80 <= len(splits["train"]) <= 115
     assert min(len(splits["validation"]), len(splits["test"])) >= 3

@@ -507,10 +507,7 @@ def test_what_is_reported_of_an_export():
     rng = np.random.default_rng(1)
     logits = rng.normal(-1, 1.5, (300, 4))
     # Logits that are too sure.
-    found = {
-        "logits": 3 * logits,
-        "targets": (rng.random((300, 4)) < sigmoid(logits)).astype(np.uint8),
-    }
+    found = {"logits": 3 * logits, "targets": (rng.random((300, 4)) < sigmoid(logits)).astype(np.uint8)}
     fitted, metrics = ThresholdTuner(calibration="temperature").report(**found, names="abcd", rows="rows")
     assert fitted.calibrates
     assert metrics["eval_calibrated_ece"] < metrics["eval_ece"]
