@@ -10,28 +10,34 @@ from samerun.tools import rows
 from samerun.tools.rows import doubts, main
 
 
-def test_a_label_is_doubtful_where_the_model_is_surer_than_of_the_labels_own_rows():
+def test_a_row_is_wrong_if_its_label_looks_absent_and_another_one_present():
     given = np.array([[1, 0], [1, 0], [1, 0], [0, 1], [0, 1]], dtype=bool)
     chances = np.array([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.2, 0.8], [0.4, 0.6]])
-    doubt, suggested = doubts(chances, given, one_label=True)
+    doubt, suggested = doubts(chances, given)
     assert doubt.argmax() == 2
     assert suggested.tolist() == [*given[:2].tolist(), [False, True], *given[3:].tolist()]
 
     # A rare label has low probabilities everywhere; its own rows say what is high.
-    given = np.zeros((40, 2), dtype=bool)
-    given[:20, 0], given[20:22, 1] = True, True
-    chances = np.where(given, [0.8, 0.2], [0.2, 0.01])
-    chances[30] = [0.2, 0.2]
-    doubt, suggested = doubts(chances, given, one_label=False)
-    assert np.argwhere(suggested != given).tolist() == [[30, 1]]
+    given = np.zeros((40, 3), dtype=bool)
+    given[:20, 0], given[20:22, 1], given[22:, 2] = True, True, True
+    chances = np.where(given, [0.8, 0.2, 0.8], [0.2, 0.01, 0.2])
+    chances[30] = [0.2, 0.25, 0.1]
+    doubt, suggested = doubts(chances, given)
+    assert np.flatnonzero((suggested != given).any(axis=1)).tolist() == [30]
+    assert suggested[30].tolist() == [False, True, False]
     assert doubt.argmax() == 30
+
+
+def test_a_row_without_labels_is_wrong_if_one_looks_present():
+    given = np.array([[1, 0], [0, 1], [0, 0], [0, 0]], dtype=bool)
+    chances = np.array([[0.8, 0.1], [0.1, 0.8], [0.9, 0.1], [0.1, 0.2]])
+    assert doubts(chances, given)[1].tolist() == [[True, False], [False, True], [True, False], [False, False]]
 
 
 def test_a_label_that_no_row_has_is_never_suggested():
     given = np.array([[1, 0], [1, 0]], dtype=bool)
     chances = np.array([[0.3, 0.7], [0.9, 0.1]])
-    for one_label in (True, False):
-        assert not doubts(chances, given, one_label)[1][:, 1].any()
+    assert not doubts(chances, given)[1][:, 1].any()
 
 
 @pytest.fixture

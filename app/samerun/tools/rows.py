@@ -3,10 +3,11 @@
     samerun rows FOLDER [--output rows.html] [--csv rows.csv]
 
 FOLDER is the output folder of `samerun cross-validate`, for all training rows, or of a training, for its
-validation rows (one with --report_to html). Tasks: text classification with one or several labels. A label is
-doubtful if a model that has not seen the row is surer of another one than it is on average of that one's rows
-(confident learning: Northcutt, Jiang and Chuang, "Confident Learning", JAIR 70, 2021, section 3.1; of
-several labels, each by itself). The most doubtful rows come first.
+validation rows (one with --report_to html). Tasks: text classification with one or several labels. A row is
+likely wrong if a model that has not seen it gives its label a lower probability than to the mean of the rows
+without that label, and another label a higher one than to the mean of the rows with it (the thresholds of
+confident learning: Northcutt, Jiang and Chuang, "Confident Learning", JAIR 70, 2021, section 3.1). The most
+doubtful rows come first.
 
 The csv file has all these rows with three columns at its end: problem, suggestion, doubt. Correct it and
 train with it: columns other than those of texts and labels are ignored.
@@ -41,7 +42,7 @@ from samerun.files import atomic_file, read_lines, write_text
 from samerun.plan import Modes
 from samerun.reports.page import render
 from samerun.run_folder import BEST_PREDICTIONS, PREDICTIONS, RUN_FILE
-from samerun.runtime import plain_launch
+from samerun.runtime import Launch
 from samerun.task import Section
 from samerun.text.multi_label_scores import sigmoid
 from samerun.text.single_label import softmax
@@ -63,7 +64,6 @@ class HeldOut:
     probabilities: np.ndarray
     tables: dict[str, Table]  # of all splits
     rows: dict[str, Rows]
-    one_label: bool  # of each row
 
 
 def read_held_out(folder: Path) -> HeldOut:
@@ -101,7 +101,7 @@ def _of_folds(folder: Path, words: list[str]) -> HeldOut:
     if len(lines) != len(tables["train"]):
         raise InputError(f"{folder}: the training file has changed since; it has {len(tables['train'])} rows")
     rows = {name: of_texts(_texts(task, table), None, None) for name, table in tables.items()}
-    return HeldOut(task, "train", labels, given, probabilities, tables, rows, "label" in lines[0])
+    return HeldOut(task, "train", labels, given, probabilities, tables, rows)
 
 
 def _of_training(folder: Path, words: list[str]) -> HeldOut:
@@ -109,17 +109,17 @@ def _of_training(folder: Path, words: list[str]) -> HeldOut:
     if not path.exists():
         raise InputError(f"{folder}: has no {path.name}; train with --report_to html, or use cross-validate")
     modes = Modes(train=True, evaluate=True, predict=False)
-    data = task.load(plain_launch(1, True), modes)
+    data = task.load(Launch(), modes)
     tables, _ = task.read(task.launch, modes, [])
     rows = {name: of_text_split(task, split) for name, split in data.splits.items()}
     with np.load(path) as stored:
         logits, targets = stored["logits"].astype(np.float64), stored["labels"]
     if len(logits) != len(tables["validation"]):
         raise InputError(f"{folder}: the validation rows have changed since")
-    if one_label := targets.ndim == 1:
+    probabilities = sigmoid(logits) if targets.ndim == 2 else softmax(logits)
+    if targets.ndim == 1:
         targets = np.eye(logits.shape[1])[targets]
-    probabilities = softmax(logits) if one_label else sigmoid(logits)
-    return HeldOut(task, "validation", task.labels, targets > 0, probabilities, tables, rows, one_label)
+    return HeldOut(task, "validation", task.labels, targets > 0, probabilities, tables, rows)
 
 
 def _texts(task: Any, table: Table) -> list[str]:
@@ -137,29 +137,32 @@ def _task(words: list[str]) -> Any:
     return task_class(arguments)
 
 
-def doubts(probabilities: np.ndarray, given: np.ndarray, one_label: bool) -> tuple[np.ndarray, np.ndarray]:
-    """(doubt, suggested): (rows,) how much surer the model is of another answer than of the given one, at its
-    most doubtful label; (rows, labels) bool, the given labels but for those that are likely wrong.
+def doubts(probabilities: np.ndarray, given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(doubt, suggested): (rows,) float, and (rows, labels) bool, the given labels but for the rows that are
+    likely wrong.
 
-    An answer is compared with the mean probability of the rows that were given it, so that rare labels, whose
-    probabilities are low, count as much as common ones. It counts as the model's if it reaches that mean.
+    A given label is doubtful as far as the row's probability of it is below the mean of the rows without it;
+    another label is likely as far as its probability is above the mean of the rows with it. Both are
+    logarithms of ratios, so that rare labels, whose probabilities are low, count as much as common ones. The
+    doubt is that of the most doubtful given label and of the likeliest other one together; the row is likely
+    wrong if both are above 0, and the other label then takes the place of the doubtful ones.
     """
-    yes = probabilities / _means(probabilities, given)
-    if one_label:
-        own, others = np.where(given, yes, 0).sum(axis=1), np.where(given, -np.inf, yes)
-        best = others.max(axis=1)
-        wrong = (best > own) & (best >= 1)
-        model = np.eye(given.shape[1], dtype=bool)[others.argmax(axis=1)]
-        return best - own, np.where(wrong[:, None], model, given)
-    no = (1 - probabilities) / _means(1 - probabilities, ~given)
-    own, other = np.where(given, yes, no), np.where(given, no, yes)
-    return (other - own).max(axis=1), given ^ ((other > own) & (other >= 1))
+    chances = probabilities.clip(min=1e-6)
+    without = np.log(_means(chances, ~given) / chances)
+    other = np.where(given, -np.inf, np.log(chances / _means(chances, given)))
+    worst = np.where(given, without, -np.inf).max(axis=1)
+    worst = np.where(given.any(axis=1), worst, 0.0)
+    best = other.max(axis=1)
+    likely = np.eye(given.shape[1], dtype=bool)[other.argmax(axis=1)]
+    wrong = (best >= 0) & ((worst > 0) | ~given.any(axis=1))
+    suggested = np.where(wrong[:, None], (given & (without <= 0)) | likely, given)
+    return worst + best, suggested
 
 
 def _means(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """(labels,) the mean of each column over its chosen rows; 1 without any."""
     count = chosen.sum(axis=0)
-    return np.where(count > 0, (values * chosen).sum(axis=0) / np.maximum(count, 1), 1.0).clip(min=1e-9)
+    return np.where(count > 0, (values * chosen).sum(axis=0) / np.maximum(count, 1), 1.0)
 
 
 def names_of(chosen: np.ndarray, labels: Sequence[str]) -> list[tuple[str, ...]]:
@@ -223,7 +226,7 @@ def main(argv: list[str]) -> int:
         held_out = read_held_out(options.folder)
     except InputError as error:
         return task_scripts.refused(error)
-    doubt, suggested = doubts(held_out.probabilities, held_out.given, held_out.one_label)
+    doubt, suggested = doubts(held_out.probabilities, held_out.given)
     problems = problems_of(held_out, suggested)
     order = np.argsort(-doubt, kind="stable").tolist()
     given, better = (names_of(chosen, held_out.labels) for chosen in (held_out.given, suggested))
