@@ -132,7 +132,7 @@ def test_two_processes_train_the_same(kind, folder, script, bert_folder):
     config = json.loads((model / "config.json").read_text())
     config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     (model / "config.json").write_text(json.dumps(config))
-    given = training(model, **KINDS[kind], lr_scheduler_type="constant", adam_epsilon=1e-6)
+    given = training(model, **KINDS[kind], lr_scheduler_type="constant", optim_args="eps=1e-6")
     assert script("classify", [*given, "--output_dir=one"]).code == 0
     zero3 = [*torchrun(2), str(CLASSIFY), f"--deepspeed={DS_CONFIGS / 'zero3.json'}"]
     fsdp = [*accelerate("fsdp.yaml", 2), str(CLASSIFY), "--use_cpu=true"]

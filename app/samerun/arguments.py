@@ -7,7 +7,7 @@ values contradict each other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from samerun import optim_arguments
@@ -223,11 +223,11 @@ class OptimizationArguments:
         help="optimizer; muon: for the matrices of hidden layers, AdamW for the rest; 8bit and lion need "
         "bitsandbytes",
     )
-    optim_args: str | None = option(help="settings of the optimizer, such as momentum=0.9,nesterov=true")
+    optim_args: str | None = option(
+        help="settings of the optimizer, such as momentum=0.9,nesterov=true; of AdamW: beta1=0.9, "
+        "beta2=0.999, eps=1e-8"
+    )
     weight_decay: float = option(0.01, at_least=0, help="weight decay, except for biases and norms")
-    adam_beta1: float = option(0.9, at_least=0, below=1, help="beta1 of AdamW and Lion")
-    adam_beta2: float = option(0.999, at_least=0, below=1, help="beta2 of AdamW and Lion")
-    adam_epsilon: float = option(1e-8, above=0, help="AdamW epsilon")
     max_grad_norm: float = option(
         1.0, at_least=0, help="clip the global gradient norm to this; 0: no clipping"
     )
@@ -277,7 +277,7 @@ class OptimizationArguments:
     )
 
     def problems(self) -> list[str]:
-        messages = optim_arguments.check_settings(self, {field.name: field.default for field in fields(self)})
+        messages = optim_arguments.check_settings(self)
         if self.lr_scheduler_type == "constant" and self.warmup_steps:
             messages.append("--lr_scheduler_type constant has no warm-up; use constant_with_warmup")
         if self.lr_scheduler_kwargs:

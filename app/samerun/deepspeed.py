@@ -30,7 +30,7 @@ BUCKETS = {
     "stage3_param_persistence_threshold": 100_000,
 }
 OWNED_BY_ARGUMENTS = {
-    "optimizer": "--optim, --learning_rate, --weight_decay and --adam_*",
+    "optimizer": "--optim, --optim_args, --learning_rate and --weight_decay",
     "scheduler": "--lr_scheduler_type and --warmup_steps",
 }
 OPTIMIZERS = ("Adam", "AdamW")  # accepted in an "optimizer" section; DeepSpeed's Adam is AdamW

@@ -64,9 +64,8 @@ class BatchShape:
     micro_batch_size: int  # maximum rows
     accumulation: int  # micro-batches per process and optimizer step; a maximum if `max_tokens` is set
     max_tokens: int | None = None  # maximum tokens of a micro-batch, padding included
-    follows_processes: bool = (
-        False  # whether the global batch is a process's batch times the number of processes
-    )
+    # Whether the global batch is a process's batch times the number of processes.
+    follows_processes: bool = False
 
     @property
     def idle_share(self) -> float:

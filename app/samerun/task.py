@@ -126,14 +126,12 @@ class Split:
     labelled: bool = True
     lengths: np.ndarray | None = None  # (rows,) tokens; None for data without tokens
     padding_multiple: int = 1  # `collate` pads batches to a multiple of this width
-    widths: np.ndarray | None = (
-        None  # (rows,) padded tokens of each row alone; None: `lengths` rounded up to the multiple
-    )
+    # (rows,) padded tokens of each row alone; None: `lengths` rounded up to the multiple.
+    widths: np.ndarray | None = None
     ids: Sequence[Any] | None = None  # of the rows, for predictions
     mixture: Mixture | None = None  # None: one source
-    weights: np.ndarray | None = (
-        None  # (rows,) sampling weights for drawing with replacement; None: each row once an epoch
-    )
+    # (rows,) sampling weights for drawing with replacement; None: each row once an epoch.
+    weights: np.ndarray | None = None
     # Returns a hash of all rows, which must be unchanged to resume an interrupted prediction; None: it cannot
     # be resumed.
     content: Callable[[], str] | None = None

@@ -265,7 +265,7 @@ def test_a_best_model_that_is_lost_damaged_or_replaced_is_chosen_anew(start_run,
     asked = arguments(output_dir=str(tmp_path))
     run = start_run(make_plan(22).batch)
     fit(run, training(run, asked))
-    assert json.loads((tmp_path / "metrics.json").read_text()) == {"best_step": 6}
+    assert json.loads((tmp_path / "metrics.json").read_text()) == {"best_step": 6, "schema_version": 1}
     if best != "lost":
         (tmp_path / "best").mkdir()
         save_file({"weight": torch.zeros(9)}, tmp_path / "best" / "model.safetensors")

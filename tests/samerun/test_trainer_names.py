@@ -129,6 +129,7 @@ MERGED = {
     "--load_in_8bit false": "",
     "--deepspeed_config a.json": "--deepspeed a.json",
     "--focal_gamma 1 --loss focal --focal_alpha none": "--loss focal --loss_args gamma=1,alpha=none",
+    "--adam_beta1 0.9 --adam_beta2 0.98 --adam_epsilon 1e-6": "--optim_args beta2=0.98,eps=1e-6",
     "--asl_gamma_neg 1 --asl_gamma_pos 2 --asl_margin 0.1": "--loss_args gamma_neg=1,gamma_pos=2,margin=0.1",
     "--loss_args mu=1 --db_lambda 1 --db_kappa 0": "--loss_args mu=1,lambda=1,kappa=0",
     "--pos_weight balanced --pos_weight_cap 5": "--pos_weight balanced:5",

@@ -1,5 +1,4 @@
 import json
-import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -34,12 +33,7 @@ from samerun.text.multi_label_scores import (
     tune_thresholds,
 )
 
-
-@pytest.fixture(autouse=True)
-def _no_warning_is_tolerated():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        yield
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 
 def random_rows(n=200, labels=7):
