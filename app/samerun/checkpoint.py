@@ -41,7 +41,7 @@ from samerun.files import (
     write_json,
     write_text,
 )
-from samerun.run_folder import CHECKPOINTS, status
+from samerun.run_folder import CHECKPOINTS, LOSSES, status
 from samerun.runtime import Run
 from samerun.writer_thread import Background
 
@@ -424,6 +424,9 @@ def _write(
         for each in [*old, *passed]:
             remove_folder(each)
         status.saved(step)
+        if LOSSES in os.environ:
+            with contextlib.suppress(OSError):
+                Path(os.environ[LOSSES]).unlink(missing_ok=True)
     except TrainingError:
         raise
     except Exception as error:

@@ -208,10 +208,12 @@ def test_code_and_settings_are_well_formed(page):
             json.loads(block.text)
 
 
-def test_the_kubernetes_job_starts_a_command_that_parses(in_folder):
-    (job,) = [block.text for block in blocks("docs/launching.md", "yaml") if "PyTorchJob" in block.text]
-    worker = yaml.safe_load(job)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
-    check_command(worker["containers"][0]["command"] + worker["containers"][0]["args"])
+def test_the_kubernetes_jobs_start_a_command_that_parses(in_folder):
+    jobs = [yaml.safe_load(block.text) for block in blocks("docs/launching.md", "yaml")]
+    specs = {job["kind"]: job["spec"] for job in jobs}
+    worker = specs["PyTorchJob"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    for trainer in (worker, specs["TrainJob"]["trainer"]):
+        check_command(trainer["command"] + trainer["args"])
 
 
 @per_page
