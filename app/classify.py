@@ -110,6 +110,7 @@ from samerun.text.multi_label import MultiLabel
 from samerun.text.regression import Regression
 from samerun.text.single_label import SingleLabel
 from samerun.text.text import TextSplit, TextTask, check_outputs
+from samerun.text.tokenizer import check_reload
 
 PROBLEMS = {problem.name: problem for problem in (MultiLabel, SingleLabel, Regression)}
 
@@ -168,9 +169,9 @@ class TextClassification(TextTask):
                 head.check_pairs(a, self.config)
         problem.choose(self.config, targets["train"] if modes.train else None, notes)
 
-        tokenizer = self.load_tokenizer(
-            [tables["train"].columns[name] for name in self.text_columns] if modes.train else [], notes
-        )
+        texts = [tables["train"].columns[name] for name in self.text_columns] if modes.train else []
+        tokenizer = self.load_tokenizer(texts, notes)
+        check_reload(tokenizer, self.config, texts, a)
         self.use_tokenizer(tokenizer, self.config, 512, notes)
         ids = self.all_ids(tables, targets, notes)
         if modes.train:

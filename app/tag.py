@@ -74,6 +74,7 @@ from samerun.text.labels import label_source
 from samerun.text.tags import RAW, Tagged, first_tokens
 from samerun.text.text import TextSplit, TextTask, check_outputs, lengths_of, pad_rows
 from samerun.text.titles import IGNORED, token_losses
+from samerun.text.tokenizer import check_reload
 
 
 class TokenClassification(TextTask):
@@ -109,10 +110,12 @@ class TokenClassification(TextTask):
 
         words = [tables["train"].columns[a.text_column]] if modes.train else []
         tokenizer = self.load_tokenizer(words, notes)
+        check_reload(tokenizer, self.config, words, a)
         tokenizer.padding_side = "right"
         self.use_tokenizer(tokenizer, self.config, 512, notes)
         self.window = -(-self.max_length // self.padding_multiple) * self.padding_multiple
-        self.long_documents = tags.SentenceWindows("windows", self.window, tokens=self.max_length)
+        widths = {"max_length": self.window, "tokens": self.max_length}
+        self.long_documents = tags.SentenceWindows("windows", **widths, spaces=tags.keeps_spaces(tokenizer))
         self.limits = [f"Longer texts than {self.max_length} tokens have to be cut into windows."]
         ids = self.all_ids(tables, targets, notes)
         if modes.train:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from run_folders import check_run_folder
 from safetensors.torch import load_file
 
 from samerun import signals
@@ -112,6 +113,8 @@ def script(monkeypatch, environment, token_cache, capfd) -> Callable[[str, list[
         start.unlock()
         out, err = capfd.readouterr()
         forget_accelerator()
+        if code == 0:
+            check_run_folder(Path(arguments.output_dir))
         return Ended(code, out, err + "".join(f"{message}\n" for message in messages))
 
     return run

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import forks
 import psutil
+from run_folders import check_run_folder
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SCRIPTS = REPOSITORY / "scripts"
@@ -414,4 +415,6 @@ def launch(name: str, home: Path) -> Launched:
         changed["resume_from_checkpoint"] = home / "runs" / other / "checkpoints" / f"step_{step}"
     arguments = training(folder, **changed)
     commands = [[*launcher, *arguments] for launcher in job.launch()]
-    return Launched(folder, run_together(commands, home, real=name in REAL))
+    finished = run_together(commands, home, real=name in REAL)
+    check_run_folder(folder)
+    return Launched(folder, finished)

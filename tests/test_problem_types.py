@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from launchers import CLASSIFY, DS_CONFIGS, run, torchrun
+from launchers import CLASSIFY, DS_CONFIGS, accelerate, run, torchrun
 from transformers import pipeline
 
 from samerun.files import read_lines
@@ -134,9 +134,14 @@ def test_two_processes_train_the_same(kind, folder, script, bert_folder):
     (model / "config.json").write_text(json.dumps(config))
     given = training(model, **KINDS[kind], lr_scheduler_type="constant", adam_epsilon=1e-6)
     assert script("classify", [*given, "--output_dir=one"]).code == 0
-    zero3 = f"--deepspeed={DS_CONFIGS / 'zero3.json'}"
-    run([*torchrun(2), str(CLASSIFY), *given, "--output_dir=two", zero3], folder).check()
-    one, two = (json.loads(Path(f"{name}/metrics.json").read_text()) for name in ("one", "two"))
+    zero3 = [*torchrun(2), str(CLASSIFY), f"--deepspeed={DS_CONFIGS / 'zero3.json'}"]
+    fsdp = [*accelerate("fsdp.yaml", 2), str(CLASSIFY), "--use_cpu=true"]
+    run([*zero3, *given, "--output_dir=zero3"], folder).check()
+    run([*fsdp, *given, "--output_dir=fsdp"], folder).check()
+    one, *others = (json.loads(Path(f"{name}/metrics.json").read_text()) for name in ("one", "zero3", "fsdp"))
     names = [name for name in one if name.startswith("eval_") and isinstance(one[name], float)]
     assert {"eval_loss"} < set(names)
-    assert {name: two[name] for name in names} == pytest.approx({name: one[name] for name in names}, rel=1e-4)
+    for two in others:
+        assert {name: two[name] for name in names} == pytest.approx(
+            {name: one[name] for name in names}, rel=1e-4
+        )

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from samerun.task_scripts import scripts, shipped, tools
 
+OLD_NAMES = {"compare": "diff"}
 CONFIGS = ("accelerate_configs", "ds_configs")
 COMPLETION = """_samerun() {{
   local name=${{COMP_WORDS[1]}} word=${{COMP_WORDS[COMP_CWORD]}} words=
@@ -35,7 +36,7 @@ def main() -> None:
     files = scripts() | tools()
     # deepspeed inserts --local_rank before the name
     given = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
-    name = given.replace("-", "_")
+    name = OLD_NAMES.get(given, given.replace("-", "_"))
     if name in files:
         sys.argv.remove(given)
         # argparse names a tool by it; a task's folder is that of its script

@@ -349,6 +349,11 @@ class RunArguments:
     resume_from_checkpoint: str | None = option(
         path=True, help="folder of a checkpoint, or auto: the newest checkpoint, if any"
     )
+    mirror_to: str | None = option(
+        per_machine=True,
+        help="URL, such as s3://bucket/runs/a, that gets a copy of the run after each checkpoint; with "
+        "--resume_from_checkpoint auto an empty --output_dir is filled from it",
+    )
     logging_steps: int | float = option(
         10, above=0, help="optimizer steps between lines of history.jsonl, or a share of all steps"
     )

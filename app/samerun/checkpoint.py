@@ -213,17 +213,16 @@ def load_weights(path: Path, model: torch.nn.Module) -> None:
 def load_state(path: Path, run_fingerprint: dict[str, Any]) -> TrainState:
     """Reads a checkpoint's state. Raises `InputError` listing every difference to `run_fingerprint`."""
     saved = json.loads((path / RUN_FINGERPRINT).read_text(encoding="utf-8"))
-    differences = [
-        f"checkpoint {path} is of another run: {difference(key, saved.get(key), run_fingerprint.get(key))}"
-        for key in {**run_fingerprint, **saved}
-        if saved.get(key) != run_fingerprint.get(key)
+    problems = [
+        f"checkpoint {path} is of another run: {difference}"
+        for difference in differences(saved, run_fingerprint)
     ]
-    if differences:
-        differences[-1] += (
+    if problems:
+        problems[-1] += (
             ". Resume with the original files and arguments, or start a new run: name another --output_dir, "
             "or replace this run with --overwrite_output_dir"
         )
-        raise InputError(*differences)
+        raise InputError(*problems)
     state = json.loads((path / STATE).read_text(encoding="utf-8"))
     unknown = state.keys() - {field.name for field in fields(TrainState)}
     if unknown:
@@ -303,6 +302,11 @@ def _step_entry(
     return {"step": torch.tensor(float(updates), device=parameter.device if group.get("fused") else "cpu")}
 
 
+def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Describes how the fingerprint `now` differs from `then`."""
+    return [difference(k, then.get(k), now.get(k)) for k in {**now, **then} if then.get(k) != now.get(k)]
+
+
 def difference(key: str, then: Any, now: Any) -> str:
     """Describes how the value of a fingerprint key, or of an argument, changed."""
     what = KEY_NAMES.get(key, key)
@@ -338,6 +342,7 @@ class CheckpointTarget:
     limit: int  # checkpoints to keep besides the best model's
     writer: Background
     before_write: Callable[[], None]  # called by the writer before it renames the temporary folder
+    after_write: Callable[[Path], None]  # called with the complete checkpoint
 
 
 def full_weights(run: Run, model: Any) -> dict[str, torch.Tensor]:
@@ -441,6 +446,7 @@ def _write(
             f"checkpoint {path} could not be written ({cause}). {remains}; remove the cause, then run the "
             "same command with --resume_from_checkpoint auto"
         ) from error
+    target.after_write(path)
 
 
 def _fill(step: int, files: dict[str, dict[str, torch.Tensor]], texts: dict[str, str], folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from samerun import checkpoint, runtime, signals, start
+from samerun import checkpoint, mirror, runtime, signals, start
 from samerun.console import Phase, plain_table
 from samerun.evaluate import eval_rows, evaluate, open_saved_parts, predict, score
 from samerun.export import hide_library_bars, push_to_hub
@@ -82,7 +82,10 @@ def run_task(task: Task, arguments: Any) -> bool:
         run.accelerator.log(final, step=metrics.get("train_steps"))
     push_to_hub(run, arguments)
     report(run, arguments, task, metrics)
-    return signals.finish(run)
+    has_group = signals.finish(run)
+    mirror.upload(Path(arguments.output_dir))
+    mirror.wait(mirror.END_SECONDS)
+    return has_group
 
 
 def build_model(task: Task, seed: int) -> torch.nn.Module:

@@ -34,6 +34,9 @@ from samerun.files import (
     write_text,
 )
 
+# Of the files that schemas/ describes. To be raised when readers of the files could fail or be misled; a new
+# key is no reason.
+SCHEMA_VERSION = 1
 RUN_FILE = "run.json"
 STATUS = "status.json"
 HISTORY, SPEED = "history.jsonl", "speed.jsonl"
@@ -209,7 +212,7 @@ def holds_trained_run(folder: Path) -> bool:
 def merge_metrics(folder: Path, metrics: dict[str, Any], name: str = METRICS) -> None:
     """Merges metrics into a metrics file. Other metrics in it, from earlier commands, stay."""
     path = folder / name
-    write_json(path, {**read_metrics(path), **metrics})
+    write_json(path, {**read_metrics(path), **metrics, "schema_version": SCHEMA_VERSION})
 
 
 def begin_best(folder: Path, step: int) -> None:
@@ -226,7 +229,7 @@ def begin_best(folder: Path, step: int) -> None:
             for name, value in metrics.items()
             if not name.startswith(("eval_", "test_")) and name not in OF_A_BEST_MODEL
         }
-    write_json(folder / METRICS, {**metrics, "best_step": step})
+    write_json(folder / METRICS, {**metrics, "best_step": step, "schema_version": SCHEMA_VERSION})
 
 
 def read_metrics(path: Path) -> dict[str, Any]:
@@ -321,6 +324,7 @@ class Status:
 
     def _content(self, state: str, reason: str | None) -> dict[str, Any]:
         return {
+            "schema_version": SCHEMA_VERSION,
             "state": state,
             "step": self.step,
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

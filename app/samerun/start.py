@@ -15,7 +15,16 @@ from typing import Any
 import torch
 from huggingface_hub import get_token
 
-from samerun import checkpoint, deepspeed, machines, optim_arguments, predictions, run_folder, signals
+from samerun import (
+    checkpoint,
+    deepspeed,
+    machines,
+    mirror,
+    optim_arguments,
+    predictions,
+    run_folder,
+    signals,
+)
 from samerun.data.files import matching
 from samerun.errors import InputError, collecting
 from samerun.export import check_upload
@@ -68,6 +77,9 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
         problems.append(f"{launch.deepspeed_file}: DeepSpeed is not installed (pip install deepspeed)")
     if arguments.push_to_hub and not arguments.hub_dry_run and get_token() is None:
         problems.append("--push_to_hub: no token; log in first (hf auth login)")
+    if machine is None and launch is not None and launch.rank == 0:
+        with collecting(problems):
+            mirror.connect(arguments.mirror_to if train else None)
     if problems:
         raise InputError(*problems)
     if machine is None and launch.rank == 0:
@@ -229,11 +241,13 @@ def _take_folder(
         return OpenedRun(fingerprint), []
     restarted = run_folder.was_restarted(folder)
     resume = "auto" if restarted else arguments.resume_from_checkpoint
-    holds_a_run = run_folder.holds_a_run(folder)
+    overwrite = arguments.overwrite_output_dir and not restarted
     # Another run may have used the folder since `check`.
     run_folder.check_output_dir(folder, True, arguments.overwrite_output_dir, resume is not None)
-    if arguments.overwrite_output_dir and not restarted and holds_a_run:
-        return OpenedRun(fingerprint, replaces=description), []
+    notes = mirror.begin(folder, fingerprint, resume, overwrite)
+    holds_a_run = run_folder.holds_a_run(folder)
+    if overwrite and holds_a_run:
+        return OpenedRun(fingerprint, replaces=description), notes
     if holds_a_run and resume not in (None, "auto"):
         _check_own_checkpoint(folder, Path(resume))
     if not holds_a_run:
@@ -246,10 +260,11 @@ def _take_folder(
         # Stopped before its first checkpoint: begins where it began before.
         path = checkpoint.find(folder / checkpoint.FOLDER, arguments.resume_from_checkpoint)
     if path is None and holds_a_run and not restarted and _is_complete(folder, plan, fingerprint):
-        return OpenedRun(fingerprint, complete=True), _changed_arguments(folder / RUN_FILE, arguments)
-    step, notes = 0, []
+        notes += _changed_arguments(folder / RUN_FILE, arguments)
+        return OpenedRun(fingerprint, complete=True), notes
+    step = 0
     if path is not None:
-        notes = _changed_arguments(path.parent.parent / run_folder.RUN_FILE, arguments)
+        notes += _changed_arguments(path.parent.parent / run_folder.RUN_FILE, arguments)
         step = checkpoint.load_state(path, fingerprint).step
     _begin(folder, description, step)
     return OpenedRun(fingerprint, resume=path), notes
@@ -298,9 +313,8 @@ def _is_complete(folder: Path, plan: Plan, fingerprint: dict[str, Any]) -> bool:
     # Through JSON: a tuple was written as a list.
     now = json.loads(as_json(fingerprint))
     differences = [
-        f"--output_dir {folder} holds another run: {checkpoint.difference(key, saved.get(key), now.get(key))}"
-        for key in {**now, **saved}
-        if saved.get(key) != now.get(key)
+        f"--output_dir {folder} holds another run: {difference}"
+        for difference in checkpoint.differences(saved, now)
     ]
     if differences:
         raise InputError(*differences[:-1], f"{differences[-1]}; {way_out}")
@@ -346,6 +360,8 @@ def _begin(folder: Path, description: dict[str, Any], step: int) -> None:
     write_json(folder / run_folder.RUN_FILE, description)
     status.begin(folder, step)
     signals.on_immediate_stop(partial(status.end, "stopped"))
+    # Not for a second request.
+    signals.on_immediate_stop(lambda reason: signals.requested() or mirror.wait(mirror.STOP_SECONDS))
 
 
 def _description(run: Run, arguments: Any, plan: Plan, fingerprint: dict[str, Any]) -> dict[str, Any]:
@@ -355,6 +371,7 @@ def _description(run: Run, arguments: Any, plan: Plan, fingerprint: dict[str, An
     elif hardware == "cpu":
         hardware = f"{os.cpu_count()} CPU cores"
     return {
+        "schema_version": run_folder.SCHEMA_VERSION,
         "arguments": as_dict(arguments),
         "launcher": launch.launcher,
         "launcher_process": os.getppid(),

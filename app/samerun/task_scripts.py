@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from samerun.errors import EXIT_BAD_INPUT, InputError
+from samerun.files import write_json
 from samerun.parsing import parse, validate
 from samerun.plan import Modes
 
@@ -101,6 +102,14 @@ def task_to_read(script: Path, words: list[str]) -> tuple[Any, Modes]:
     sources = (getattr(arguments, name, None) for name in ("test_file", "dataset_test_split"))
     has_test = any(source is not None for source in sources)
     return task_class(arguments), Modes(train=True, evaluate=True, predict=has_test)
+
+
+def write_settings(file: Path, arguments: dict[str, Any]) -> None:
+    """Writes arguments, as run.json has them, to a file for --config."""
+    settings = {
+        name: "none" if value is None else value for name, value in arguments.items() if name != "config"
+    }
+    write_json(file, settings)
 
 
 def refused(error: InputError) -> int:

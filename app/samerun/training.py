@@ -23,7 +23,7 @@ import torch
 from accelerate.utils.memory import clear_device_cache
 from torch.profiler import record_function
 
-from samerun import best_models, checkpoint, deepspeed, fsdp, machines, signals
+from samerun import best_models, checkpoint, deepspeed, fsdp, machines, mirror, signals
 from samerun.average import WeightAverage, averaged
 from samerun.checkpoint import CheckpointTarget, TrainState
 from samerun.console import Phase
@@ -346,6 +346,9 @@ class Training:
         save_steps = self.plan.save_steps
         if self.plan.due(self.state.step, save_steps) or (stops_early and save_steps is not None):
             self._save()
+        elif self.arguments.mirror_to and self.state.best_step == self.state.step:
+            self._wait_for_checkpoint()
+            mirror.upload(self.folder)  # best/ has changed
         return stops_early
 
     def _evaluate(self) -> bool:
@@ -443,6 +446,7 @@ class Training:
             self.arguments.save_total_limit,
             self.writer,
             self.tracker.flush,  # the history must be on disk before a checkpoint of the same step
+            mirror.snapshot(self.folder, self.state.step),
         )
         average = None if self.average is None else self.average.state()
         with Phase("saving", shown=self.run.is_main):
@@ -457,6 +461,7 @@ class Training:
         self.state.unevaluated = unevaluated
         self._save()
         self._wait_for_checkpoint()
+        mirror.wait(mirror.STOP_SECONDS)
         path = self.folder / checkpoint.FOLDER / f"step_{self.state.step}"
         saved = f"step {self.state.step} of {self.plan.total_steps} is saved in {path}"
         stop_run(self.run, f"{saved}; the same command with --resume_from_checkpoint auto goes on")

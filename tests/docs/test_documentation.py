@@ -136,7 +136,10 @@ def check_script(words: list[str], file: str | None = None, processes: int = 1) 
     """A script and its arguments; of a task's, also those that another script is given for it, and whether
     its launch, by an accelerate file or otherwise, contradicts its arguments on a machine with GPUs."""
     task = next((number for number, word in enumerate(words) if is_task(word)), None)
-    for option in [word for word in words[1:task] if word.startswith("--")]:
+    own = words[1:task]
+    if "--" in own:  # a launcher follows
+        own = own[: own.index("--")]
+    for option in [word for word in own if word.startswith("--")]:
         if task != 0 and words[0] != "python":
             assert option.removeprefix("--").split("=")[0] in Path(words[0]).read_text(encoding="utf-8"), (
                 f"{words[0]}: {option}"

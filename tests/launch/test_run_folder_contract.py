@@ -11,7 +11,7 @@ from launchers import CLASSIFY, JOBS, LABELS, TEST_ROWS, as_words, python, run, 
 
 from samerun.files import read_lines
 from samerun.reports.tracker import read_history
-from samerun.tools import compare
+from samerun.tools import diff
 
 pytestmark = pytest.mark.slow
 
@@ -183,7 +183,7 @@ def test_labels_are_those_above_the_exported_models_thresholds(finished_run):
 
 def test_the_predictions_give_the_metrics_of_the_test_rows(finished_run):
     metrics = read_json(finished_run[0] / "metrics.json")
-    found = compare.read_run(finished_run[0])["resampled"]
+    found = diff.read_run(finished_run[0])["resampled"]
     assert {"tuned_f1_micro", "average_precision_macro"} <= found.keys()
     for name, values in found.items():
         assert values[0] == pytest.approx(metrics[f"test_{name}"], abs=0.01)  # at 6 digits some rows tie

@@ -1,4 +1,4 @@
-"""Tags under ZeRO-3: the same weights, scores and predictions."""
+"""Tags under ZeRO-3 and FSDP: the same weights, scores and predictions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 from in_process import check_weights
-from launchers import REPOSITORY, as_words, hide_gpus, python, run, torchrun, write_bert_config
+from launchers import REPOSITORY, accelerate, as_words, hide_gpus, python, run, torchrun, write_bert_config
 from sampling.names import draw_rows
 
 pytestmark = pytest.mark.slow
@@ -49,8 +49,10 @@ def check_alike(folder, other):
         assert (line["tokens"], line["tags"]) == (same["tokens"], same["tags"])
 
 
-def test_tags_train_and_predict_the_same_under_zero3(home):
+def test_tags_train_and_predict_the_same_where_weights_are_shared_out(home):
     run([*python(), *command(home / "one")], home).check()
     zero3 = command(home / "zero3", deepspeed="ds_configs/zero3.json")
     run([*torchrun(2), *zero3], home).check()
     check_alike(home / "zero3", home / "one")
+    run([*accelerate("fsdp.yaml", 2), *command(home / "fsdp")], home).check()
+    check_alike(home / "fsdp", home / "one")

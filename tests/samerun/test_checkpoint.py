@@ -31,7 +31,7 @@ RUN_FINGERPRINT = {"task": "linear", "rows": 8, "labels": ["a", "b"]}
 
 
 def target(folder, writer, limit=9):
-    return CheckpointTarget(folder, RUN_FINGERPRINT, limit, writer, before_write=lambda: None)
+    return CheckpointTarget(folder, RUN_FINGERPRINT, limit, writer, lambda: None, lambda path: None)
 
 
 @pytest.fixture

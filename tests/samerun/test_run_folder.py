@@ -198,7 +198,7 @@ def test_a_new_best_model_removes_what_belongs_to_another(tmp_path):
     (tmp_path / "predictions" / "mine.png").touch()
 
     begin_best(tmp_path, 3)  # the same one, as after a resume from its checkpoint
-    assert read_metrics(tmp_path / METRICS) == {**of_old, **kept}
+    assert read_metrics(tmp_path / METRICS) == {**of_old, **kept, "schema_version": 1}
     assert (tmp_path / "predictions.jsonl").exists()
     begin_best(tmp_path, 6)
     assert read_metrics(tmp_path / METRICS) == {**kept, "best_step": 6}

@@ -9,11 +9,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tag
 from launchers import CLASSIFY, as_words
 
 from samerun.errors import InputError
 from samerun.tools import cross_validate, learning_curve
 from samerun.tools.trials.command import Command
+from samerun.tools.trials.rows import read_rows
 
 optuna = pytest.importorskip("optuna")  # requirements-sweep.txt
 sweep = pytest.importorskip("samerun.tools.sweep")  # imports it
@@ -173,6 +175,15 @@ def test_folds_of_other_rows_numbers_or_seeds_are_not_reused(
     assert cross_validate.main([*options, *command]) == 2
     assert said in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file()}
+
+
+def test_rows_of_a_conll_file_have_its_tags(tmp_path, token_cache):
+    (tmp_path / "train.conll").write_text("a B-X\nb O\n\nc O\n")
+    files = {"train_file": (str(tmp_path / "train.conll"),), "output_dir": str(tmp_path)}
+    rows, labels, names = read_rows(tag.TokenClassification(tag.Arguments(**files)))
+    first, second = rows["train"]
+    assert first == {"id": 0, "tokens": ["a", "b"], "tags": ["B-X", "O"]}
+    assert (second["tokens"], labels, names) == (["c"], [("B-X", "O"), ("O",)], ["O", "B-X", "I-X"])
 
 
 def test_the_same_seed_deals_the_same_folds():

@@ -98,17 +98,15 @@ def write_page(
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     plots = sorted((folder / PLOTS).glob("*.png"), key=_in_order)[:MAX_PLOTS]
+    splits = by_split(values)
+    others = [name for name in card.metrics if name not in shown and any(name in x for x in splits.values())]
     page = render(
         "page.html.j2",
         title=card.title,
         summary=summary(run, values, shown, best_by),
-        splits={
-            split: scores
-            for split, scores in by_split(values).items()
-            if any(name in scores for name in shown)
-        },
+        splits={name: scores for name, scores in splits.items() if any(x in scores for x in shown)},
         shown=shown,
-        others=[name for name in card.metrics if name not in shown],
+        others=others,
         plots={path.stem: path.read_bytes() for path in plots},
         sections=sections,
         facts=_facts(run, values),

@@ -70,6 +70,13 @@ def text_of(cell: str) -> str:
     return "".join(chain.from_iterable(zip(words, [*spaces, ""], strict=False)))
 
 
+def with_spaces(cell: str) -> list[str]:
+    """The words of a sentence, each with the spaces before it in the sentence's text."""
+    text = text_of(cell)
+    ends = [0, *(end for _, end in spans_of(words_of(cell), text))]
+    return [text[start:end] for start, end in pairwise(ends)]
+
+
 def spans_of(words: Sequence[str], text: str) -> list[tuple[int, int]]:
     """Where each word begins and ends in the sentence's text, in characters."""
     spans, end = [], 0
@@ -268,15 +275,24 @@ def types_of(labels: Sequence[str]) -> list[str]:
 # Tokens
 
 
+def keeps_spaces(tokenizer: Any) -> bool:
+    """Whether a word has other tokens with a space before it than without one (the bytes of RoBERTa), so that
+    the pipeline, which reads texts, needs a model that was trained on words with their spaces."""
+    words, text = tokenizer(["a", "a"], is_split_into_words=True), tokenizer("a a")
+    return words["input_ids"] != text["input_ids"]
+
+
 @dataclass(frozen=True)
 class SentenceWindows(LongDocuments):
     """Sentences longer than the model reads, in windows. Each word is tagged in one window; the words around
-    it are only read. `max_length`: the width of a window; `tokens`: those that the model reads."""
+    it are only read. `max_length`: the width of a window; `tokens`: those that the model reads; `spaces`: of
+    `keeps_spaces`."""
 
     tokens: int = 0
+    spaces: bool = False
 
     def as_config(self) -> dict[str, Any]:
-        return {"way": "words"}
+        return {"way": "words", "spaces": True} if self.spaces else {"way": "words"}
 
     def encoder(self, tokenizer: Any, prefix: str) -> WordEncoder:
         return WordEncoder(tokenizer, self)
@@ -300,7 +316,8 @@ class WordEncoder:
     more_columns = ("word_ids",)
 
     def __call__(self, cells: list[str]) -> dict[str, list]:
-        tokenizer, texts = self.tokenizer, list(map(words_of, cells))
+        tokenizer = self.tokenizer
+        texts = list(map(with_spaces if self.setting.spaces else words_of, cells))
         is_special = tokenizer("a").encodings[0].special_tokens_mask
         around, leading = tokenizer("a")["input_ids"], is_special.index(0)
         first, last = around[:leading], around[len(around) - is_special[::-1].index(0) :]

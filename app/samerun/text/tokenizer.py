@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,27 @@ def load_tokenizer(arguments: Any, train_texts: Sequence[Cells], notes: list[str
     if tokenizer.pad_token_id is None:
         raise InputError(f"tokenizer {name} has no padding token; add one to its tokenizer_config.json")
     return tokenizer
+
+
+def check_reload(tokenizer: Any, config: Any, train_texts: Sequence[Cells], arguments: Any) -> None:
+    """Raises `InputError` if a tokenizer that is not the model's own gives other ids after it was exported
+    beside the model's configuration. For some models (Qwen2) transformers loads a class of its own, whatever
+    tokenizer_config.json names."""
+    if not train_texts or (arguments.tokenizer_type == "auto" and arguments.tokenizer_name is None):
+        return
+    with TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        reloaded = AutoTokenizer.from_pretrained(folder)
+    texts = list(train_texts[0][:8])
+    if reloaded(texts, verbose=False)["input_ids"] != tokenizer(texts, verbose=False)["input_ids"]:
+        given = f"name {arguments.tokenizer_name}"
+        if arguments.tokenizer_type != "auto":
+            given = f"type {arguments.tokenizer_type}"
+        raise InputError(
+            f"--tokenizer_{given}: transformers loads a {type(reloaded).__name__} for a {config.model_type} "
+            "model, so the exported model would read other tokens; use its own tokenizer or another model"
+        )
 
 
 def choose_max_length(requested: int | None, config: Any, tokenizer: Any, default: int = 512) -> int:

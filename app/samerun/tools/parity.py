@@ -195,7 +195,7 @@ def run_setup(options: argparse.Namespace, setup: Setup, processes: int, argumen
     }  # fmt: skip
     names = as_dict(arguments)  # some tasks lack the arguments that count tokens
     changed = [part for name, value in changes.items() if name in names for part in (f"--{name}", str(value))]
-    observed = [str(RUN_OBSERVED), options.device, str(options.output_dir / "observed")]
+    observed = [str(RUN_OBSERVED), options.device, str(options.output_dir / "observed"), "0"]
     command = [*start, *observed, str(options.script), *options.arguments, *changed]
     log = options.output_dir / f"{setup.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -44,6 +44,9 @@ class Judged(LinearTask):
         section = Section("Worst rows", "By error.", ["text"], [["<script>alert(1)</script>"]])
         return ReportContent({"errors": figure}, [section])
 
+    def card(self, folder):
+        return super().card(folder)._replace(metrics=["loss", "never_computed"])
+
 
 @pytest.fixture
 def finished(tmp_path):
@@ -76,6 +79,7 @@ def test_the_page_has_figures_tables_and_no_text_that_is_run(finished):
     assert page.count("data:image/png;base64,") == 4
     assert "12 rows were trained on for 3 steps of 4 rows, in 60.0 seconds on 1 process (cpu)" in page
     assert "The best model is that of the last step, selected by loss (0.6000)" in page
+    assert "never_computed" not in page
     assert "&lt;script&gt;alert(1)" in page
     assert "<script" not in page
     assert "<b>bold" not in page

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from seqeval.metrics import f1_score
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import RobertaTokenizer
 
 from samerun.data.tables import read_table
 from samerun.data.tokens import Ragged
@@ -129,6 +131,21 @@ def test_a_word_without_a_token_becomes_the_unknown_one(tokenizer):
     numbers = np.array(found["word_ids"][0])
     assert numbers[tags.first_tokens(numbers.copy())].tolist() == [0, 1, 2]
     assert tokenizer.unk_token_id in found["input_ids"][0]
+
+
+@pytest.mark.parametrize("cell", ["a\nba\n'\n中\n文", f"{RAW}  ba  a'ba,中 a", f"{RAW}a ", ""])
+def test_bytes_of_a_word_have_the_spaces_of_the_text(cell, tokenizer):
+    """Else RoBERTa would be trained on words that the pipeline reads with other tokens."""
+    symbols = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *sorted(ByteLevel.alphabet()), "ba", "Ġba"]
+    vocabulary = {symbol: number for number, symbol in enumerate(symbols)}
+    by_bytes = RobertaTokenizer(vocab=vocabulary, merges=[("b", "a"), ("Ġ", "ba")])
+    assert (tags.keeps_spaces(by_bytes), tags.keeps_spaces(tokenizer)) == (True, False)
+    setting = SentenceWindows("windows", 64, tokens=64, spaces=True)
+    found, words = setting.encoder(by_bytes, "")([cell]), tags.words_of(cell)
+    whole = by_bytes(tags.text_of(cell).rstrip())
+    assert found["input_ids"][0] == whole["input_ids"]
+    numbers = np.array(found["word_ids"][0])
+    assert numbers[tags.first_tokens(numbers.copy())].tolist() == list(range(len(words)))
 
 
 def test_further_tokens_are_inside():

@@ -5,12 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 from tables import cells_of
-from transformers import AutoTokenizer, BertConfig, RobertaConfig
+from transformers import AutoTokenizer, BertConfig, LlamaConfig, Qwen2Config, RobertaConfig
 
 from samerun.errors import InputError
 from samerun.text.tokenizer import (
     TextEncoder,
     TitleEncoder,
+    check_reload,
     choose_max_length,
     load_tokenizer,
     tokenizer_fingerprint,
@@ -38,6 +39,14 @@ def test_a_tokenizer_without_padding(arguments, bert_folder, tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "pad_token": None}))
     with pytest.raises(InputError, match="has no padding token"):
         load_tokenizer(arguments(tokenizer_name=str(folder)), [], [])
+
+
+def test_a_tokenizer_that_transformers_would_replace(arguments, tokenizer):
+    asked, texts = arguments(tokenizer_type="train"), [cells_of(TEXTS)]
+    check_reload(tokenizer, LlamaConfig(), texts, asked)
+    message = "--tokenizer_type train: transformers loads a Qwen2Tokenizer for a qwen2 model"
+    with pytest.raises(InputError, match=message):
+        check_reload(tokenizer, Qwen2Config(), texts, asked)
 
 
 def test_a_vocabulary_is_trained_once(arguments, token_cache, monkeypatch):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.abc
 import importlib.util
 import json
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +18,12 @@ from types import ModuleType
 from typing import Any
 
 
-def observe_steps(folder: Path) -> None:
+def observe_steps(folder: Path, stop_after: int = 0) -> None:
     """Records this process's training steps in FOLDER/NAME.rank_R.jsonl, where NAME is the name of the output
     folder. A line: {"step": from 0, "rows": of this process, in the order of its forward passes,
-    "learning_rates": by parameter group}."""
-    _after_import("samerun.training", lambda engine: _observe(engine, folder))
+    "learning_rates": by parameter group}. `stop_after`: the process asks the run to stop after so many steps,
+    and records what the modules compute in the first one (`samerun.tools.moving.activations`); 0: never."""
+    _after_import("samerun.training", lambda engine: _observe(engine, folder, stop_after))
 
 
 def read_steps(folder: Path, name: str, processes: int) -> dict[int, dict[str, Any]]:
@@ -45,15 +47,17 @@ def read_steps(folder: Path, name: str, processes: int) -> dict[int, dict[str, A
     return steps
 
 
-def _observe(engine: ModuleType, folder: Path) -> None:
-    from samerun.tools.moving import recorder  # imports torch
+def _observe(engine: ModuleType, folder: Path, stop_after: int) -> None:
+    from samerun.tools.moving import activations, recorder  # import torch
 
-    _record_steps(engine, folder)
+    _record_steps(engine, folder, stop_after)
+    if stop_after:
+        activations.record(engine, folder)
     recorder.record_predictions(engine, folder)
     recorder.record_random_calls(engine, folder)
 
 
-def _record_steps(engine: ModuleType, folder: Path) -> None:
+def _record_steps(engine: ModuleType, folder: Path, stop_after: int) -> None:
     fit, seed_step, train_step = engine.Training.fit, engine.seed_step, engine.train_step
     current: dict[str, Any] = {}  # "file" while `fit` runs, "step"
 
@@ -79,6 +83,9 @@ def _record_steps(engine: ModuleType, folder: Path) -> None:
             }
             current["file"].write(json.dumps(line) + "\n")
             current["file"].flush()
+            current["steps"] = current.get("steps", 0) + 1
+            if current["steps"] == stop_after:
+                signal.raise_signal(signal.SIGTERM)  # the engine finishes this step
         return train_step(run, model, optimizer, task, micro_batches, *rest, **named)
 
     engine.Training.fit = fit_observed

@@ -64,7 +64,8 @@ def read_rows(task: Any) -> tuple[dict[str, list[dict[str, Any]]], list[tuple[st
     tables, rows, problems = {}, {}, []
     for split in ("train", "validation"):
         with collecting(problems):
-            table = read_split(arguments, split, columns, (arguments.id_column,))
+            # Targets before ids, as in other runs: a CoNLL file has words and tags alone.
+            table = read_split(arguments, split, columns, (*task.target_columns, arguments.id_column))
             if table is not None:
                 tables[split] = table
             elif split == "train":

@@ -6,7 +6,7 @@ import pytest
 
 from samerun.errors import InputError
 from samerun.text.multi_label_scores import decision_scores, ranking_scores
-from samerun.tools import compare
+from samerun.tools import diff
 
 
 def of_classes(right):
@@ -38,7 +38,7 @@ def test_runs_are_compared_by_metrics_arguments_and_rows(tmp_path, capsys):
         finished(tmp_path / "a", of_classes(right)),
         finished(tmp_path / "b", of_classes(better), seed=2, loss=0.5),
     ]
-    assert compare.main([*runs, "--plot", str(tmp_path / "curves.png")]) == 0
+    assert diff.main([*runs, "--plot", str(tmp_path / "curves.png")]) == 0
     said = capsys.readouterr().out
     assert "eval_loss                                   1.0000        0.5000" in said
     assert "  --seed: 1, 2" in said
@@ -47,6 +47,48 @@ def test_runs_are_compared_by_metrics_arguments_and_rows(tmp_path, capsys):
     assert "[1] minus [0], the same rows, paired bootstrap" in said
     assert f"{better.mean() - right.mean():+.4f}" in said
     assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_the_first_step_and_the_facts_that_differ_are_named(tmp_path, capsys):
+    runs = [
+        finished(tmp_path / name, loss=loss) for name, loss in (("a", 1.0), ("b", 1 + 5e-6), ("c", 1.001))
+    ]
+    for number, run in enumerate(runs):
+        facts = {"versions": {"torch": "2.13"}, "fingerprint": {"label_list": ["a", "b"][: 2 - number // 2]}}
+        before = json.loads(Path(run, "run.json").read_text())
+        Path(run, "run.json").write_text(json.dumps({**before, **facts, "launcher_process": number}))
+    assert diff.main(runs) == 0
+    said = capsys.readouterr().out
+    assert "[1] and [0], first step that differs: none among 2 logged steps" in said
+    assert "[2] and [0], first step that differs: step 1: loss 1.001 against 1\n" in said
+    assert "labels that differ\n  fingerprint.label_list: ['a', 'b'], ['a', 'b'], ['a']\n\n" in said
+
+
+def test_rows_that_one_run_alone_has_are_listed_by_their_ids(tmp_path, capsys):
+    runs = []
+    for name, rows in {
+        "a": [("7", "one", "x"), ("8", "two", "y")],
+        "b": [("8", "two", "x"), ("9", "three", "y")],
+        "c": [("8", "two", "y"), ("7", "one", "x")],
+    }.items():
+        file = tmp_path / f"{name}.csv"
+        file.write_text("".join(f"{','.join(row)}\n" for row in [("id", "text", "labels"), *rows]))
+        runs.append(finished(tmp_path / name, train_file=[str(file)]))
+        before = json.loads(Path(runs[-1], "run.json").read_text())
+        del before["arguments"]["test_file"]
+        before["arguments"] |= {"model_name_or_path": "none/such"}
+        before["fingerprint"] = {"task": "classify", "train_content": name}
+        Path(runs[-1], "run.json").write_text(json.dumps(before))
+    assert diff.main(runs) == 0
+    said = capsys.readouterr().out
+    assert "[1] and [0], 1 training row(s) only here: 9\n" in said
+    assert "[1] and [0], 1 training row(s) only in [0]: 7\n" in said
+    assert "[1] and [0], 1 training row(s) with other content: 8\n" in said
+    assert "[2] and [0], the same training rows in another order" in said
+
+    Path(tmp_path, "c.csv").unlink()
+    assert diff.main(runs) == 0
+    assert "[2] and [0], other training rows, whose files cannot be compared: " in capsys.readouterr().out
 
 
 def test_runs_that_predicted_other_rows_are_not_compared_row_by_row(tmp_path, capsys):
@@ -58,7 +100,7 @@ def test_runs_that_predicted_other_rows_are_not_compared_row_by_row(tmp_path, ca
         finished(tmp_path / "unlabelled", [{"id": 1, "label": "a"}]),
         finished(tmp_path / "none"),
     ]
-    assert compare.main(runs) == 0
+    assert diff.main(runs) == 0
     said = capsys.readouterr().out
     assert [f"[{number}] and [0] predicted different rows" in said for number in range(5)] == [False] + [
         True
@@ -67,13 +109,13 @@ def test_runs_that_predicted_other_rows_are_not_compared_row_by_row(tmp_path, ca
 
 def test_a_folder_without_a_run_is_named(tmp_path, capsys):
     with pytest.raises(InputError, match="no finished run"):
-        compare.read_run(tmp_path)
-    assert compare.main([str(tmp_path)]) == 2
+        diff.read_run(tmp_path)
+    assert diff.main([str(tmp_path)]) == 2
     assert "error:" in capsys.readouterr().err
     run = Path(finished(tmp_path / "cut"))
     (run / "predictions.jsonl").write_text('{"id": 1, "la')
     with pytest.raises(InputError, match="no finished run"):
-        compare.read_run(run)
+        diff.read_run(run)
 
 
 def test_scores_of_resampled_labels_are_those_of_a_file_with_these_rows():
@@ -88,7 +130,7 @@ def test_scores_of_resampled_labels_are_those_of_a_file_with_these_rows():
         }
         for chances, given, true in zip(probabilities, tuned, targets, strict=True)
     ]
-    scores = compare.scores_of_labels(lines)
+    scores = diff.scores_of_labels(lines)
     for rows in (np.arange(60), rng.integers(60, size=60), np.array([3, 3])):
         expected = ranking_scores(probabilities[rows], targets[rows])
         expected |= decision_scores(probabilities[rows] >= 0.5, targets[rows])
@@ -102,15 +144,15 @@ def test_scores_of_resampled_labels_are_those_of_a_file_with_these_rows():
 
 def test_titles_and_masks_are_scored():
     lines = [{"title": "a b", "reference": "a b"}, {"title": "c", "reference": "d e"}]
-    values = compare.resample(lines, "default")
+    values = diff.resample(lines, "default")
     assert (values["rouge1"][0], values["exact_match"][0]) == (0.5, 0.5)
     masks = [
         {"image": "a", "iou": {"sky": 1.0, "sea": None}},
         {"image": "b", "iou": {"sky": 0.5, "sea": 0.25}},
     ]
-    assert compare.resample(masks, None)["iou of an image"][0] == (0.75 + 0.25) / 2
+    assert diff.resample(masks, None)["iou of an image"][0] == (0.75 + 0.25) / 2
     volumes = [{"image": "a", "dice": {"liver": 0.5}, "iou": {"liver": 0.3}, "hd95": {"liver": None}}]
-    values = compare.resample(volumes, None)
+    values = diff.resample(volumes, None)
     assert {name: each[0] for name, each in values.items()} == {
         "mean_dice": 0.5,
         "mean_iou": 0.3,
@@ -119,20 +161,20 @@ def test_titles_and_masks_are_scored():
 
 
 def resampled(scores, elements=0):
-    means = compare.means_of_rows(["score"], [scores])
-    return compare.bootstrap(means, len(scores), elements)["score"]
+    means = diff.means_of_rows(["score"], [scores])
+    return diff.bootstrap(means, len(scores), elements)["score"]
 
 
 def test_a_metric_that_is_undefined_in_some_resamples_has_an_interval_from_the_others():
-    assert compare.interval(np.array([0.5, np.nan, 0.5, 0.5])) == (0.5, 0.5)
-    assert np.isnan(compare.interval(np.full(3, np.nan))).all()
+    assert diff.interval(np.array([0.5, np.nan, 0.5, 0.5])) == (0.5, 0.5)
+    assert np.isnan(diff.interval(np.full(3, np.nan))).all()
 
 
 def test_a_difference_that_may_be_chance_has_a_large_p_and_an_interval_with_zero():
     rng = np.random.default_rng(2)
     scores = rng.normal(size=300)
-    same = compare.paired_difference(resampled(scores + 0.1 * rng.normal(size=300)), resampled(scores))
-    better = compare.paired_difference(resampled(scores + 0.1), resampled(scores))
+    same = diff.paired_difference(resampled(scores + 0.1 * rng.normal(size=300)), resampled(scores))
+    better = diff.paired_difference(resampled(scores + 0.1), resampled(scores))
     assert same[1] < 0 < same[2]
     assert same[3] > 0.05
     assert better[0] == pytest.approx(0.1)

@@ -1,13 +1,14 @@
-"""Compares finished runs: metrics, their confidence intervals, differing arguments, and the significance of
-differences.
+"""Why finished runs differ: arguments, versions, machines, training rows, the first step, metrics.
 
-    samerun compare runs/a [runs/b runs/c ...] [--plot curves.png]
+    samerun diff runs/a [runs/b runs/c ...] [--plot curves.png]
 
-The others are compared with the first run. A bootstrap over the labelled rows in `predictions.jsonl`
-yields the 95 % interval of each headline metric. If two runs predicted the same rows, a paired one yields the
-difference with its interval and a two-sided p value (Efron and Tibshirani, "An Introduction to the
-Bootstrap", 1993, chapters 13 and 16; Koehn, "Statistical Significance Tests for Machine Translation
-Evaluation", EMNLP 2004).
+The others are compared with the first run. The first step that differs is the first logged one whose loss,
+gradient norm or learning rate departs by more than rounding, 1e-5 of its value. If text runs trained on other
+rows, their files are read again, where they still exist, and the ids of the rows are listed. A bootstrap
+over the labelled rows in `predictions.jsonl` yields the 95 % interval of each headline metric. If two runs
+predicted the same rows, a paired one yields the difference with its interval and a two-sided p value (Efron
+and Tibshirani, "An Introduction to the Bootstrap", 1993, chapters 13 and 16; Koehn, "Statistical
+Significance Tests for Machine Translation Evaluation", EMNLP 2004).
 
     --plot FILE      draw the loss curves of all runs
 
@@ -19,15 +20,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from seqeval.metrics.sequence_labeling import get_entities
 
+from samerun import task_scripts
 from samerun.classes import confusion_matrix, decision_scores
-from samerun.errors import EXIT_BAD_INPUT, InputError
+from samerun.errors import InputError
+from samerun.files import as_json
 from samerun.reports.figures import COLORS, DPI, new_figure
 from samerun.reports.tracker import read_history
 from samerun.run_folder import METRICS, RUN_FILE
@@ -44,9 +49,19 @@ IGNORED = (
     "run_name",
     "predictions_file",
 )  # arguments that differ between any two runs
+OWN_SECTIONS = (
+    "arguments",
+    "metrics",
+    "history",
+    "rows",
+    "resampled",
+)  # of `read_run`; the rest are facts of the run
+IGNORED_FACTS = ("name", "predictions", "launcher_process", "slurm_job", "fingerprint.train_content")
+MAX_IDS = 10
 PLOTS = (".png", ".svg", ".pdf")
 INTERVAL = (2.5, 97.5)  # percentiles
 RESAMPLES, FEWEST = 1000, 100
+ROUNDING = 1e-5  # of losses and gradient norms, relative: fp32 sums in another order
 MAX_ELEMENTS = 2**27  # computed for a file altogether; large files get fewer resamples
 
 Scores = Callable[[np.ndarray], Mapping[str, float]]  # numbers of rows, which may repeat -> metrics by name
@@ -84,6 +99,8 @@ def resample(lines: Sequence[Mapping[str, Any]], rouge_tokenizer: str | None) ->
     first = lines[0] if lines else {}
     if "hd95" in first or "iou" in first:
         return bootstrap(scores_of_masks(lines), len(lines))
+    if "reference" in first and "tags" in first:
+        return bootstrap(scores_of_tags(lines), len(lines))
     if "reference" not in first or not {"title", "labels", "label", "values"} & first.keys():
         return {}
     references = [line["reference"] for line in lines]
@@ -108,6 +125,24 @@ def resample(lines: Sequence[Mapping[str, Any]], rouge_tokenizer: str | None) ->
     return bootstrap(
         lambda rows: decision_scores(confusion_matrix(found[rows], true[rows], len(numbers))), len(lines)
     )
+
+
+def scores_of_tags(lines: Sequence[Mapping[str, Any]]) -> Scores:
+    """accuracy of the words, and f1 of whole names if there are any."""
+    counts = []
+    for line in lines:
+        names = [set(get_entities(line[key])) for key in ("tags", "reference")]
+        words = [found == true for found, true in zip(line["tags"], line["reference"], strict=True)]
+        counts.append([sum(words), len(words), 2 * len(names[0] & names[1]), len(names[0]) + len(names[1])])
+    table = np.array(counts, dtype=np.float64)
+    has_names = table[:, 3].any()
+
+    def scores(rows: np.ndarray) -> dict[str, float]:
+        right, words, common, names = table[rows].sum(axis=0)
+        found = {"accuracy": right / words if words else np.nan}
+        return found | ({"f1": common / names if names else np.nan} if has_names else {})
+
+    return scores
 
 
 def scores_of_numbers(found: np.ndarray, true: np.ndarray) -> Scores:
@@ -210,17 +245,98 @@ def paired_difference(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, floa
     return float(differences[0]), *interval(differences), float(min(1.0, 2 * min(below, above)))
 
 
-def differing_arguments(runs: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """The arguments that differ between the runs: name -> the value in each run."""
-    names = sorted({name for run in runs for name in run["arguments"]} - set(IGNORED))
-    values = {name: [run["arguments"].get(name) for run in runs] for name in names}
-    return {name: each for name, each in values.items() if any(value != each[0] for value in each)}
+def differing(runs: list[dict[str, Any]], values_of: Callable[[dict[str, Any]], dict[str, Any]]) -> list[str]:
+    """A line for each value that differs between the runs, "none" without one. `values_of`: run -> values by
+    name."""
+    values = [values_of(run) for run in runs]
+    found = []
+    for name in sorted({name for each in values for name in each}):
+        own = [each.get(name) for each in values]
+        if any(value != own[0] for value in own):
+            found.append(f"  {name}: {', '.join(map(str, own))}")
+    return found or ["  none"]
+
+
+def arguments_of(run: dict[str, Any]) -> dict[str, Any]:
+    return {f"--{name}": value for name, value in run["arguments"].items() if name not in IGNORED}
+
+
+def facts_of(run: dict[str, Any]) -> dict[str, Any]:
+    """What was in force, without the arguments: launcher, batch, labels, versions, ..., by dotted names."""
+    found: dict[str, Any] = {}
+    entries = [([name], value) for name, value in run.items() if name not in OWN_SECTIONS]
+    for names, value in entries:  # grows
+        if isinstance(value, dict):
+            entries += [([*names, name], part) for name, part in value.items()]
+        elif ".".join(names) not in IGNORED_FACTS:
+            found[".".join(names)] = value
+    return found
+
+
+def first_departure(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
+    """Where the training of `ours` departs from that of `theirs`, in words."""
+    steps = {event["step"]: event for event in theirs["history"] if "loss" in event}
+    both = [
+        (event, steps[event["step"]])
+        for event in ours["history"]
+        if event["step"] in steps and "loss" in event
+    ]
+    for event, other in both:
+        for name in ("learning_rate", "loss", "grad_norm"):
+            own, known = event.get(name), other.get(name)
+            if own is not None and known is not None and abs(own - known) > ROUNDING * abs(known):
+                return f"step {event['step']}: {name} {own:.7g} against {known:.7g}"
+    return f"none among {len(both)} logged steps" if both else "no step was logged by both"
+
+
+def differing_rows(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+    """The training rows that only one of two text runs has, in words; none if the rows are equal. Reads the
+    files again."""
+    contents = [run.get("fingerprint", {}).get("train_content") for run in (ours, theirs)]
+    if contents[0] == contents[1]:
+        return []
+    try:
+        mine, other = (training_rows(run) for run in (ours, theirs))
+    except InputError as error:
+        return [f"other training rows, whose files cannot be compared: {error.problems[0]}"]
+    lines = []
+    for kind, ids in (
+        ("only here", mine.keys() - other.keys()),
+        ("only in [0]", other.keys() - mine.keys()),
+        ("with other content", {name for name in mine.keys() & other.keys() if mine[name] != other[name]}),
+    ):
+        if ids:
+            some = ", ".join(sorted(ids, key=lambda name: (len(name), name))[:MAX_IDS])
+            lines.append(f"{len(ids)} training row(s) {kind}: {some}{', ...' if len(ids) > MAX_IDS else ''}")
+    return lines or ["the same training rows in another order"]
+
+
+def training_rows(run: dict[str, Any]) -> dict[str, str]:
+    """Id -> content of the run's training rows. Raises `InputError` if they can no longer be read as they
+    were."""
+    from samerun.tools.trials.rows import read_rows
+
+    script = task_scripts.path_of(run["fingerprint"]["task"])
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Path(folder) / "settings.json"
+        task_scripts.write_settings(settings, run["arguments"])
+        arguments, task_class = task_scripts.read_command(script, ["--config", str(settings)])
+    if not hasattr(arguments, "text_column"):
+        raise InputError("only rows of text tasks are listed")
+    rows, _, _ = read_rows(task_class(arguments))
+    return {str(row[arguments.id_column]): as_json(row) for row in rows["train"]}
 
 
 def report(runs: list[dict[str, Any]]) -> list[str]:
-    """Lines of text: metrics, arguments, differences."""
+    """Lines of text: what differs, metrics, and how sure their differences are."""
     names = [f"[{number}]" for number in range(len(runs))]
     lines = [f"{name} {run['name']}" for name, run in zip(names, runs, strict=True)]
+    if len(runs) > 1:
+        lines += ["", "arguments that differ", *differing(runs, arguments_of)]
+        lines += ["", "machine, versions, batch, labels that differ", *differing(runs, facts_of), ""]
+    for name, run in zip(names[1:], runs[1:], strict=True):
+        lines.append(f"{name} and [0], first step that differs: {first_departure(run, runs[0])}")
+        lines += [f"{name} and [0], {line}" for line in differing_rows(run, runs[0])]
     metrics = [
         name
         for name in dict.fromkeys(name for run in runs for name in run["metrics"])
@@ -230,9 +346,6 @@ def report(runs: list[dict[str, Any]]) -> list[str]:
     lines += ["", f"{'metric':<36}{''.join(f'{name:>14}' for name in names)}"]
     for name in metrics:
         lines.append(f"{name:<36}" + "".join(f"{run['metrics'][name]:>14.4f}" for run in runs))
-    lines += ["", "arguments that differ"]
-    changed = differing_arguments(runs)
-    lines += [f"  --{name}: {', '.join(map(str, values))}" for name, values in changed.items()] or ["  none"]
     for name, run in zip(names, runs, strict=True):
         if run["resampled"]:
             lines += ["", f"{name} {len(run['rows'])} rows of {run['predictions']}, bootstrap"]
@@ -281,8 +394,7 @@ def main(argv: list[str]) -> int:
     try:
         runs = [read_run(folder) for folder in options.runs]
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_BAD_INPUT
+        return task_scripts.refused(error)
     print(*report(runs), sep="\n")
     if options.plot is not None:
         plot(runs, options.plot)

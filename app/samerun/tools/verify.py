@@ -1,0 +1,227 @@
+"""Does a run go on here as it did there? Repeats steps of it on this machine and compares the losses.
+
+    samerun verify RUN [--steps N] [ARGS] [-- LAUNCHER ...]
+
+Call it before a job moves. RUN is the output folder of a training; nothing in it changes. The newest
+checkpoint after which steps were logged is resumed under LAUNCHER (default: python), such as
+torchrun --nproc_per_node 2, with the run's own arguments. ARGS override them, such as
+--deepspeed ds_configs/zero2.json. Without such a checkpoint the run begins anew. It does at least N steps, up
+to a logged one. Losses, gradient norms and learning rates are compared with RUN's history.jsonl. If they
+depart, one process on the CPU in fp32 computes a step, too; the first module whose outputs differ from it is
+named, and what else differs.
+
+    --steps N             steps to repeat (default 10)
+    --tolerance X         relative difference of losses that is rounding (default 1e-5; bf16 and fp16: 1e-2)
+    --checkpoint NAME     another checkpoint, such as step_40
+    --timeout SECONDS     time limit (default 1800)
+    --work_dir FOLDER     folder of the repeated steps, removed if they agree (default runs/verify)
+
+Exit codes: 0 the losses agree; 1 they depart, or the job fails here; 2 bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from samerun import task_scripts
+from samerun.errors import InputError
+from samerun.reports.tracker import read_history
+from samerun.run_folder import CHECKPOINTS, HISTORY, RUN_FILE, STATUS, read_metrics
+from samerun.tools import diff, parity
+from samerun.tools.moving import activations
+from samerun.tools.moving.setups import RUN_OBSERVED
+
+DEPARTS = 1
+ROUNDING = {"no": 1e-5, "bf16": 1e-2, "fp16": 1e-2}  # of losses, relative, by precision
+NORM_FACTOR = 10  # how much more gradient norms may differ
+# Not part of the job's steps.
+OVERRIDES = {
+    name: value
+    for name, value in parity.OVERRIDES.items()
+    if name not in ("logging_steps", "eval_strategy", "do_eval", "resume_from_checkpoint")
+}
+# What can change a number. Of `samerun.tools.diff.facts_of` and `arguments_of`.
+REASONS = (
+    *("versions.", "device", "hardware", "mixed_precision", "zero_stage", "fsdp", "plan.", "fingerprint."),
+    *("--kernels", "--dropout_by", "--tf32", "--torch_compile", "--attn_implementation", "--optim"),
+)
+
+
+def main(argv: list[str]) -> int:
+    options = read_options(argv)
+    try:
+        run = read_run(options.run)
+        start, steps = choose_steps(options, run)
+        return verify(options, run, start, steps)
+    except InputError as error:
+        return task_scripts.refused(error)
+
+
+def read_options(argv: list[str]) -> argparse.Namespace:
+    split = argv.index("--") if "--" in argv else len(argv)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("--steps", type=int, default=10, metavar="N")
+    parser.add_argument("--tolerance", type=float, metavar="X")
+    parser.add_argument("--checkpoint", metavar="NAME")
+    parser.add_argument("--timeout", type=float, default=1800, metavar="SECONDS")
+    parser.add_argument("--work_dir", type=Path, default=Path("runs/verify"), metavar="FOLDER")
+    options, options.arguments = parser.parse_known_args(argv[:split])
+    options.launcher = argv[split + 1 :] or [sys.executable]
+    if options.steps < 1:
+        parser.error(f"--steps {options.steps}: expected at least 1")
+    return options
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """run.json, and as "history" the logged steps. Raises `InputError`."""
+    try:
+        run = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+        history = {event["step"]: event for event in read_history(folder) if "loss" in event}
+        script = task_scripts.path_of(run["fingerprint"]["task"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{folder}: holds no training ({error}); name a run's --output_dir") from None
+    if not history:
+        raise InputError(f"{folder}: {HISTORY} has no step to compare with")
+    return {**run, "history": history, "script": script}
+
+
+def choose_steps(options: argparse.Namespace, run: dict[str, Any]) -> tuple[int, int]:
+    """(the step of the checkpoint to resume from, 0 to begin anew; how many steps to do). Raises
+    `InputError`."""
+    saved = {int(path.name.removeprefix("step_")) for path in (options.run / CHECKPOINTS).glob("step_*[0-9]")}
+    logged = sorted(run["history"])
+    if options.checkpoint is not None:
+        chosen = {step for step in saved if f"step_{step}" == options.checkpoint}
+        if not chosen:
+            known = ", ".join(f"step_{step}" for step in sorted(saved)) or "none"
+            raise InputError(f"--checkpoint {options.checkpoint}: no such checkpoint; there are {known}")
+        saved = chosen
+    start = max((step for step in saved if step < logged[-1]), default=0)
+    if options.checkpoint is not None and start == 0:
+        raise InputError(f"--checkpoint {options.checkpoint}: no step after it was logged")
+    last = next((step for step in logged if step >= start + options.steps), logged[-1])
+    return start, last - start
+
+
+def verify(options: argparse.Namespace, run: dict[str, Any], start: int, steps: int) -> int:
+    """Repeats the steps and prints the verdict. Returns the exit code."""
+    shutil.rmtree(options.work_dir / "observed", ignore_errors=True)
+    where = f"checkpoint step_{start}" if start else "the beginning"
+    print(f"repeating      steps {start + 1} to {start + steps} from {where}", flush=True)
+    problem = repeat(options, run, "here", start, steps, options.launcher, options.arguments)
+    here = options.work_dir / "here"
+    try:
+        again = read_run(here)
+    except InputError:
+        print(f"differs        the job fails here: {problem}")
+        return DEPARTS
+    precision = {run["mixed_precision"], again["mixed_precision"]} - {"no"}
+    tolerance = options.tolerance or ROUNDING[precision.pop() if precision else "no"]
+    both = [step for step in again["history"] if start < step <= start + steps and step in run["history"]]
+    worst = {step: departure(again["history"][step], run["history"][step], tolerance) for step in both}
+    departed = [step for step in both if worst[step][1] > 1]
+    if problem is not None or not both:
+        print(f"differs        the job fails here: {problem or 'no step was logged'}")
+        return DEPARTS
+    if not departed:
+        loss = max(relative(again["history"][step]["loss"], run["history"][step]["loss"]) for step in both)
+        print(
+            f"the same       losses of {len(both)} logged step(s) agree to {loss:.1e}; the run can go on here"
+        )
+        shutil.rmtree(options.work_dir)
+        return 0
+    name = worst[departed[0]][0]
+    values = [each["history"][departed[0]][name] for each in (again, run)]
+    print(
+        f"differs        step {departed[0]}: {name} {values[0]:.7g} here, {values[1]:.7g} there "
+        f"({relative(*values):.1e}; rounding: {tolerance:.0e})"
+    )
+    print(*explain(options, run, again, start, tolerance), sep="\n")
+    return DEPARTS
+
+
+def repeat(
+    options: argparse.Namespace,
+    run: dict[str, Any],
+    name: str,
+    start: int,
+    steps: int,
+    launcher: list[str],
+    arguments: list[str],
+) -> str | None:
+    """Does steps of the run in the folder `name` of the work folder. Returns the reason if that fails."""
+    folder, log = options.work_dir / name, options.work_dir / f"{name}.log"
+    shutil.rmtree(folder, ignore_errors=True)
+    options.work_dir.mkdir(parents=True, exist_ok=True)
+    batch = run["plan"]["batch"]
+    settings = {
+        **run["arguments"], **OVERRIDES, "output_dir": str(folder), "overwrite_output_dir": False,
+        "gradient_accumulation_steps": None, "global_batch_size": batch["global_batch_size"],
+        "resume_from_checkpoint": str(options.run / CHECKPOINTS / f"step_{start}") if start else None,
+    }  # fmt: skip
+    file = options.work_dir / f"{name}.json"
+    task_scripts.write_settings(file, settings)
+    observed = [str(RUN_OBSERVED), "any", str(options.work_dir / "observed"), str(steps)]
+    command = [*launcher, *observed, str(run["script"]), "--config", str(file), *arguments]
+    with log.open("w", encoding="utf-8") as output:
+        code = parity.run_with_timeout(command, output, options.timeout, "any")
+    if code is None:
+        return f"not done after {options.timeout:g} s ({log})"
+    # Not by the exit code: torchrun and deepspeed have their own for a job that stopped as it was asked to.
+    state = read_metrics(folder / STATUS).get("state")
+    return None if state in ("stopped", "done") else f"{parity.first_error(log)} ({log})"
+
+
+def departure(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float) -> tuple[str, float]:
+    """(the name of the value that differs most, its difference in tolerances)."""
+    allowed = {"learning_rate": tolerance, "loss": tolerance, "grad_norm": NORM_FACTOR * tolerance}
+    found = {name: relative(ours[name], theirs[name]) / limit for name, limit in allowed.items()}
+    name = max(found, key=found.get)
+    return name, found[name]
+
+
+def relative(ours: float | None, theirs: float | None) -> float:
+    if ours is None or theirs is None:
+        return 0.0 if ours == theirs else float("inf")
+    return abs(ours - theirs) / max(abs(theirs), sys.float_info.min)
+
+
+def explain(
+    options: argparse.Namespace, run: dict[str, Any], again: dict[str, Any], start: int, tolerance: float
+) -> list[str]:
+    """Lines on where the first step departs and why."""
+    plain = ["--use_cpu", "true", "--mixed_precision", "no", "--deepspeed", "none"]
+    problem = repeat(options, run, "plain", start, 1, [sys.executable], plain)
+    if problem is not None:
+        lines = [f"first module   not found: the plain run fails: {problem}"]
+    else:
+        ours, theirs = (activations.read(options.work_dir / "observed", name) for name in ("here", "plain"))
+        found = activations.first_difference(ours, theirs, tolerance)
+        if found is None:
+            lines = [
+                "first module   none: one process on this machine's CPU in fp32 computes the same first "
+                "step; data, checkpoint or libraries are not those of the run"
+            ]
+        else:
+            module, row, size = found
+            lines = [f"first module   {module}, row {row}: {size:.1e} from one process on the CPU in fp32"]
+    described = [{key: value for key, value in each.items() if key != "script"} for each in (run, again)]
+    changed = [
+        line
+        for values_of in (diff.facts_of, diff.arguments_of)
+        for line in diff.differing(described, values_of)
+        if line.strip().startswith(REASONS)
+    ]
+    return [*lines, "likely reasons (there, here):", *(changed or ["  none is recorded"])]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,123 @@
+"""`samerun verify` on a finished run of the common job, as a user runs it before a job moves."""
+
+import hashlib
+import json
+from types import SimpleNamespace
+
+import pytest
+from launchers import free_port
+
+from samerun.errors import InputError
+from samerun.tools import verify
+from samerun.tools.moving.activations import first_difference
+
+
+def contents(folder):
+    return {path: hashlib.sha256(path.read_bytes()).digest() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def check(launched, home, tmp_path, monkeypatch, capfd):
+    """A function (further words) -> (exit code, output) of `samerun verify` for a run of one process."""
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    folder = launched("python").folder
+
+    def run(*words, folder=folder):
+        code = verify.main([str(folder), "--steps", "1", "--work_dir", str(tmp_path / "work"), *words])
+        return code, capfd.readouterr().out
+
+    run.folder, run.work = folder, tmp_path / "work"
+    return run
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_under_another_launcher(check):
+    before = contents(check.folder)
+    code, said = check("--", "torchrun", "--nproc_per_node", "2", "--master_port", str(free_port()))
+    assert code == 0, said
+    assert "from checkpoint step_" in said
+    assert "the same       losses of 1 logged step(s) agree to " in said
+    assert contents(check.folder) == before
+    assert not check.work.exists()
+
+
+@pytest.mark.slow
+def test_the_first_module_that_departs_and_the_reason_are_named(check):
+    code, said = check("--dropout_by", "torch")
+    assert code == 1, said
+    assert "differs        step " in said
+    assert "first module   bert.embeddings.dropout 1, row " in said
+    assert "--dropout_by: None, torch" in said
+
+
+@pytest.mark.slow
+def test_other_rows_are_a_job_that_fails_here(check, tmp_path):
+    rows = (check.folder.parents[1] / "train.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "other.csv").write_text("".join(rows[:-1]))
+    code, said = check("--train_file", str(tmp_path / "other.csv"))
+    assert code == 1, said
+    assert "the job fails here: " in said
+    assert "training rows" in said
+
+
+def run_folder(folder, logged, saved):
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps({"fingerprint": {"task": "classify"}}))
+    events = [{"step": step, "loss": 1.0, "grad_norm": 1.0, "learning_rate": 0.1} for step in logged]
+    (folder / "history.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    for step in saved:
+        (folder / "checkpoints" / f"step_{step}").mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("logged", "saved", "steps", "name", "expected"),
+    [
+        ((10, 20, 30), (10, 20), 4, None, (20, 10)),  # up to the next logged step
+        ((10, 20, 30), (20, 30), 4, None, (20, 10)),  # no step follows the last one
+        ((10, 20, 30), (30,), 12, None, (0, 20)),
+        ((10, 20, 30), (5, 20), 50, "step_5", (5, 25)),
+        ((10, 20), (), 50, None, (0, 20)),
+    ],
+)
+def test_steps_are_chosen_so_that_one_was_logged(tmp_path, logged, saved, steps, name, expected):
+    run = verify.read_run(run_folder(tmp_path / "run", logged, saved))
+    options = SimpleNamespace(run=tmp_path / "run", steps=steps, checkpoint=name)
+    assert verify.choose_steps(options, run) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--checkpoint", "step_7"], "--checkpoint step_7: no such checkpoint; there are step_4"),
+        (["--checkpoint", "step_4"], "--checkpoint step_4: no step after it was logged"),
+    ],
+)
+def test_a_checkpoint_without_steps_to_compare_is_refused(tmp_path, capsys, words, message):
+    folder = run_folder(tmp_path / "run", (2, 4), (4,))
+    assert verify.main([str(folder), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_without_a_training_is_refused(tmp_path):
+    with pytest.raises(InputError, match="holds no training"):
+        verify.read_run(tmp_path)
+    with pytest.raises(InputError, match="no step to compare with"):
+        verify.read_run(run_folder(tmp_path / "run", (), ()))
+
+
+def test_the_first_module_is_that_of_the_forward_pass_and_its_worst_row():
+    plain = {"embeddings 1": {"0": 1.0, "1": 2.0}, "layer 1": {"0": 1.0, "1": 2.0}, "head 1": {"0": 5.0}}
+    assert first_difference(plain, plain, 1e-5) is None
+    ours = {"layer 1": {"0": 1.001, "1": 2.4}, "embeddings 1": {"1": 2.0 + 1e-6}, "head 1": {"0": 50.0}}
+    module, row, size = first_difference(ours, plain, 1e-5)
+    assert (module, row, size) == ("layer 1", "1", pytest.approx(0.4 / 2.4))
+    assert first_difference({"layer 1": {"1": float("nan")}}, plain, 1e-5)[:2] == ("layer 1", "1")
+
+
+def test_a_null_gradient_norm_equals_only_itself():
+    assert verify.relative(None, None) == 0
+    assert verify.relative(None, 1.0) == float("inf")
+    event = {"loss": 1.0, "grad_norm": None, "learning_rate": 0.1}
+    assert verify.departure(event, {**event, "loss": 1.1}, 1e-5)[0] == "loss"
