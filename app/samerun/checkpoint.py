@@ -429,9 +429,8 @@ def _write(
         for each in [*old, *passed]:
             remove_folder(each)
         status.saved(step)
-        if LOSSES in os.environ:
-            with contextlib.suppress(OSError):
-                Path(os.environ[LOSSES]).unlink(missing_ok=True)
+        with contextlib.suppress(KeyError, OSError):
+            Path(os.environ[LOSSES]).unlink()
     except TrainingError:
         raise
     except Exception as error:

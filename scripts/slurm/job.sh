@@ -41,7 +41,7 @@ code=0 said=$(mktemp)
 trap 'rm -f "$said"' EXIT
 # tee must outlive the signals to the job.
 srun "${options[@]}" bash scripts/slurm/task.sh "$@" 2> >(trap '' TERM INT HUP USR1 && tee "$said" >&2) || code=$?
-wait "$!" # for tee
+wait "$!" || true # for tee
 # The exit code is the tasks' highest. Bad input or a failed training of one is what the others' losses come from.
 for cause in 2 3; do
   if grep -q "^srun: error: .*: Exited with exit code $cause\$" "$said"; then code=$cause; fi
@@ -65,6 +65,7 @@ if [ "${ENVIRONMENT:-}" != BATCH ]; then
   echo "$reason; the same command resumes" >&2
 elif [ "${SLURM_RESTART_COUNT:-0}" -ge "${REQUEUE_LIMIT:-100}" ]; then
   echo "$reason; not requeued again after $SLURM_RESTART_COUNT times (REQUEUE_LIMIT)" >&2
+  rm -f "$SAMERUN_LOSSES"
 else
   echo "$reason; requeued" >&2
   if ! scontrol requeue "$job"; then

@@ -29,7 +29,7 @@ from samerun.tools import plan
 OWN_TASK = "docs/write-your-own-task.md"
 FOLDERS = "app|scripts|accelerate_configs|ds_configs|tests|benchmarks|docs"
 # What starts a command of a page. Those of the second line are looked at no further.
-LAUNCHERS = {"python", "samerun", "torchrun", "accelerate", "deepspeed", "bash", "sbatch"}
+LAUNCHERS = {"python", "samerun", "torchrun", "accelerate", "deepspeed", "bash", "sbatch", "salloc"}
 OTHERS = {
     "pip",
     "export",
@@ -98,7 +98,7 @@ def check_command(words: list[str]) -> None:
     if words[0] in OTHERS:
         return
     assert words[0] in LAUNCHERS, f"unknown command {words[0]}"
-    words = ["0" if word == "N" else word for word in words]  # a machine's number
+    words = ["0" if word in ("N", "%a") else word for word in words]  # a machine's, an array's number
     file, processes = None, 1
     if words[0] == "accelerate":
         from accelerate.commands.launch import launch_command_parser

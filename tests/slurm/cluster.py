@@ -71,7 +71,11 @@ def missing() -> str | None:
     lacking = [tool for tool in TOOLS if shutil.which(tool, path=WITH_ADMINISTRATION["PATH"]) is None]
     if lacking:
         return f"needs {', '.join(lacking)} (apt install slurm-wlm munge)"
-    return None if os.geteuid() == 0 else "needs root"
+    if os.geteuid() != 0:
+        return "needs root"
+    own_names = ["unshare", "--mount", "mount", "--bind", "/etc/hosts", "/etc/hosts"]
+    done = subprocess.run(own_names, capture_output=True, text=True)
+    return f"needs a mount of its own: {done.stderr.strip()}" if done.returncode else None
 
 
 @dataclass
