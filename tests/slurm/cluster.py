@@ -22,6 +22,7 @@ import psutil
 
 TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "unshare", "setpriv")
 WITH_ADMINISTRATION = {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
+LIMIT = 600  # seconds for whatever is waited for; all cases together take four minutes
 SIZE = "CPUs=64 Gres=seat:1"
 NODES = {"n1": 1, "n2": 1, "n3": 9}  # with their weights
 # A node has more CPUs than this machine, so that jobs run side by side. A job of the partition `urgent` can
@@ -179,7 +180,7 @@ def running(folder: Path, home: Path) -> Iterator[Cluster]:
 
 def wait_for(condition: Callable[[], Any], explain: Callable[[], str]) -> Any:
     """Waits until the condition holds; returns what it gives. Fails with an explanation."""
-    until = time.monotonic() + launchers.TIMEOUT
+    until = time.monotonic() + LIMIT
     while not (found := condition()):
         assert time.monotonic() < until, explain()
         time.sleep(0.2)

@@ -31,6 +31,7 @@ pytestmark = [
 ]
 STEPS = {"max_steps": 40, "eval_steps": 20, "save_steps": 10, "global_batch_size": 12}
 SIDE_BY_SIDE = 6
+ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 # Appended to sitecustomize.py.
 CHANGED_STEPS = """
 def change_steps():
@@ -56,7 +57,7 @@ class Job:
     """A job of two nodes with one process each, unless `options` differ. `variables` are the user's;
     `changed` are arguments of the training."""
 
-    def __init__(self, slurm, name, *options, seconds=0.15, folder=None, variables=None, **changed):
+    def __init__(self, slurm, name, *options, seconds=0.25, folder=None, variables=None, **changed):
         self.slurm, self.name, self.folder = slurm, name, slurm.home / "runs" / (folder or name)
         self.arguments = launchers.training(f"runs/{folder or name}", **STEPS | changed)
         self.variables = {"STEP_SECONDS": str(seconds)} | (variables or {})
@@ -74,9 +75,11 @@ class Job:
         return dict(re.findall(r"(\w+)=(\S*)", self.slurm.ask("scontrol", "show", "job", self.id)))
 
     def wait(self, *states):
-        """Waits for one of these states; returns the job's facts."""
-        wait_for(lambda: self.facts()["JobState"] in states, lambda: f"{self.facts()} {self.said()}")
-        return self.facts()
+        """Waits for one of these states; returns the job's facts. Fails if the job ends otherwise."""
+        wait_for(lambda: self.facts()["JobState"] in (*states, *ENDS), self.said)
+        facts = self.facts()
+        assert facts["JobState"] in states, (facts, self.said())
+        return facts
 
     def train(self, steps):
         wait_for(lambda: lines_of(self.folder / "history.jsonl") >= steps, self.said)
@@ -94,7 +97,7 @@ class Job:
 
     def ended(self, state, code):
         """Waits for the end, which must be this one; returns the output."""
-        facts = self.wait("COMPLETED", "FAILED", "CANCELLED")
+        facts = self.wait(*ENDS)
         assert (facts["JobState"], facts["ExitCode"]) == (state, f"{code}:0"), (facts, self.said())
         assert not (self.slurm.home / f"slurm-{self.id}.losses").exists()
         return self.said()
@@ -157,9 +160,8 @@ def zero2(slurm, unbroken):
 
 
 def a_job_of_higher_priority(slurm, unbroken):
-    job = Job(
-        slurm, "preempted", "--partition=patient", "--gres=seat:1", "--nodes=1", "--ntasks-per-node=2"
-    ).submit()
+    one_node = ("--nodes=1", "--ntasks-per-node=2")  # a busy Slurm looks for jobs to preempt every 30 seconds
+    job = Job(slurm, "preempted", "--partition=patient", "--gres=seat:1", *one_node, seconds=1).submit()
     job.train(5)
     other = ["--partition=urgent", "--gres=seat:1", "--output=/dev/null", "--wait", "--wrap=true"]
     slurm.ask("sbatch", *other)
@@ -258,8 +260,10 @@ def as_many_nodes_as_there_are(slurm, unbroken):
     said = job.ended("COMPLETED", 0)
     assert re.findall(r"launcher +python: (\d) process", said) == ["4", "2", "4"]
     ours, theirs = (load_file(run / "best" / "model.safetensors") for run in (job.folder, unbroken()))
-    for name, tensor in theirs.items():  # other numbers of processes round differently
-        assert (ours[name] - tensor).abs().max() <= 1e-5 * tensor.abs().max(), name
+    # Other numbers of processes round differently, and the gradient of a key's bias is rounding alone.
+    for name, tensor in theirs.items():
+        if not name.endswith("key.bias"):
+            assert (ours[name] - tensor).abs().max() <= 1e-5 * tensor.abs().max(), name
 
 
 def an_array(slurm, unbroken):
@@ -316,8 +320,8 @@ def tasks_that_do_not_divide(slurm, unbroken):
 
 
 CASES = [
-    a_time_limit, a_lost_node, one_node_like_two, as_many_nodes_as_there_are, an_array, zero2,
-    a_killed_process, a_process_that_is_lost_again_and_again, a_job_of_higher_priority, scancel,
+    a_time_limit, a_lost_node, a_job_of_higher_priority, one_node_like_two, as_many_nodes_as_there_are,
+    an_array, zero2, a_killed_process, a_process_that_is_lost_again_and_again, scancel,
     scancel_of_a_pending_job, scontrol_requeue_by_an_operator,
     a_signal_on_two_nodes_and_the_limit_of_requeues, salloc, a_failed_training, a_wrong_argument,
     tasks_that_do_not_divide,
