@@ -68,6 +68,7 @@ elif [ "${SLURM_RESTART_COUNT:-0}" -ge "${REQUEUE_LIMIT:-100}" ]; then
   rm -f "$SAMERUN_LOSSES"
 else
   echo "$reason; requeued" >&2
+  trap '' TERM # which Slurm sends now
   if ! scontrol requeue "$job"; then
     echo "error: scontrol requeue failed; submit the same command again with sbatch" >&2
   elif [ -n "${SLURM_NTASKS_PER_NODE:-}" ]; then

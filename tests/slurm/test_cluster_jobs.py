@@ -252,6 +252,7 @@ def as_many_nodes_as_there_are(slurm, unbroken):
     job = Job(slurm, "elastic", "--nodes=1-2", "--ntasks-per-node=2", "--exclude=n3").submit()
     job.train(5)
     job.stop()
+    wait_for(lambda: job.facts()["NumTasks"] == "2", job.said)
     job.go_on(ExcNodeList="n2,n3")
     job.train(15)
     assert job.facts()["NodeList"] == "n1"
