@@ -277,7 +277,7 @@ class TextClassification(TextTask):
         split = None if best is None else self.splits["validation"]
         metrics = problem.fit(best, split)
         if best is not None:
-            for row in rows_to_check(np.argsort(split.lengths, kind="stable")).tolist():
+            for row in rows_to_check(np.argsort(-split.lengths, kind="stable")).tolist():
                 text = split.texts[row] if split.pairs is None else (split.texts[row], split.pairs[row])
                 expected[text] = problem.exported_outputs(best["logits"][row])
         plain = plain_model(model)
@@ -304,17 +304,10 @@ class TextClassification(TextTask):
         the likeliest labels."""
         if not isinstance(item, str):
             return self.problem.explained()
-        encoded = self.tokenizer(
-            item,
-            truncation=True,
-            max_length=self.max_length,
-            return_offsets_mapping=True,
-            return_tensors="pt",
-        )
-        has_windows = self.long_documents.method == "windows"
-        words = words_of_likeliest(
-            model, encoded, self.labels, line.get("probabilities") or line["values"], has_windows
-        )
+        cut = {"truncation": True, "max_length": self.max_length}
+        encoded = self.tokenizer(item, **cut, return_offsets_mapping=True, return_tensors="pt")
+        outputs, method = line.get("probabilities") or line["values"], self.long_documents.method
+        words = words_of_likeliest(model, encoded, self.labels, outputs, method == "windows")
         return {**self.problem.explained(), "words": words}
 
     def figures(self, best: Predictions, split: TextSplit) -> ReportContent:

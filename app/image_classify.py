@@ -219,10 +219,8 @@ class ImageClassification(ImageTask):
         if train is None:
             return {}
         shares = np.bincount(train.targets.values, minlength=len(self.labels)) / len(train)
-        logits = np.log(np.maximum(shares, 1e-9), dtype=np.float32)
-        return classes.single_label_scores(
-            np.tile(logits, (len(split), 1)), split.targets.values, self.smoothing
-        )
+        logits = np.tile(np.log(np.maximum(shares, 1e-9), dtype=np.float32), (len(split), 1))
+        return classes.single_label_scores(logits, split.targets.values, self.smoothing)
 
     def for_evaluate(self, predictions: Predictions, split: ImageSplit) -> tuple[Any, Any]:
         return predictions["logits"].argmax(axis=1), predictions["labels"]

@@ -122,13 +122,8 @@ def task_command(request: Request) -> list[str]:
     }
     parts = [part for name, value in named.items() if value is not None for part in (f"--{name}", value)]
     script = str(Path(__file__).with_name(f"{task}.py"))
-    return [
-        script,
-        "--do_predict",
-        *parts,
-        *(["--quiet"] if output in STDOUT else []),
-        *task_arguments,
-    ]
+    quiet = ["--quiet"] if output in STDOUT else []
+    return [script, "--do_predict", *parts, *quiet, *task_arguments]
 
 
 def _allow_replacing(file: Path, output_dir: Path, options: argparse.Namespace) -> None:

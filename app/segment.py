@@ -46,19 +46,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from transformers import MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, AutoModelForSemanticSegmentation
 
 from samerun import predictions as output
 from samerun.export import check_agreement, plain_model, rows_to_check
 from samerun.images import masks, semantic_segmentation
 from samerun.images.data import Examples, Images, Inspection, Targets
-from samerun.images.image_task import (
-    ImageTask,
-    check_colours,
-    image_batch,
-    make_augmentation,
-    split_fields,
-)
+from samerun.images.image_task import ImageTask, check_colours, image_batch, make_augmentation, split_fields
 from samerun.images.segmentation import (
     SegmentationLoss,
     balanced_class_weights,
@@ -115,21 +110,17 @@ class Segmentation(ImageTask):
         targets = masks.inspect_masks(examples, self.inspected)
         self.choose_classes(targets, self.notes)
         scales = a.random_scale or ((1.0, 1.0) if self.uses_windows else None)
-        self.augmentation = make_augmentation(
-            a,
-            self.processing.size,
-            fill=masks.IGNORED,
-            scales=scales,
-            native=self.uses_windows,
-            colour=self.processing.mean_colour,
+        outside = {"fill": masks.IGNORED, "colour": self.processing.mean_colour}
+        size, native = self.processing.size, self.uses_windows
+        self.augmentation = make_augmentation(a, size, scales=scales, native=native, **outside)
+        return self.make_data(
+            examples,
+            targets,
+            labels=self.classes.names,
+            ignored=sorted(self.classes.ignored),
+            loss=[a.cross_entropy_weight, a.dice_weight, a.class_weights],
+            scales=list(scales or ()),
         )
-        of_task = {
-            "labels": self.classes.names,
-            "ignored": sorted(self.classes.ignored),
-            "loss": [a.cross_entropy_weight, a.dice_weight, a.class_weights],
-            "scales": list(scales or ()),
-        }
-        return self.make_data(examples, targets, **of_task)
 
     def choose_model(self) -> None:
         """Sets `config`, `processor`, `processing`, `own_labels`, `uses_windows`, `overlap` and `unused`."""
@@ -256,7 +247,9 @@ class Segmentation(ImageTask):
         not call it."""
         pixels, sizes = batch.inputs["pixel_values"], batch.inputs["size"].tolist()
         if not self.uses_windows:
-            return semantic_segmentation.whole_logits(model, pixels, sizes)
+            logits = model(pixel_values=pixels).logits
+            rows = zip(logits.split(1), sizes, strict=True)
+            return (semantic_segmentation.upsampled(row, size) for row, size in rows)
         batch_size = self.arguments.window_batch_size
         windows = semantic_segmentation.Windows(self.processing.size, self.overlap, batch_size)
         equal_passes = self.launch.gathers_weights and not one_process
@@ -331,7 +324,9 @@ class Segmentation(ImageTask):
         add_to_list(folder, split.mask_files)
         for row, packed in enumerate(predictions["mask"]):
             mask, file = unpack(packed, split.sizes[row], self.num_classes), split.mask_files[row]
-            semantic_segmentation.write_mask(mask, folder / file)
+            image = Image.fromarray(mask)
+            image.putpalette(semantic_segmentation.palette().tobytes())
+            image.save(folder / file)
             line = {"image": split.images.name(row), "mask": f"{folder.name}/{file}"}
             line["shares"] = semantic_segmentation.shares(mask, names)
             if split.labelled:

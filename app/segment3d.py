@@ -148,11 +148,9 @@ class VolumeSegmentation(Task):
     def choose_loss(self) -> SegmentationLoss:
         """The loss of the arguments; without training, the loss that the model was trained with."""
         a = self.arguments
-        weights, smoothing = (
-            (a.cross_entropy_weight, a.dice_weight, a.class_weights),
-            a.label_smoothing_factor,
-        )
-        loss = SegmentationLoss(*weights, IGNORED, include_background=False, label_smoothing=smoothing)
+        weights = (a.cross_entropy_weight, a.dice_weight, a.class_weights)
+        given = {"include_background": False, "label_smoothing": a.label_smoothing_factor}
+        loss = SegmentationLoss(*weights, IGNORED, **given)
         if not a.modes.train:
             return loss.with_settings(self.settings.loss)
         self.settings = replace(self.settings, loss=loss.settings())
@@ -175,22 +173,16 @@ class VolumeSegmentation(Task):
 
     def run_fingerprint(self, prepared: dict[str, list[Prepared]]) -> dict[str, Any]:
         a, trained = self.arguments, {name: volumes for name, volumes in prepared.items() if name != "test"}
+        contents = {n: fingerprint(v.content for v in volumes)[:16] for n, volumes in trained.items()}
+        changes = a.random_rotation, list(a.random_scale or ()), a.random_intensity, a.random_noise
         return {
             "task": self.name,
             "model": self.settings.as_dict(),
             "weights": weights_hash(a.model_name_or_path),
             "patches": [a.patches_per_volume, a.foreground_share, *a.flip_axes],
-            "augmentation": [
-                a.random_rotation,
-                list(a.random_scale or ()),
-                a.random_intensity,
-                a.random_noise,
-            ],
+            "augmentation": list(changes),
             **{f"{name}_volumes": len(volumes) for name, volumes in trained.items()},
-            **{
-                f"{name}_content": fingerprint(volume.content for volume in volumes)[:16]
-                for name, volumes in trained.items()
-            },
+            **{f"{name}_content": content for name, content in contents.items()},
         }
 
     # Training
@@ -217,15 +209,9 @@ class VolumeSegmentation(Task):
         """Loss and counts of a labelled volume, in its file's grid; the packed mask or a slice of it."""
         a, num_classes = self.arguments, len(self.settings.classes)
         image, size, spacing = volume_facts(batch, row)
-        logits = network.volume_logits(
-            model,
-            image,
-            size,
-            patch_size=self.settings.patch_size,
-            overlap=self.settings.overlap,
-            window_batch_size=a.window_batch_size,
-            equal_passes=self.launch.gathers_weights,
-        )
+        windows = {"patch_size": self.settings.patch_size, "overlap": self.settings.overlap}
+        windows |= {"window_batch_size": a.window_batch_size, "equal_passes": self.launch.gathers_weights}
+        logits = network.volume_logits(model, image, size, **windows)
         predicted = network.classes_of(logits)
         mask, scores = predicted.cpu().numpy(), {"largest_logit": largest_logit(logits)}
         if batch.labels is not None:
@@ -260,11 +246,8 @@ class VolumeSegmentation(Task):
         return {}
 
     def previews(self, best: Predictions) -> dict[str, str | np.ndarray]:
-        return {
-            "image_truth_prediction": overlays(
-                self.whole["validation"], best["slice"], self.settings.classes[1:]
-            )
-        }
+        shown = overlays(self.whole["validation"], best["slice"], self.settings.classes[1:])
+        return {"image_truth_prediction": shown}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         return Settings.read(path).load_model(path)

@@ -41,22 +41,11 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
     )
     add = parser.add_argument
     add("model", metavar="MODEL_FOLDER", help="the folder best/ of a run, or one like it")
-    add(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen on (default: this machine only; 0.0.0.0: everybody)",
-    )
+    add("--host", default="127.0.0.1", help="address (default: this machine only; 0.0.0.0: everybody)")
     add("--port", type=int, default=8000, help="default: 8000; 0: any free port")
     add("--max_batch", type=int, default=32, help="maximum number of texts or images per batch (default: 32)")
-    add(
-        "--max_wait",
-        type=float,
-        default=0,
-        help="milliseconds that a batch waits for more requests (default: 0)",
-    )
-    add(
-        "--queue_size", type=int, default=256, help="maximum number of waiting texts or images (default: 256)"
-    )
+    add("--max_wait", type=float, default=0, help="milliseconds that a batch waits for more (default: 0)")
+    add("--queue_size", type=int, default=256, help="maximum number of waiting items (default: 256)")
     add("--max_megabytes", type=float, help="maximum size of a request (default: 1 for texts, 20 for images)")
     add(
         "--allowed_hosts",
@@ -104,14 +93,9 @@ def make_server(options: argparse.Namespace, task_arguments: list[str], folder: 
     config = json.loads((Path(options.model) / "config.json").read_text(encoding="utf-8"))
     model = "/".join(Path(options.model).resolve().parts[-2:])  # clients need not see the full path
     labels = list(config.get("id2label", {}).values())
-    limits = Limits(
-        options.max_batch,
-        options.max_wait / 1000,
-        options.queue_size,
-        megabytes,
-        min(MOST_PIXELS, MOST_LOGITS // max(1, len(labels))) if task == "segment" else MOST_PIXELS,
-        options.allowed_hosts,
-    )
+    pixels = min(MOST_PIXELS, MOST_LOGITS // max(1, len(labels))) if task == "segment" else MOST_PIXELS
+    queue = options.max_batch, options.max_wait / 1000, options.queue_size
+    limits = Limits(*queue, megabytes, pixels, options.allowed_hosts)
     about = {"task": task, "model": model, "labels": labels}
     if getattr(predictor.task, "reads_pairs", False):
         about["pairs"] = True

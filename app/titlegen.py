@@ -182,9 +182,8 @@ class TitleGeneration(TextTask):
         if batch.labels is not None:
             # Through the wrapper, which may autocast; ZeRO-3 and FSDP gather weights in hooks of the modules.
             out = model(**batch.inputs, **teacher_forcing(batch.labels, self.generation))
-            outputs["loss"] = (
-                token_losses(out.logits, batch, 0.0).sum(dim=1).to(widest_float(out.logits.device))
-            )
+            losses = token_losses(out.logits, batch, 0.0).sum(dim=1)
+            outputs["loss"] = losses.to(widest_float(losses.device))
             outputs["targets"] = (batch.labels != IGNORED).sum(dim=1)
             encoder_output = out.encoder_last_hidden_state  # saves the search a second pass of the encoder
         ids, scores = self.generation.search(getattr(model, "module", model), batch.inputs, encoder_output)
@@ -218,9 +217,9 @@ class TitleGeneration(TextTask):
     ) -> dict[str, Any]:
         examples, validation = self.examples(best), self.splits.get("validation")
         # Rounding in half precision may change a title, so those are not compared.
-        checked = {
-            row: example["generated"] for row, example in enumerate(examples[:2]) if self.rounding == "no"
-        }
+        compared = examples[:2] if self.rounding == "no" else []
+        by_length = sorted(range(len(compared)), key=lambda row: -validation.lengths[row])
+        checked = {row: compared[row]["generated"] for row in by_length}
         check = partial(titles.check_export, collate=validation and validation.collate, expected=checked)
         self.save_best(path, model, titles.plain_model(model, self.generation), weights, check)
         return {"examples": examples, "rouge_tokenizer": self.rouge_tokenizer(validation)}
@@ -254,12 +253,9 @@ class TitleGeneration(TextTask):
 
     def figures(self, best: Predictions, split: TextSplit) -> ReportContent:
         generated, references = best["ids"][:, 0], (split.targets[row] for row in range(len(split)))
-        lengths = (
-            *(titles.title_lengths(self.tokenizer, ids) for ids in (generated, references)),
-            split.lengths,
-        )
-        pair = self.for_evaluate(best, split)
-        return titles.report_content(*pair, lengths, split.texts, self.rouge_tokenizer(split))
+        lengths = [titles.title_lengths(self.tokenizer, ids) for ids in (generated, references)]
+        pair, tokenizer = self.for_evaluate(best, split), self.rouge_tokenizer(split)
+        return titles.report_content(*pair, (*lengths, split.lengths), split.texts, tokenizer)
 
     def card(self, folder: Path) -> ModelCard:
         return titles.model_card(folder, self.source_prefix, self.limits)

@@ -17,7 +17,7 @@ environment() {
   source .venv/bin/activate
   wanted=$(cat "$@" | sha256sum)
   if ! grep -qsF "$wanted" "$stamp"; then
-    echo "installing $* into .venv (once)"
+    echo "installing $* into .venv (once, a few minutes)"
     # torch first, because the build of DeepSpeed imports it
     pip install --quiet --disable-pip-version-check "$(grep '^torch==' requirements.txt)"
     for file in "$@"; do pip install --quiet --disable-pip-version-check -r "$file"; done

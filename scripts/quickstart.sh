@@ -135,7 +135,7 @@ cat <<EOF
 
 source .venv/bin/activate   first in every terminal, before your own commands
 samerun ${task//_/-} --help    the arguments; with your own data:
-samerun ${task//_/-} $own --train_file FILE --do_train --output_dir runs/mine
+samerun ${task//_/-} $own --train_file FILE --output_dir runs/mine
 
 $run/metrics.json       all metrics
 $run/report.html        the run on one page: curves, figures, the worst rows

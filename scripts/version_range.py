@@ -33,11 +33,8 @@ from packaging.version import Version
 REPOSITORY = Path(__file__).resolve().parents[1]
 FAST = ["-q", "--numprocesses", "2", "--dist", "loadgroup", "-m", "not slow", "--maxfail", "5"]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-NEED_TORCH = (
-    "accelerate",
-    "deepspeed",
-    "peft",
-)  # installed without dependencies, to keep the environment's torch
+AS_IN_TEST_SH = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+NEED_TORCH = ("accelerate", "deepspeed", "peft")  # without dependencies, to keep the environment's torch
 
 
 def main() -> int:
@@ -104,7 +101,9 @@ def floor_passes(tests: list[str]) -> bool:
         tools = [pin.partition("#")[0] for pin in pins if pin[:1] not in ("", "#") and "mkdocs" not in pin]
         subprocess.run([*install, "-q", *needed, *extras, "torchvision", *map(str.strip, tools)], check=True)
         no_onnx = ["--ignore", "tests/scripts/test_export_onnx.py"]  # this extra needs transformers 5.23
-        return subprocess.run([python, "-m", "pytest", *tests, *no_onnx], cwd=REPOSITORY).returncode == 0
+        variables = os.environ | AS_IN_TEST_SH | {"PATH": f"{folder}/bin:{os.environ['PATH']}"}
+        command = [python, "-m", "pytest", *tests, *no_onnx]
+        return subprocess.run(command, cwd=REPOSITORY, env=variables).returncode == 0
 
 
 def last_patches(library: str) -> list[Version]:
@@ -133,15 +132,8 @@ def passes(library: str, version: Version, tests: list[str]) -> bool:
         subprocess.run(
             [*PIP, "install", "-q", "--target", folder, *no_deps, f"{library}=={version}"], check=True
         )
-        variables = {
-            "PYTHONPATH": folder,
-            "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "OMP_NUM_THREADS": "1",
-        }
-        run = subprocess.run(
-            [sys.executable, "-m", "pytest", *tests], cwd=REPOSITORY, env=os.environ | variables
-        )
+        variables = os.environ | AS_IN_TEST_SH | {"PYTHONPATH": folder}
+        run = subprocess.run([sys.executable, "-m", "pytest", *tests], cwd=REPOSITORY, env=variables)
     print(f"{library} {version}: {'passes' if run.returncode == 0 else 'fails'}", flush=True)
     return run.returncode == 0
 

@@ -108,13 +108,8 @@ def start_run(environment):
 
     def begin(batch=None, precision="no", use_cpu=True):
         forget_accelerator()
-        launch = Launch(
-            launcher="python", rank=0, local_rank=0, world_size=1, local_world_size=1, use_cpu=use_cpu,
-            backend="gloo" if use_cpu else "nccl", precision=precision, timeout_seconds=60,
-            deepspeed_file=None,
-            deepspeed_config=None, max_grad_norm=1.0,
-        )  # fmt: skip
-        return start(launch, batch)
+        backend = "gloo" if use_cpu else "nccl"
+        return start(Launch(use_cpu=use_cpu, backend=backend, precision=precision), batch)
 
     yield begin
     forget_accelerator()
@@ -205,13 +200,7 @@ def title_tokens(title_home: Path) -> TokenTable:
         ["--setups", "zero2", "--steps", str(title_job.STEPS)],
     )
     job = title_job.arguments(max_tokens_per_micro_batch=title_job.MICRO_BATCH_TOKENS, output_dir=never)
-    command = [
-        *launchers.tool("parity"),
-        *options,
-        "--output_dir",
-        "tokens",
-        str(title_job.SCRIPT),
-    ]
+    command = [*launchers.tool("parity"), *options, "--output_dir", "tokens", str(title_job.SCRIPT)]
     finished = launchers.run([*command, "--from_scratch", *job], title_home, timeout=900)
     return TokenTable(finished, title_home / "tokens", never)
 

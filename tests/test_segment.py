@@ -292,7 +292,7 @@ def test_micro_batches_and_two_processes_train_the_same_weights_without_batch_no
     weights = []
     for number, micro_batch in enumerate((4, 1, 2)):
         given = {"config_name": masks_job.sapiens(tmp_path / "model"), "validation_file": data / "val"}
-        given |= {"random_scale": "0.7,1.5", "max_steps": 4, "adam_epsilon": 1e-4}
+        given |= {"random_scale": "0.7,1.5", "max_steps": 4, "optim_args": "eps=1e-4"}
         given["per_device_train_batch_size"] = micro_batch
         job = masks_job.arguments(**given, output_dir=tmp_path / f"run{number}")
         if number < 2:

@@ -25,7 +25,7 @@ from samerun.images.segmentation import SegmentationLoss
 from samerun.parsing import validate
 from samerun.plan import evaluation_batch
 from samerun.task import Batch
-from samerun.tools import compare
+from samerun.tools import diff
 from samerun.volumes.network import Settings, load_weights
 from samerun.volumes.output import WholeVolumes
 
@@ -162,7 +162,7 @@ def test_the_lines_of_the_card_give_the_masks_that_were_written(trained, place, 
     lines = list(read_lines(trained / "predictions.jsonl"))
     assert [line["id"] for line in lines] == ["ball_20", "ball_21"]
     metrics = json.loads((trained / "metrics.json").read_text(encoding="utf-8"))
-    for name, values in compare.read_run(trained)["resampled"].items():
+    for name, values in diff.read_run(trained)["resampled"].items():
         assert values[0] == pytest.approx(metrics[f"test_{name}"])
     for line in lines:
         shutil.copy(line["image"], "image.nii.gz")

@@ -32,7 +32,7 @@ def command(tmp_path):
         "config_name": tmp_path / "bert" / "config.json",
         "tokenizer_type": "train",
         "vocab_size": 300,
-        "train_file": write_rows(tmp_path / "train.jsonl", 0, 240),
+        "train_file": write_rows(tmp_path / "train.jsonl", 0, 400),
         "validation_file": write_rows(tmp_path / "valid.jsonl", 1, 20),
         "global_batch_size": 8,
         "learning_rate": 5e-3,

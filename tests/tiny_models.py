@@ -81,11 +81,7 @@ OF_STEPS = sizes(128, 2, 2, 256)
 CLASSIFY = classification(3, np.ones(3), label_smoothing_factor=0.1)
 TITLES = titles(replace(SEARCH, start_id=1), label_smoothing_factor=0.1)
 # name: task, tokens of the longest row, padding multiple
-KINDS = {
-    "padded": (CLASSIFY, 120, 1),
-    "blocks": (TITLES, 1024, 64),
-    "titles": (TITLES, 500, 1),
-}
+KINDS = {"padded": (CLASSIFY, 120, 1), "blocks": (TITLES, 1024, 64), "titles": (TITLES, 500, 1)}
 
 
 def unasked_masks(monkeypatch):

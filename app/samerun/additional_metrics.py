@@ -91,9 +91,8 @@ def _load(spec: str) -> AdditionalMetric:
         module = evaluate.load(path, *configs, module_type="metric", keep_in_memory=True)
     except Exception as error:  # third-party code
         raise InputError(
-            f"--metrics {spec}: cannot be loaded as an evaluate.Metric ({_summary(error)}); give a "
-            "name of the hub or of "
-            f"evaluate's cache, or a folder that holds {script.name}"
+            f"--metrics {spec}: cannot be loaded as an evaluate.Metric ({_summary(error)}); give a name of "
+            f"the hub or of evaluate's cache, or a folder that holds {script.name}"
         ) from error
     return AdditionalMetric(
         spec, location.stem, module, {name: _value(text) for name, text in settings.items()}

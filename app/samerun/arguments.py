@@ -7,7 +7,7 @@ values contradict each other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from samerun import optim_arguments
@@ -65,7 +65,7 @@ class AdapterArguments:
         at_least=1, help="train only LoRA adapters of this rank and new weights, with peft"
     )
     lora_alpha: float | None = option(
-        above=0, needs="lora_r", help="LoRA alpha, the scale of the adapters (default: twice --lora_r)"
+        above=0, needs="lora_r", help="adapters are scaled by this / --lora_r (default: twice --lora_r)"
     )
     lora_dropout: float = option(0.0, at_least=0, below=1, needs="lora_r", help="dropout before the adapters")
     lora_target_modules: tuple[str, ...] | None = option(
@@ -78,7 +78,6 @@ class AdapterArguments:
         excludes=("quantize",),
         help="also train the norms of the adapted columns (DoRA)",
     )
-    use_rslora: bool = option(False, needs="lora_r", help="scale adapters by alpha / sqrt(r) (rsLoRA)")
     quantize: str | None = option(
         choices=("4", "8"),
         needs="lora_r",
@@ -194,8 +193,7 @@ class BatchArguments:
     per_device_train_batch_size: int | None = option(
         at_least=1,
         help="samples per process and micro-batch; accumulation is derived from it and "
-        "--global_batch_size. Without that, the "
-        "global batch is this times the number of processes",
+        "--global_batch_size. Without that, the global batch is this times the number of processes",
     )
     gradient_accumulation_steps: int | None = option(
         at_least=1, help="micro-batches per optimizer step; the size of a micro-batch is derived from it"
@@ -212,7 +210,6 @@ class BatchArguments:
     # Arguments of text tasks (samerun/text/arguments.py).
     length_grouping = False
     max_tokens_per_micro_batch = None
-    max_tokens_per_eval_batch = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,26 +223,23 @@ class OptimizationArguments:
         help="optimizer; muon: for the matrices of hidden layers, AdamW for the rest; 8bit and lion need "
         "bitsandbytes",
     )
-    optim_args: str | None = option(help="settings of the optimizer, such as momentum=0.9,nesterov=true")
+    optim_args: str | None = option(
+        help="settings of the optimizer, such as momentum=0.9,nesterov=true; of AdamW: beta1=0.9, "
+        "beta2=0.999, eps=1e-8"
+    )
     weight_decay: float = option(0.01, at_least=0, help="weight decay, except for biases and norms")
-    adam_beta1: float = option(0.9, at_least=0, below=1, help="beta1 of AdamW and Lion")
-    adam_beta2: float = option(0.999, at_least=0, below=1, help="beta2 of AdamW and Lion")
-    adam_epsilon: float = option(1e-8, above=0, help="AdamW epsilon")
     max_grad_norm: float = option(
         1.0, at_least=0, help="clip the global gradient norm to this; 0: no clipping"
     )
     lr_scheduler_type: str = option(
-        "linear",
-        choices=tuple(SCHEDULES),
-        help="schedule of the learning rate after warm-up",
+        "linear", choices=tuple(SCHEDULES), help="schedule of the learning rate after warm-up"
     )
     lr_scheduler_kwargs: dict[str, Any] | None = option(
         help='settings of the schedule, as in transformers; of multistep: {"milestones": [0.25, 0.5, '
         '0.75], "gamma": 0.1}'
     )
     warmup_steps: int | float | None = option(
-        at_least=0,
-        help="optimizer steps of linear warm-up, or a share of all steps",
+        at_least=0, help="optimizer steps of linear warm-up, or a share of all steps"
     )
     num_train_epochs: float = option(3.0, above=0, help="passes over the training rows")
     max_steps: int | None = option(at_least=1, help="optimizer steps, instead of epochs")
@@ -276,15 +270,14 @@ class OptimizationArguments:
         above=0,
         below=1,
         help="evaluate and export an exponential moving average of the weights with this decay, such as "
-        "0.999; after t updates "
-        "the decay is at most (1 + t) / (10 + t)",
+        "0.999; after t updates the decay is at most (1 + t) / (10 + t)",
     )
     seed: int = option(
         42, at_least=0, at_most=2**31 - 1, help="seed of initial weights, order of rows and dropout"
     )
 
     def problems(self) -> list[str]:
-        messages = optim_arguments.check_settings(self, {field.name: field.default for field in fields(self)})
+        messages = optim_arguments.check_settings(self)
         if self.lr_scheduler_type == "constant" and self.warmup_steps:
             messages.append("--lr_scheduler_type constant has no warm-up; use constant_with_warmup")
         if self.lr_scheduler_kwargs:
@@ -371,16 +364,12 @@ class RunArguments:
     project_name: str | None = option(
         per_machine=True,
         help="project of the trackers, experiment of MLflow (default: the tracker's variable, such as "
-        "WANDB_PROJECT, else the "
-        "task's name)",
+        "WANDB_PROJECT, else the task's name)",
     )
     push_to_hub: bool = option(False, help="upload the best model to the hub at the end of the run")
     hub_model_id: str | None = option(needs="push_to_hub", help="hub repository for --push_to_hub")
     hub_private_repo: bool = option(
         False, needs="push_to_hub", help="create the hub repository as a private one"
-    )
-    hub_dry_run: bool = option(
-        False, needs="push_to_hub", help="print what --push_to_hub would upload, without uploading"
     )
     license: str | None = option(help="license for the model card, by the hub's names: apache-2.0, cc-by-4.0")
     language: tuple[str, ...] | None = option(help="languages for the model card: en,zh")
@@ -457,8 +446,7 @@ class LaunchArguments:
         "mantissa",
     )
     full_determinism: bool = option(
-        False,
-        help="use deterministic algorithms on GPUs, so that a repeated run has equal bytes; slower",
+        False, help="use deterministic algorithms on GPUs, so that a repeated run has equal bytes; slower"
     )
     mixed_precision: str | None = option(
         choices=("no", "fp16", "bf16"),

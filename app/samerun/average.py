@@ -45,10 +45,8 @@ class WeightAverage:
     @torch.no_grad()
     def swap(self) -> None:
         """Exchanges the model's weights and the average, bit for bit. All processes must call it."""
-        if self.run.fsdp is not None:
-            fsdp.reshard(
-                self.model
-            )  # otherwise the model keeps computing with weights that an evaluation gathered
+        if self.run.fsdp is not None:  # else the model keeps computing with what an evaluation gathered
+            fsdp.reshard(self.model)
         for average, weight in zip(self.parts, self._weights(), strict=True):
             previous = weight.clone()
             weight.copy_(average)

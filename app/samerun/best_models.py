@@ -8,22 +8,16 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from samerun import checkpoint
 from samerun.checkpoint import TrainState
-from samerun.errors import InputError
 from samerun.files import as_json, remove_folder
-from samerun.optimizer import state_bytes
 from samerun.reports.tracker import read_history
-from samerun.run_folder import BEST, BEST_MODELS, CHECKPOINTS, METRICS, read_metrics
-from samerun.runtime import Run
+from samerun.run_folder import BEST, BEST_MODELS, METRICS, read_metrics
 from samerun.task import Task
 
 
@@ -45,19 +39,10 @@ def remove_others(folder: Path, kept: list[dict[str, Any]]) -> None:
 
 
 def recover(
-    run: Run, folder: Path, state: TrainState, task: Task, keep_best: int, complete: bool
-) -> TrainState:
-    """Adapts a checkpoint's state to the models that `folder` holds and, unless the run is `complete`, to a
-    changed --metric_for_best_model or loss. Rank 0 looks: machines may not share the folder and must
-    agree."""
-    state, notes = run.from_rank0(partial(_recover, folder, state, task, keep_best, complete))
-    run.print(*(f"note           {note}" for note in notes))
-    return state
-
-
-def _recover(
     folder: Path, state: TrainState, task: Task, keep_best: int, complete: bool
 ) -> tuple[TrainState, list[str]]:
+    """(a checkpoint's state, adapted to the models that `folder` holds and, unless the run is `complete`, to
+    a changed --metric_for_best_model or loss; notes). Rank 0 only: machines may not share the folder."""
     notes, best_step = [], state.best_step
     problem = None if best_step is None else _problem_of_best(folder, best_step)
     if problem is not None:
@@ -130,32 +115,3 @@ def _forget_other_losses(state: TrainState, task: Task) -> list[str]:
     )
     state.best_metric, state.best_step, state.kept, state.evaluations_without_best = None, None, [], 0
     return [note]
-
-
-def check_space(folder: Path, arguments: Any, model: torch.nn.Module) -> None:
-    """Raises `InputError` if the disk of the run's `folder` is too small for --keep_best. `model`: not
-    prepared."""
-    if arguments.keep_best == 1:
-        return
-    buffers = sum(buffer.nbytes for buffer in model.buffers())
-    model_bytes = buffers + 4 * sum(parameter.numel() for parameter in model.parameters())
-    elements = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    saves = arguments.save_strategy != "no" and arguments.save_steps != 0
-    sizes = {
-        # best/, best_models/, and one that is written before another is removed
-        "models": (2 + arguments.keep_best) * model_bytes,
-        # --save_total_limit, the best model's, and one being written
-        "checkpoints": (arguments.save_total_limit + 2 if saves else 0)
-        * (buffers + round((4 + state_bytes(arguments, model)) * elements)),
-    }
-    folders = [folder / name for name in (BEST, BEST_MODELS, CHECKPOINTS)]
-    # Existing files are among `sizes` or will be replaced.
-    present = sum(path.stat().st_size for place in folders for path in place.rglob("*") if path.is_file())
-    available = shutil.disk_usage(folder).free + present
-    if sum(sizes.values()) > available:
-        parts = ", ".join(f"{size / 1e9:.1f} GB of {what}" for what, size in sizes.items() if size)
-        raise InputError(
-            f"--keep_best {arguments.keep_best}: the run may need {parts}, but the disk of --output_dir "
-            f"{folder} has room for {available / 1e9:.1f} GB. Free space, choose a folder on another disk, "
-            "or lower --keep_best or --save_total_limit"
-        )

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from samerun import fsdp
 from samerun.data.files import read_object
 from samerun.errors import InputError
 
@@ -29,7 +30,7 @@ BUCKETS = {
     "stage3_param_persistence_threshold": 100_000,
 }
 OWNED_BY_ARGUMENTS = {
-    "optimizer": "--optim, --learning_rate, --weight_decay and --adam_*",
+    "optimizer": "--optim, --optim_args, --learning_rate and --weight_decay",
     "scheduler": "--lr_scheduler_type and --warmup_steps",
 }
 OPTIMIZERS = ("Adam", "AdamW")  # accepted in an "optimizer" section; DeepSpeed's Adam is AdamW
@@ -234,23 +235,19 @@ def check_by_deepspeed(config: dict[str, Any], source: str) -> None:
         ) from None
 
 
-def plugin(config: dict[str, Any]) -> Any:
-    """Accelerate's DeepSpeed plugin for a complete configuration."""
-    from accelerate.utils import DeepSpeedPlugin
-
-    return DeepSpeedPlugin(hf_ds_config=config, zero3_init_flag=False)
-
-
-def disable_partitioned_init(accelerator: Any) -> None:
+def correct(accelerator: Any, timeout: Any) -> None:
     """Stops transformers from partitioning a model while it is built; transformers ignores `zero3_init_flag`.
+    Gives DeepSpeed's own process group, which reduces gradients, the run's timeout.
 
     Every process builds the whole model, so initial weights are the same under every launcher. DeepSpeed
     partitions them in `prepare`. The cost is one full copy in host memory until then.
     """
+    from deepspeed.utils import groups
     from transformers.integrations import unset_hf_deepspeed_config
 
     unset_hf_deepspeed_config()
     accelerator.state.deepspeed_plugin.dschf = None
+    groups._WORLD_GROUP = dist.new_group(timeout=timeout)
 
 
 def skip_shared_memory_operator() -> None:
@@ -261,13 +258,6 @@ def skip_shared_memory_operator() -> None:
     """
     # Not an import statement: in `deepspeed.comm`, the name `torch` is torch itself.
     importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # as if it could not be built
-
-
-def set_group_timeout(timeout: Any) -> None:
-    """Gives DeepSpeed's own process group, which reduces gradients, the run's timeout."""
-    from deepspeed.utils import groups
-
-    groups._WORLD_GROUP = dist.new_group(timeout=timeout)
 
 
 def _has_only_autos(config: dict[str, Any], key: str) -> bool:
@@ -291,11 +281,6 @@ def _autos(config: dict[str, Any], prefix: str = "") -> list[str]:
     return paths
 
 
-def grad_norm(engine: Any) -> Any:
-    """The last update's gradient norm before clipping, without loss scale; a float or a tensor."""
-    return engine.get_global_grad_norm()
-
-
 def full_parameters(engine: Any, wanted: bool) -> dict[str, Any]:
     """Full fp32 weights by parameter name, on the CPU; empty unless `wanted`. All processes must call it."""
     from deepspeed.runtime.zero import GatheredParameters
@@ -308,7 +293,7 @@ def full_parameters(engine: Any, wanted: bool) -> dict[str, Any]:
         is_partitioned = full is None and hasattr(parameter, "ds_id") and not parameter.numel()
         with GatheredParameters([parameter] if is_partitioned else []):
             if wanted:
-                parameters[name] = _fp32_copy(parameter if full is None else full)
+                parameters[name] = fsdp.to_host(parameter if full is None else full)
     return parameters
 
 
@@ -323,7 +308,7 @@ def full_moments(engine: Any, wanted: bool) -> dict[str, dict[str, Any]]:
         for name, parameter in _trained(engine):
             full = safe_get_full_optimizer_state(parameter, key)
             if wanted:
-                moments.setdefault(key, {})[name] = _fp32_copy(full)
+                moments.setdefault(key, {})[name] = fsdp.to_host(full)
     return moments
 
 
@@ -339,7 +324,10 @@ def restore_moments(engine: Any, moments: dict[str, dict[str, Any]], updates: in
                 safe_set_local_optimizer_state(parameter, _local_part(parameter, tensors[name]), key)
             else:
                 safe_set_full_optimizer_state(parameter, tensors[name], key)
-    _set_updates(engine, updates)
+    for state in engine.optimizer.optimizer.state.values():
+        if "step" in state:
+            step = state["step"]
+            state["step"] = step.new_full(step.shape, updates) if isinstance(step, torch.Tensor) else updates
 
 
 def restore_weights(engine: Any, weights: dict[str, Any]) -> None:
@@ -408,13 +396,6 @@ def _trained(engine: Any) -> list[tuple[str, Any]]:
     return [(name, p) for name, p in engine.module.named_parameters() if p.requires_grad]
 
 
-def _set_updates(engine: Any, updates: int) -> None:
-    for state in engine.optimizer.optimizer.state.values():
-        if "step" in state:
-            step = state["step"]
-            state["step"] = step.new_full(step.shape, updates) if isinstance(step, torch.Tensor) else updates
-
-
 def _link_moments(engine: Any) -> None:
     """Links parameters to their moments again. ZeRO-1 and 2 (DeepSpeed 0.19) do this once, after the first
     parameter group has stepped, when the other groups have no moments yet."""
@@ -439,7 +420,3 @@ def loss_scale(engine: Any) -> dict[str, Any] | None:
 def restore_loss_scale(engine: Any, numbers: dict[str, Any]) -> None:
     """Restores the state that `loss_scale` returned."""
     vars(engine.optimizer.loss_scaler).update(numbers)
-
-
-def _fp32_copy(tensor: Any) -> Any:
-    return tensor.detach().to("cpu", torch.float32, copy=True)

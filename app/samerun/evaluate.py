@@ -137,14 +137,10 @@ def _predict_batch(
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        largest = max(
-            (tuple(tensor.shape) for tensor in batch.inputs.values()),
-            key=lambda shape: torch.Size(shape).numel(),
-        )
+        rows, *sizes = max((tensor.shape for tensor in batch.inputs.values()), key=torch.Size.numel)
         raise TrainingError(
-            f"out of memory while predicting a batch of {largest[0]} rows x "
-            f"{'x'.join(map(str, largest[1:]))}. Try a smaller "
-            f"--per_device_eval_batch_size or --max_tokens_per_eval_batch ({in_short(error)})"
+            f"out of memory while predicting a batch of {rows} rows x {'x'.join(map(str, sizes))}. Try a "
+            f"smaller --per_device_eval_batch_size ({in_short(error)})"
         ) from error
 
 

@@ -39,8 +39,26 @@ def export_model(
     that `truncation=True` cuts as in training.
     """
     if max_length is not None:
-        processor = _tokenizer_to_save(processor, max_length)
-    replace_folder(path, partial(_fill, model, weights, processor, check))
+        processor = copy.deepcopy(processor)
+        processor.model_max_length = max_length
+        if processor.is_fast:  # it would save the settings of its last call, which vary with the cache
+            processor.backend_tokenizer.no_truncation()
+            processor.backend_tokenizer.no_padding()
+    # Zeros for the poolers that `pretrained.drop_pooler` removed. They are never used, but without them
+    # transformers reports missing weights.
+    poolers = {
+        name: torch.zeros(parameter.shape)
+        for name, parameter in model.named_parameters()
+        if name not in weights and "pooler" in name.split(".")
+    }
+
+    def fill(folder: Path) -> None:
+        model.save_pretrained(folder, state_dict={**poolers, **weights})
+        if processor is not None:
+            processor.save_pretrained(folder)
+        check(folder)
+
+    replace_folder(path, fill)
 
 
 def hide_library_bars() -> None:
@@ -49,7 +67,8 @@ def hide_library_bars() -> None:
 
 
 def rows_to_check(rows: Sequence[int] | np.ndarray, most: int = CHECKED_ROWS) -> np.ndarray:
-    """At most `most` evenly spaced ones of these rows of a file, for `check_agreement`."""
+    """At most `most` evenly spaced ones of these rows of a file, for `check_agreement`. Longer texts come
+    first: a short one turns transformers' BigBird to full attention for all later ones."""
     places = np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(int)
     return np.asarray(rows, dtype=int)[places]
 
@@ -74,43 +93,15 @@ def plain_model(model: Any) -> Any:
         return type(model)(config)
 
 
-def _fill(
-    model: Any, weights: dict[str, torch.Tensor], processor: Any, check: Callable[[Path], None], folder: Path
-) -> None:
-    model.save_pretrained(folder, state_dict={**_unused_poolers(model, weights), **weights})
-    if processor is not None:
-        processor.save_pretrained(folder)
-    check(folder)
-
-
-def _tokenizer_to_save(tokenizer: Any, max_length: int) -> Any:
-    tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.model_max_length = max_length
-    if tokenizer.is_fast:  # it would save the settings of its last call, which vary with the cache
-        tokenizer.backend_tokenizer.no_truncation()
-        tokenizer.backend_tokenizer.no_padding()
-    return tokenizer
-
-
-def _unused_poolers(model: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Zeros for the weights of poolers that `pretrained.drop_pooler` removed. They are never used, but
-    without them transformers reports missing weights."""
-    return {
-        name: torch.zeros(parameter.shape)
-        for name, parameter in model.named_parameters()
-        if name not in weights and "pooler" in name.split(".")
-    }
-
-
 # The hub
 
 
 def check_upload(arguments: Any) -> None:
     """With --push_to_hub, creates the repository and checks the right to write to it, before the training.
     Raises `InputError`."""
-    if arguments.push_to_hub and not arguments.hub_dry_run:
+    if arguments.push_to_hub:
         try:
-            HfApi().auth_check(_repository(arguments), write=True)
+            HfApi().auth_check(_create_repository(arguments), write=True)
         except Exception as error:  # errors of the network, of the hub, and of invalid names
             raise InputError(
                 f"--push_to_hub: cannot write to {_name(arguments)} on the hub ({in_short(error)}); "
@@ -122,54 +113,37 @@ def check_upload(arguments: Any) -> None:
 def push_to_hub(run: Run, arguments: Any) -> None:
     """With --push_to_hub, uploads best/, the model card and plots/. An error is a note: the run is done."""
     if arguments.push_to_hub:
-        run.print(*run.from_rank0(partial(_describe_upload if arguments.hub_dry_run else _upload, arguments)))
+        run.print(run.from_rank0(partial(_upload, arguments)))
 
 
-def _upload(arguments: Any) -> list[str]:
-    """Uploads all files in one commit; returns lines for the console.
+def _create_repository(arguments: Any) -> str:
+    private = arguments.hub_private_repo or None
+    return HfApi().create_repo(_name(arguments), private=private, exist_ok=True).repo_id
+
+
+def _upload(arguments: Any) -> str:
+    """Uploads all files in one commit; returns a line for the console.
 
     Files that the repository or an interrupted upload already has are not sent again.
     """
     try:
-        repository = _repository(arguments)
-        files = [CommitOperationAdd(name, path) for name, path in _files(arguments).items()]
+        repository = _create_repository(arguments)
+        files = [CommitOperationAdd(name, path) for name, path in _files(Path(arguments.output_dir)).items()]
         HfApi().create_commit(repository, files, commit_message="Upload the best model of a run")
     except Exception as error:
         again = (
             "the same command with --resume_from_checkpoint auto repeats it and sends only what is missing"
         )
-        return [f"note           the upload to {_name(arguments)} failed ({in_short(error)}); {again}"]
-    return [f"uploaded       {repository}"]
+        return f"note           the upload to {_name(arguments)} failed ({in_short(error)}); {again}"
+    return f"uploaded       {repository}"
 
 
-def _describe_upload(arguments: Any) -> list[str]:
-    sizes = {name: path.stat().st_size for name, path in _files(arguments).items()}
-    private = (
-        "a private repository"
-        if arguments.hub_private_repo
-        else "a public repository, unless it exists as a private one"
-    )
-    first = (
-        f"would upload   {len(sizes)} files, {sum(sizes.values()):,} bytes, to {_name(arguments)}, {private}"
-    )
-    return [first, *(f"{'':<15}{size:>15,} {name}" for name, size in sizes.items())]
-
-
-def _files(arguments: Any) -> dict[str, Path]:
-    """Name in the repository -> file to upload."""
-    folder = Path(arguments.output_dir)
+def _files(folder: Path) -> dict[str, Path]:
+    """Name in the repository -> file of a run to upload."""
     best = {path.relative_to(folder / BEST).as_posix(): path for path in sorted((folder / BEST).rglob("*"))}
     others = [*sorted((folder / PLOTS).glob("*")), folder / CARD]
     files = best | {path.relative_to(folder).as_posix(): path for path in others}
     return {name: path for name, path in files.items() if path.is_file() and path.name != LIST}
-
-
-def _repository(arguments: Any) -> str:
-    return (
-        HfApi()
-        .create_repo(_name(arguments), private=arguments.hub_private_repo or None, exist_ok=True)
-        .repo_id
-    )
 
 
 def _name(arguments: Any) -> str:

@@ -148,13 +148,13 @@ def layers_to_shard(model: nn.Module, settings: FsdpSettings) -> list[nn.Module]
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             owners.setdefault(parameter, []).append(module)
-    return [module for module in reversed(layers) if module is not model and _is_shardable(module, owners)]
-
-
-def _is_shardable(module: nn.Module, owners: dict[nn.Parameter, list[nn.Module]]) -> bool:
-    """Whether a module has a forward and weights, and shares no weight with modules outside."""
-    inside, parameters = set(module.modules()), list(module.parameters())
-    return bool(parameters) and has_forward(module) and all(inside.issuperset(owners[p]) for p in parameters)
+    shardable = []  # with a forward and weights, none of which modules outside share
+    for module in reversed(layers):
+        inside, parameters = set(module.modules()), list(module.parameters())
+        alone = all(inside.issuperset(owners[parameter]) for parameter in parameters)
+        if module is not model and parameters and has_forward(module) and alone:
+            shardable.append(module)
+    return shardable
 
 
 def full_tensor(tensor: Any) -> Any:

@@ -29,7 +29,6 @@ from torch.utils._pytree import tree_iter
 from samerun import deepspeed
 from samerun.fsdp import FsdpSettings, layers_to_shard
 from samerun.kernels.dropout import dropout_by_row, torch_attention, torch_dropout
-from samerun.kernels.embeddings import can_reuse_gradient_memory, reuse_gradient_memory
 from samerun.plan import BatchShape
 from samerun.task import Batch, Task
 
@@ -51,18 +50,8 @@ class Layout:
     bucket_size: int = 0  # elements of a reduction bucket of ZeRO
     num_buckets: int = 1
     live_parameters: int = 0  # elements that ZeRO-3 keeps gathered
-    kernels: str = "auto"  # --kernels
     state_bytes: float = 8.0  # average bytes per trained element of optimizer state and --ema_decay
     fsdp: FsdpSettings | None = None
-
-    @property
-    def reuses_gradient_memory(self) -> bool:
-        """Whether gradients of large embeddings stay allocated between steps
-        (`samerun.kernels.embeddings`)."""
-        wrapped = self.wrapped or self.fsdp is not None
-        return can_reuse_gradient_memory(
-            kernels=self.kernels, on_gpu=self.on_gpu, wrapped=wrapped, zero_stage=self.stage
-        )
 
     @property
     def own_precision(self) -> torch.dtype | None:
@@ -76,19 +65,11 @@ class Layout:
         return None if self.stage else HALF.get(self.precision)
 
 
-def layout_of(launch: Any, batch: BatchShape, kernels: str = "auto", state_bytes: float = 8.0) -> Layout:
-    """The layout of a `runtime.Launch`. `kernels`, `state_bytes`: as in `Layout`."""
+def layout_of(launch: Any, batch: BatchShape, state_bytes: float = 8.0) -> Layout:
+    """The layout of a `runtime.Launch`. `state_bytes`: as in `Layout`."""
     wrapped = launch.world_size > 1 or launch.launcher in ("torchrun", "deepspeed")
-    on_gpu = not launch.use_cpu
-    plain = Layout(
-        launch.world_size,
-        launch.precision,
-        on_gpu,
-        batch.accumulation,
-        wrapped,
-        kernels=kernels,
-        state_bytes=state_bytes,
-    )
+    step = not launch.use_cpu, batch.accumulation, wrapped
+    plain = Layout(launch.world_size, launch.precision, *step, state_bytes=state_bytes)
     if launch.fsdp is not None:
         return with_fsdp(plain, launch.fsdp)
     return plain if launch.deepspeed_config is None else with_zero(plain, launch.deepspeed_config)
@@ -198,12 +179,8 @@ def _sharded(run: DryRun, layout: Layout) -> Estimate:
 def _partitioned(run: DryRun, layout: Layout) -> Estimate:
     size, processes = 2 if layout.own_precision else 4, layout.world_size
     own = -(-run.trainable // processes)  # elements that one process updates
-    gathered = (
-        size * min(run.parameters, layout.live_parameters) if layout.stage == 3 and processes > 1 else 0
-    )
-    weights = (
-        size * -(-run.parameters // processes) if layout.stage == 3 else size * run.parameters
-    ) + run.buffers
+    gathered = size * min(run.parameters, layout.live_parameters) if processes > 1 else 0
+    weights = size * (-(-run.parameters // processes) if layout.stage == 3 else run.parameters) + run.buffers
     optimizer = round((4 + layout.state_bytes) * own)
     buckets = layout.bucket_size * layout.num_buckets * size
     all_gradients, own_gradients, fp32_copy = size * run.trainable, size * own, 4 * own
@@ -305,30 +282,25 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
                 )
             inputs = {name: _empty(tensor, layout.own_precision) for name, tensor in batch.inputs.items()}
             labels = None if batch.labels is None else _empty(batch.labels)
-            kept = reuse_gradient_memory(hollow) if layout.reuses_gradient_memory else []
-            for parameter in kept:
-                parameter.grad = torch.zeros_like(parameter)  # as after an earlier step
+            hollow_batch = replace(batch, rows=_empty(batch.rows), inputs=inputs, labels=labels)
             kernels = _GpuKernels(layout.autocast) if layout.on_gpu else nullcontext()
             with _Counter(hollow) as counter, kernels, dropout_by_row(batch.lengths, batch.places):
-                _backward(
-                    task.loss_sum(
-                        hollow, replace(batch, rows=_empty(batch.rows), inputs=inputs, labels=labels)
-                    )
-                )
+                _backward(task.loss_sum(hollow, hollow_batch))
     finally:
         torch.set_rng_state(rng_state)
         _empty_caches(model)
     layers = [] if layout.fsdp is None else layers_to_shard(model, layout.fsdp)
     in_layers = {parameter: parameter.numel() for layer in layers for parameter in layer.parameters()}
+    all_parameters = sum(parameter.numel() for parameter in model.parameters())
     trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
     in_bits = [module for module in model.modules() if hasattr(module, BYTES)]
     return DryRun(
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=all_parameters,
         trainable=sum(trained),
         largest_parameter=max(trained),
         buffers=sum(buffer.nbytes for buffer in model.buffers()),
         activations=counter.most_activations,
-        with_gradients=counter.most + sum(4 * parameter.numel() for parameter in kept),
+        with_gradients=counter.most,
         input_shape=max(
             (tuple(x.shape) for x in batch.inputs.values()), key=lambda shape: (np.prod(shape), shape)
         ),
@@ -336,7 +308,7 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
             sum(module.weight.numel() * (4 - module.bytes_per_element) for module in in_bits)
         ),
         largest_layer=max((sum(p.numel() for p in layer.parameters()) for layer in layers), default=0),
-        outside_layers=sum(parameter.numel() for parameter in model.parameters()) - sum(in_layers.values()),
+        outside_layers=all_parameters - sum(in_layers.values()),
     )
 
 
@@ -356,9 +328,7 @@ def _without_values(model: nn.Module, precision: torch.dtype | None) -> nn.Modul
         copies[id(tensor)] = hollow
     hollow_model = copy.deepcopy(model, copies)  # takes its tensors from `copies`, so tied weights stay tied
     for module in hollow_model.modules():
-        if hasattr(
-            module, BYTES
-        ):  # its weight is frozen: a linear layer saves nothing more for the backward pass
+        if hasattr(module, BYTES):  # frozen: a linear layer saves nothing more for the backward pass
             module.__class__ = nn.Linear
     return hollow_model
 

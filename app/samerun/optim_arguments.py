@@ -5,12 +5,11 @@ arguments are reported before it is imported.
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from samerun.parsing import Setting, read_settings
 
-ADAM = ("adam_beta1", "adam_beta2", "adam_epsilon")
 DEFAULT = "adamw_torch_fused"
 UNDER_FSDP = (DEFAULT, "sgd", "rmsprop")  # torch's optimizers whose state has the weight's shape
 SMALL_8BIT = 4096  # smaller weights keep 32-bit state (bitsandbytes' min_8bit_size)
@@ -20,18 +19,19 @@ SMALL_8BIT = 4096  # smaller weights keep 32-bit state (bitsandbytes' min_8bit_s
 class Optimizer:
     """An optimizer's settings and requirements."""
 
-    settings: dict[str, Setting] = field(default_factory=dict)
-    adam: tuple[str, ...] = ()  # the --adam_* arguments that it uses
+    settings: dict[str, Setting]
     unshardable: str | None = None  # why it needs whole weights, not shards; None if it does not
     package: str | None = None  # that must be installed
 
 
 MOMENTUM, EPSILON = Setting(0.0, below=1), Setting(1e-8)
+BETAS = {"beta1": Setting(0.9, below=1), "beta2": Setting(0.999, below=1)}
+ADAM = {**BETAS, "eps": Setting(1e-8, at_least=None, above=0)}
 # Names and settings are transformers', except muon and adafactor's settings, which are torch's. Defaults are
 # torch's, except Muon's adjust_lr_fn: its steps match AdamW's in size (Liu et al., arXiv:2502.16982), which
 # trains the other weights at the same rate.
 OPTIMIZERS = {
-    DEFAULT: Optimizer(adam=ADAM),
+    DEFAULT: Optimizer(ADAM),
     "adafactor": Optimizer(
         {"beta2_decay": Setting(-0.8, at_least=None, below=0), "d": Setting(1.0, at_least=1)},
         unshardable="it averages over the rows and columns of whole matrices",
@@ -51,14 +51,14 @@ OPTIMIZERS = {
             "nesterov": Setting(True),
             "ns_steps": Setting(5, at_least=1, below=100),
             "adjust_lr_fn": Setting("match_rms_adamw", choices=("match_rms_adamw", "original")),
+            **ADAM,
         },
-        adam=ADAM,
         unshardable="it orthogonalises whole matrices",
     ),
     "adamw_bnb_8bit": Optimizer(
-        adam=ADAM, unshardable="it scales its 8-bit state by blocks of whole weights", package="bitsandbytes"
+        ADAM, unshardable="it scales its 8-bit state by blocks of whole weights", package="bitsandbytes"
     ),
-    "lion_32bit": Optimizer(adam=ADAM[:2], package="bitsandbytes"),
+    "lion_32bit": Optimizer(BETAS, package="bitsandbytes"),
 }
 
 
@@ -68,22 +68,14 @@ def settings_of(arguments: Any) -> dict[str, Any]:
     return defaults | _parse(arguments.optim, arguments.optim_args, [])
 
 
-def check_settings(arguments: Any, defaults: dict[str, Any]) -> list[str]:
-    """Errors in --optim_args and --adam_* for --optim. `defaults`: the arguments' default values by name."""
-    optim, errors = arguments.optim, []
-    values = _parse(optim, arguments.optim_args, errors)
+def check_settings(arguments: Any) -> list[str]:
+    """Errors in --optim_args for --optim."""
+    errors: list[str] = []
+    values = _parse(arguments.optim, arguments.optim_args, errors)
     if values.get("nesterov") and not errors:
         settings = settings_of(arguments)
         if not settings["momentum"] or settings.get("dampening"):
             errors.append("--optim_args: nesterov=true needs a momentum above 0, and no dampening")
-    unused = [name for name in ADAM if name not in OPTIMIZERS[optim].adam]
-    has = ", ".join(OPTIMIZERS[optim].settings)
-    errors += [
-        f"--{name} is given but --optim {optim} has no such setting"
-        + (f"; it has --optim_args {has}" if has else "")
-        for name in unused
-        if getattr(arguments, name) != defaults[name]
-    ]
     return errors
 
 
@@ -146,9 +138,5 @@ def describe(arguments: Any) -> str:
 
 def _parse(optim: str, text: str | None, errors: list[str]) -> dict[str, Any]:
     """Parses --optim_args, "name=value,name=value"; appends to `errors`."""
-    elsewhere = {
-        "weight_decay": "--weight_decay",
-        "lr": "--learning_rate",
-        "betas": "--adam_beta1 and --adam_beta2",
-    }
+    elsewhere = {"weight_decay": "--weight_decay", "lr": "--learning_rate", "betas": "beta1 and beta2"}
     return read_settings("optim_args", optim, OPTIMIZERS[optim].settings, text, errors, elsewhere)

@@ -76,14 +76,16 @@ def _make(
     arguments: Any, groups: list[dict[str, Any]], learning_rate: float, device_type: str
 ) -> torch.optim.Optimizer:
     optim, settings, rate = arguments.optim, optim_arguments.settings_of(arguments), {"lr": learning_rate}
-    adam = {"betas": (arguments.adam_beta1, arguments.adam_beta2), "eps": arguments.adam_epsilon}
+    if "beta1" in settings:
+        settings["betas"] = settings.pop("beta1"), settings.pop("beta2")
     # `fused` steps a small encoder on a CPU ten times faster than torch's default. On a GPU the default is
     # fast, and the momentum of fused SGD is undefined if fp16 skips the first step. For sharded parameters
     # only AdamW can be fused.
     sharded = any(fsdp.is_sharded(parameter) for group in groups for parameter in group["params"])
     fused = {"fused": device_type == "cpu" and not sharded}
     if optim == "muon":
-        return MuonWithAdamW(groups, rate | settings, rate | adam | {"fused": True})
+        adamw = {name: settings.pop(name) for name in ("betas", "eps")}
+        return MuonWithAdamW(groups, rate | settings, rate | adamw | {"fused": True})
     if optim == "adafactor":
         return torch.optim.Adafactor(groups, **rate, **settings)
     if optim == "sgd":
@@ -96,11 +98,11 @@ def _make(
         import bitsandbytes
 
         if optim == "lion_32bit":
-            return bitsandbytes.optim.Lion(groups, **rate, betas=adam["betas"], optim_bits=32)
+            return bitsandbytes.optim.Lion(groups, **rate, **settings, optim_bits=32)
         return bitsandbytes.optim.AdamW(
-            groups, **rate, **adam, optim_bits=8, min_8bit_size=optim_arguments.SMALL_8BIT
+            groups, **rate, **settings, optim_bits=8, min_8bit_size=optim_arguments.SMALL_8BIT
         )
-    return torch.optim.AdamW(groups, **rate, **adam, fused=True)
+    return torch.optim.AdamW(groups, **rate, **settings, fused=True)
 
 
 def set_learning_rate(optimizer: Any, multiplier: float) -> None:
@@ -131,9 +133,8 @@ def state_bytes(arguments: Any, model: nn.Module) -> float:
         elif optim == "adafactor" or name in hidden:
             total += 4 * size
         elif optim == "adamw_bnb_8bit" and size >= optim_arguments.SMALL_8BIT:
-            total += 2 * size + 2 * 4 * -(
-                -size // 256
-            )  # two 8-bit moments, and an fp32 scale per block of 256
+            # Two 8-bit moments, and an fp32 scale per block of 256.
+            total += 2 * size + 2 * 4 * -(-size // 256)
         else:
             total += 4 * size * optim_arguments.moments(optim, optim_arguments.settings_of(arguments))
     return total / max(1, elements) + (4 if arguments.ema_decay else 0)

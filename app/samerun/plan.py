@@ -64,9 +64,8 @@ class BatchShape:
     micro_batch_size: int  # maximum rows
     accumulation: int  # micro-batches per process and optimizer step; a maximum if `max_tokens` is set
     max_tokens: int | None = None  # maximum tokens of a micro-batch, padding included
-    follows_processes: bool = (
-        False  # whether the global batch is a process's batch times the number of processes
-    )
+    # Whether the global batch is a process's batch times the number of processes.
+    follows_processes: bool = False
 
     @property
     def idle_share(self) -> float:
@@ -112,11 +111,10 @@ def derive_batch(
     needed = math.ceil(per_process / micro) if micro else accumulation or 1
     if accumulation and needed != accumulation:
         raise InputError(
-            f"batch arguments contradict each other: --global_batch_size {total} on {world_size} "
-            "process(es) is "
-            f"{per_process} rows each, which --per_device_train_batch_size {micro} makes {needed} "
-            "micro-batch(es), but "
-            f"--gradient_accumulation_steps is {accumulation}; leave one of the three out"
+            f"batch arguments contradict each other: --global_batch_size {total} on {world_size} process(es) "
+            f"is {per_process} rows each, which --per_device_train_batch_size {micro} makes {needed} "
+            f"micro-batch(es), but --gradient_accumulation_steps is {accumulation}; leave one of the three "
+            "out"
         )
     accumulation = min(needed, per_process)  # no empty micro-batches
     return BatchShape(total, world_size, math.ceil(total / (world_size * accumulation)), accumulation)
@@ -186,11 +184,9 @@ def evaluation_batch(
 ) -> tuple[int, int | None]:
     """(rows, maximum tokens or None) of an evaluation batch. `by_tokens`: as in `batch_of`; `default_rows`:
     of the split."""
-    tokens = arguments.max_tokens_per_eval_batch
-    if tokens is None and by_tokens and arguments.per_device_eval_batch_size is None:
-        tokens = CPU_TOKENS
-    rows = arguments.per_device_eval_batch_size or default_rows or arguments.evaluation_rows
-    return rows, tokens
+    rows = arguments.per_device_eval_batch_size
+    tokens = CPU_TOKENS if by_tokens and rows is None else None
+    return rows or default_rows or arguments.evaluation_rows, tokens
 
 
 def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
@@ -204,7 +200,11 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
         arguments, launch.world_size, launch.micro_batches_by_tokens and split.lengths is not None
     )
     steps_per_epoch = math.ceil(num_rows / batch.global_batch_size)
-    chooses = a.__dataclass_fields__["num_train_epochs"].default is None
+    fields = a.__dataclass_fields__
+    # A higher learning rate than the default one needs fewer updates: nothing is advised there.
+    advises = (
+        fields["num_train_epochs"].default is None and a.learning_rate <= fields["learning_rate"].default
+    )
     epochs = a.num_train_epochs or enough_epochs(steps_per_epoch)
     total_steps = a.max_steps or max(1, math.ceil(steps_per_epoch * epochs))
     warmup = _steps(a.warmup_steps or 0, total_steps)
@@ -226,7 +226,7 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
         num_rows=num_rows,
         steps_per_epoch=steps_per_epoch,
         chosen_epochs=None if a.max_steps or a.num_train_epochs else epochs,
-        advised_steps=ENOUGH_UPDATES if chooses and a.num_train_epochs and not a.max_steps else None,
+        advised_steps=ENOUGH_UPDATES if advises and a.num_train_epochs and not a.max_steps else None,
         total_steps=total_steps,
         warmup_steps=warmup,
         learning_rate=a.learning_rate * factor,
@@ -268,26 +268,23 @@ def describe(plan: Plan) -> list[str]:
         f"{plan.num_rows} rows"
         + (f" x {plan.chosen_epochs}; --num_train_epochs sets it" if plan.chosen_epochs else ""),
         f"learning rate  {plan.learning_rate:g} at its peak{scaled}, {first:.3g} in the first step, "
-        f"{last:.3g} in the last; "
-        f"{plan.warmup_steps} warm-up step(s), {plan.lr_scheduler_type}",
+        f"{last:.3g} in the last; {plan.warmup_steps} warm-up step(s), {plan.lr_scheduler_type}",
         f"optimizer      {plan.optimizer}",
     ]
     if plan.ema_decay is not None:
         lines.append(
             f"note           --ema_decay {plan.ema_decay:g}: the averaged weights are evaluated and "
-            "exported; they take "
-            "4 bytes per trained element"
+            "exported; they take 4 bytes per trained element"
         )
     if plan.total_steps < (plan.advised_steps or 0):
         lines.append(
-            f"note           {plan.total_steps} updates may be too few for a new head; without "
-            f"--num_train_epochs there are up to {plan.advised_steps}"
+            f"note           {plan.total_steps} updates may be too few for a new head at this learning rate; "
+            f"without --num_train_epochs there are up to {plan.advised_steps}"
         )
     if b.follows_processes:
         lines.append(
-            "note           the global batch depends on the number of processes; "
-            f"--global_batch_size {b.global_batch_size} "
-            "fixes it"
+            "note           the global batch depends on the number of processes; --global_batch_size "
+            f"{b.global_batch_size} fixes it"
         )
     if b.max_tokens is None and b.idle_share > 0.1:
         below = b.global_batch_size // b.world_size * b.world_size

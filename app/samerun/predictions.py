@@ -15,13 +15,14 @@ from typing import Any, TextIO
 from samerun.errors import TrainingError
 from samerun.files import as_line, atomic_file
 from samerun.run_folder import (
+    BEST,
     MASKS,
     METRICS,
     OURS,
     PREDICTIONS,
     RECORDS,
+    RUN_FILE,
     has_record,
-    holds_trained_run,
     record_predictions,
 )
 from samerun.task import Predictions, Split, Task
@@ -53,8 +54,9 @@ def folder_of(arguments: Any) -> Path:
 def _beside_a_run(arguments: Any, name: str) -> str:
     """`name`, or with the test file's name appended if the command only predicts in the folder of a finished
     run: it must not replace that run's own predictions and metrics."""
-    modes = arguments.modes
-    if modes.train or not modes.predict or not holds_trained_run(Path(arguments.output_dir)):
+    modes, folder = arguments.modes, Path(arguments.output_dir)
+    holds_trained_run = (folder / BEST).is_dir() or (folder / RUN_FILE).exists()
+    if modes.train or not modes.predict or not holds_trained_run:
         return name
     stem, suffix = os.path.splitext(name)
     test_file = arguments.test_file or "test"

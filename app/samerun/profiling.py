@@ -133,11 +133,9 @@ def describe(averages: Any, device: str) -> list[str]:
     total = "cpu_time_total" if device == "cpu" else "device_time_total"
     times = {event.key: getattr(event, total) for event in averages}
     parts = {name: times[name] for name in PARTS if name in times}
-    whole = sum(parts.values())
-    lines = (
-        ["profile        " + ", ".join(f"{name} {time / whole:.1%}" for name, time in parts.items())]
-        if whole
-        else []
-    )
     table = averages.table(sort_by=f"self_{total}", row_limit=MAX_OPERATIONS, max_name_column_width=60)
-    return [*lines, *table.splitlines()]
+    lines = table.splitlines()
+    if whole := sum(parts.values()):
+        shares = ", ".join(f"{name} {time / whole:.1%}" for name, time in parts.items())
+        lines.insert(0, f"profile        {shares}")
+    return lines

@@ -201,11 +201,6 @@ def holds_a_run(folder: Path) -> bool:
     return bool(results) or (history.exists() and history.stat().st_size > 0)
 
 
-def holds_trained_run(folder: Path) -> bool:
-    """Whether a folder holds a training run. Commands that do not train must keep its files."""
-    return (folder / BEST).is_dir() or (folder / RUN_FILE).exists()
-
-
 # Metrics
 
 

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import (
+    DeepSpeedPlugin,
     DistributedDataParallelKwargs,
     InitProcessGroupKwargs,
     ProjectConfiguration,
@@ -69,20 +70,21 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """The launch that launcher and arguments request; known before a process group exists."""
+    """The launch that launcher and arguments request; known before a process group exists. The defaults are
+    those of one process on a CPU."""
 
-    launcher: str  # python, torchrun, accelerate, deepspeed
-    rank: int
-    local_rank: int
-    world_size: int
-    local_world_size: int
-    use_cpu: bool
-    backend: str  # of torch.distributed: nccl on CUDA, gloo on CPUs
-    precision: str  # no, fp16, bf16
-    timeout_seconds: int
-    deepspeed_file: str | None
-    deepspeed_config: dict[str, Any] | None
-    max_grad_norm: float
+    launcher: str = "python"  # or torchrun, accelerate, deepspeed
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    use_cpu: bool = True
+    backend: str = "gloo"  # of torch.distributed: nccl on CUDA, gloo on CPUs
+    precision: str = "no"  # or fp16, bf16
+    timeout_seconds: int = 1800
+    deepspeed_file: str | None = None
+    deepspeed_config: dict[str, Any] | None = None
+    max_grad_norm: float = 1.0
     tf32: bool = False
     full_determinism: bool = False
     gpu: str = "cuda"  # torch's device type of the machine's accelerators
@@ -114,24 +116,6 @@ class Launch:
     @property
     def zero_stage(self) -> int:
         return deepspeed.stage_of(self.deepspeed_config) if self.deepspeed_config else 0
-
-
-def plain_launch(processes: int, use_cpu: bool) -> Launch:
-    """A simple launch to load data for, if there is none or the requested one is invalid."""
-    return Launch(
-        launcher="python",
-        rank=0,
-        local_rank=0,
-        world_size=processes,
-        local_world_size=processes,
-        use_cpu=use_cpu,
-        backend="gloo",
-        precision="no",
-        timeout_seconds=0,
-        deepspeed_file=None,
-        deepspeed_config=None,
-        max_grad_norm=0.0,
-    )
 
 
 # Describing a launch
@@ -563,14 +547,13 @@ def start(
             cpu=launch.use_cpu and config is None,
             mixed_precision=launch.precision,
             gradient_accumulation_steps=batch.accumulation if batch else 1,
-            deepspeed_plugin=deepspeed.plugin(config) if config else None,
+            deepspeed_plugin=DeepSpeedPlugin(config, zero3_init_flag=False) if config else None,
             kwargs_handlers=handlers,
             log_with=[name for name in report_to if name not in ("none", "html")] or None,
             project_config=ProjectConfiguration(project_dir=output_dir, logging_dir=output_dir),
         )
     if config is not None:
-        deepspeed.disable_partitioned_init(accelerator)
-        deepspeed.set_group_timeout(timeout)
+        deepspeed.correct(accelerator, timeout)
     if accelerator.num_processes != launch.world_size:
         raise InputError(
             f"the launcher started {launch.world_size} processes but {accelerator.num_processes} found each "
@@ -690,7 +673,5 @@ def quiet_libraries(rank: int) -> None:
     warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
     warnings.filterwarnings("ignore", module=r"torch\.distributed.*", **ignored)
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", **ignored)
-    warnings.filterwarnings(
-        "ignore", message="`is_gradient_checkpointing` is deprecated", **ignored
-    )  # by peft
+    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is", **ignored)  # by peft
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")

@@ -75,7 +75,7 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
     with_deepspeed = launch is not None and launch.deepspeed_config is not None and machine is None
     if with_deepspeed and importlib.util.find_spec("deepspeed") is None:
         problems.append(f"{launch.deepspeed_file}: DeepSpeed is not installed (pip install deepspeed)")
-    if arguments.push_to_hub and not arguments.hub_dry_run and get_token() is None:
+    if arguments.push_to_hub and get_token() is None:
         problems.append("--push_to_hub: no token; log in first (hf auth login)")
     if machine is None and launch is not None and launch.rank == 0:
         with collecting(problems):
@@ -248,8 +248,13 @@ def _take_folder(
     holds_a_run = run_folder.holds_a_run(folder)
     if overwrite and holds_a_run:
         return OpenedRun(fingerprint, replaces=description), notes
-    if holds_a_run and resume not in (None, "auto"):
-        _check_own_checkpoint(folder, Path(resume))
+    if holds_a_run and resume not in (None, "auto"):  # histories and best models would be mixed
+        given, own = Path(resume), (folder / checkpoint.FOLDER).resolve()
+        if (given / checkpoint.MANIFEST).exists() and given.resolve().parent != own:
+            raise InputError(
+                f"--resume_from_checkpoint {given}: --output_dir {folder} already holds another run; name "
+                "another --output_dir, or go on with that run by --resume_from_checkpoint auto"
+            )
     if not holds_a_run:
         run_folder.clear(folder)
     recover_folder(folder / BEST)
@@ -276,16 +281,6 @@ def unlock() -> None:
     if _lock is not None:
         _lock.close()
         _lock = None
-
-
-def _check_own_checkpoint(folder: Path, path: Path) -> None:
-    """Raises `InputError` for another run's checkpoint: histories and best models would be mixed."""
-    own = (folder / checkpoint.FOLDER).resolve()
-    if (path / checkpoint.MANIFEST).exists() and path.resolve().parent != own:
-        raise InputError(
-            f"--resume_from_checkpoint {path}: --output_dir {folder} already holds another run; name another "
-            "--output_dir, or go on with that run by --resume_from_checkpoint auto"
-        )
 
 
 def _is_complete(folder: Path, plan: Plan, fingerprint: dict[str, Any]) -> bool:

@@ -100,9 +100,8 @@ class Mixture:
         mixture = cls(source, tuple(weight / sum(weights) for weight in weights))
         available = np.bincount(source, minlength=len(weights))
         problems = [
-            f"--mixing_weights: {path} ({rows} training rows, weight {weight:g}) gives no row to an "
-            f"epoch of {len(source)}; "
-            "give it more rows or a larger weight, or leave it out"
+            f"--mixing_weights: {path} ({rows} training rows, weight {weight:g}) gives no row to an epoch of "
+            f"{len(source)}; give it more rows or a larger weight, or leave it out"
             for path, weight, rows, count in zip(paths, weights, available, mixture.counts, strict=True)
             if not rows or not count
         ]
@@ -127,14 +126,12 @@ class Split:
     labelled: bool = True
     lengths: np.ndarray | None = None  # (rows,) tokens; None for data without tokens
     padding_multiple: int = 1  # `collate` pads batches to a multiple of this width
-    widths: np.ndarray | None = (
-        None  # (rows,) padded tokens of each row alone; None: `lengths` rounded up to the multiple
-    )
+    # (rows,) padded tokens of each row alone; None: `lengths` rounded up to the multiple.
+    widths: np.ndarray | None = None
     ids: Sequence[Any] | None = None  # of the rows, for predictions
     mixture: Mixture | None = None  # None: one source
-    weights: np.ndarray | None = (
-        None  # (rows,) sampling weights for drawing with replacement; None: each row once an epoch
-    )
+    # (rows,) sampling weights for drawing with replacement; None: each row once an epoch.
+    weights: np.ndarray | None = None
     # Returns a hash of all rows, which must be unchanged to resume an interrupted prediction; None: it cannot
     # be resumed.
     content: Callable[[], str] | None = None
@@ -148,9 +145,9 @@ class Split:
 def mixing_fingerprint(splits: Mapping[str, Split]) -> dict[str, Any]:
     """The mixture's part of a run's fingerprint: it determines the order of rows."""
     mixture = splits["train"].mixture if "train" in splits else None
-    return (
-        {} if mixture is None else {"mixing": [list(mixture.weights), np.bincount(mixture.source).tolist()]}
-    )
+    if mixture is None:
+        return {}
+    return {"mixing": [list(mixture.weights), np.bincount(mixture.source).tolist()]}
 
 
 @dataclass

@@ -127,7 +127,9 @@ def task_of(folder: Path) -> str:
             continue
         except (OSError, ValueError) as error:
             raise InputError(f"{folder / name}: cannot be read ({error})") from None
-        task = _task_of_config(config)
+        task = BY_MODEL_TYPE.get(config.get("model_type")) or BY_ADAPTER.get(config.get("task_type"))
+        model_class = (config.get("architectures") or [""])[0]
+        task = task or next((task for end, task in BY_ENDING.items() if model_class.endswith(end)), None)
         if task is None:
             known = ", ".join(sorted({*BY_ENDING.values(), *BY_MODEL_TYPE.values()}))
             raise InputError(
@@ -135,15 +137,5 @@ def task_of(folder: Path) -> str:
                 f"are {known}"
             )
         return task
-    if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder; name the folder best/ of a run, or one like it")
-    raise InputError(
-        f"{folder} is no exported model: it has no config.json; name the folder best/ of a run, or "
-        "one like it"
-    )
-
-
-def _task_of_config(config: dict[str, Any]) -> str | None:
-    task = BY_MODEL_TYPE.get(config.get("model_type")) or BY_ADAPTER.get(config.get("task_type"))
-    classes = config.get("architectures") or [""]
-    return task or next((task for ending, task in BY_ENDING.items() if classes[0].endswith(ending)), None)
+    what = " is no exported model: it has no config.json" if folder.is_dir() else ": no such folder"
+    raise InputError(f"{folder}{what}; name the folder best/ of a run, or one like it")

@@ -68,19 +68,13 @@ def translate(spec: Alias | Only | Refused, values: list[str] | None) -> tuple[s
     return spec.argument, values
 
 
+BOOLEAN = "expected true or false"
+LIGER = "Liger has no kernels for these models; --kernels auto, the default, has faster ones"
 FIXED_PRECISION = Only("false", "evaluation computes in --mixed_precision, as training does")
-FSDP = Only(
-    "false", "the launcher enables FSDP: accelerate launch --config_file accelerate_configs/fsdp.yaml"
-)
-LOW_RANK_OPTIMIZER = Refused(
-    "GaLore and APOLLO are not supported; --gradient_checkpointing and ds_configs/zero*.json save memory"
-)
-CHECKPOINTING_OPTIONS = Only(
-    '{"use_reentrant":false}', "all layers are recomputed, without re-entering autograd; leave it out"
-)
-TOKEN = Refused(
-    "all users of the machine can see a token on a command line; set HF_TOKEN, or log in (hf auth login)"
-)
+FSDP = Only("false", "accelerate launch --config_file accelerate_configs/fsdp.yaml enables FSDP")
+LOW_RANK_OPTIMIZER = Refused("GaLore and APOLLO are not supported; ds_configs/zero*.json save memory")
+CHECKPOINTING_OPTIONS = Only('{"use_reentrant":false}', "autograd is not re-entered; leave it out")
+TOKEN = Refused("other users can see a token on a command line; set HF_TOKEN, or log in (hf auth login)")
 TRACKIO = Refused("Trackio spaces are not supported; use --report_to trackio, --project_name and --run_name")
 UPLOADED_ONCE = "the best model is uploaded once, at the end of the run"
 
@@ -93,55 +87,26 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
     # TrainingArguments: batch and optimization
     "optim_target_modules": LOW_RANK_OPTIMIZER,
     "average_tokens_across_devices": Only("true", "the loss is always the mean over the whole global batch"),
-    "bf16": Alias(
-        "mixed_precision",
-        {"true": "bf16", "false": None},
-        "expected true or false; --mixed_precision bf16 is the same",
-    ),
-    "fp16": Alias(
-        "mixed_precision",
-        {"true": "fp16", "false": None},
-        "expected true or false; --mixed_precision fp16 is the same",
-    ),
+    "bf16": Alias("mixed_precision", {"true": "bf16", "false": None}, BOOLEAN),
+    "fp16": Alias("mixed_precision", {"true": "fp16", "false": None}, BOOLEAN),
     "bf16_full_eval": FIXED_PRECISION,
     "fp16_full_eval": FIXED_PRECISION,
     "activation_checkpointing": Alias("gradient_checkpointing"),
     "activation_checkpointing_kwargs": CHECKPOINTING_OPTIONS,
     "gradient_checkpointing_kwargs": CHECKPOINTING_OPTIONS,
-    "torch_compile_backend": Alias(
-        "torch_compile", {"inductor": "true"}, "--torch_compile uses inductor only"
-    ),
-    "torch_compile_mode": Alias(
-        "torch_compile", {"default": "true"}, "--torch_compile uses the default mode only"
-    ),
-    "use_liger_kernel": Only(
-        "false", "Liger has no kernels for these models; --kernels auto, the default, has the faster ones"
-    ),
-    "liger_kernel_config": Refused(
-        "Liger has no kernels for these models; --kernels auto, the default, has the faster ones"
-    ),
+    "torch_compile_backend": Alias("torch_compile", {"inductor": "true"}, "--torch_compile uses inductor"),
+    "torch_compile_mode": Alias("torch_compile", {"default": "true"}, "--torch_compile has one mode only"),
+    "use_liger_kernel": Only("false", LIGER),
+    "liger_kernel_config": Refused(LIGER),
     "use_cache": Only("false", "training does not use a cache of keys and values; leave it out"),
-    "neftune_noise_alpha": Refused(
-        "noise on embeddings is not supported; use --label_smoothing_factor and dropout instead"
-    ),
-    "torch_empty_cache_steps": Refused(
-        "the allocator's cache is never emptied; to save memory, use --gradient_checkpointing, or a smaller "
-        "--per_device_train_batch_size beside --global_batch_size"
-    ),
-    "auto_find_batch_size": Only(
-        "true", "micro-batches that do not fit are halved at the start; --global_batch_size does not change"
-    ),
-    "average_checkpoints": Refused(
-        "keep the best models with --keep_best, and average them afterwards: samerun average"
-    ),
+    "neftune_noise_alpha": Refused("noise on embeddings is not supported; use --label_smoothing_factor"),
+    "torch_empty_cache_steps": Refused("the cache is never emptied; --gradient_checkpointing saves memory"),
+    "auto_find_batch_size": Only("true", "micro-batches that do not fit are halved; the global batch stays"),
+    "average_checkpoints": Refused("average the models of --keep_best afterwards: samerun average"),
     "data_seed": Refused("--seed also sets the order of rows"),
     # TrainingArguments: logging
-    "logging_strategy": Only(
-        "steps", "history.jsonl has a line every --logging_steps optimizer steps, and for every evaluation"
-    ),
-    "logging_first_step": Only(
-        "false", "history.jsonl has a line every --logging_steps optimizer steps; 1 includes the first"
-    ),
+    "logging_strategy": Only("steps", "history.jsonl gets a line every --logging_steps steps"),
+    "logging_first_step": Only("false", "--logging_steps 1 includes the first optimizer step"),
     "log_on_each_node": Only("false", "rank 0 reports for all machines"),
     "logging_nan_inf_filter": Only("false", "a non-finite loss ends the run and names the rows of its batch"),
     "include_num_input_tokens_seen": Only("false", "metrics.json has train_tokens_per_second; leave it out"),
@@ -154,46 +119,28 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
     "trackio_static_space_id": TRACKIO,
     # TrainingArguments: evaluation
     "eval_delay": Only("0", "the first evaluation is the first one of --eval_strategy"),
-    "prediction_loss_only": Only(
-        "false", "evaluations compute all metrics; --eval_strategy no evaluates only at the end"
-    ),
+    "prediction_loss_only": Only("false", "all metrics are computed; --eval_strategy no: only at the end"),
     "eval_on_start": Only("false", "--do_eval alone evaluates the model that --model_name_or_path names"),
     "eval_do_concat_batches": Only("true", "metrics are computed over all validation rows at once"),
     "eval_use_gather_object": Only("false", "predictions are gathered as arrays"),
     "eval_accumulation_steps": Only("1", "predictions move to the CPU after every batch"),
-    "include_for_metrics": Refused(
-        "metrics get predictions and labels; --metrics adds metrics of the evaluate library"
-    ),
+    "include_for_metrics": Refused("metrics get predictions and labels; --metrics adds those of evaluate"),
     "batch_eval_metrics": Only("false", "metrics are computed over all validation rows at once"),
-    "load_best_model_at_end": Only(
-        "true", "best/ always has the best model, which --do_predict uses; --do_eval false keeps the last one"
-    ),
+    "load_best_model_at_end": Only("true", "best/ has the best model; --do_eval false keeps the last one"),
     # TrainingArguments: checkpoints and the hub
-    "save_only_model": Only(
-        "false", "checkpoints can always be resumed; best/ has the model alone (with --save_strategy no)"
-    ),
-    "save_on_each_node": Only(
-        "false", "rank 0 writes checkpoints; machines without its disk get a copy if they need one"
-    ),
+    "save_only_model": Only("false", "best/ has the model alone; --save_strategy no writes no checkpoints"),
+    "save_on_each_node": Only("false", "rank 0 writes checkpoints; other machines get copies if needed"),
     "enable_jit_checkpoint": Only("true", "SIGTERM always saves a checkpoint; SIGKILL leaves no time for it"),
-    "ignore_data_skip": Only(
-        "false", "the order of rows is a function of (seed, step), so resuming does not read skipped rows"
-    ),
-    "checkpoint_format": Only(
-        "full", "sharded checkpoints are gone; every checkpoint is full, for every launcher"
-    ),
+    "ignore_data_skip": Only("false", "rows are a function of the step, so none is read to be skipped"),
+    "checkpoint_format": Only("full", "sharded checkpoints are gone; full ones are for every launcher"),
     "restore_callback_states_from_checkpoint": Only("false", "there are no callbacks"),
     "hub_token": TOKEN,
     "hub_strategy": Only("end", UPLOADED_ONCE),
     "hub_always_push": Only("false", UPLOADED_ONCE),
     "hub_revision": Only("main", "uploads go to the branch main of --hub_model_id"),
     # TrainingArguments: launch
-    "accelerator_config": Refused(
-        "configure Accelerate by accelerate launch --config_file (accelerate_configs/)"
-    ),
-    "parallelism_config": Refused(
-        "tensor and pipeline parallelism are not supported; ds_configs/zero3.json shards the model"
-    ),
+    "accelerator_config": Refused("configure Accelerate by accelerate launch --config_file FILE"),
+    "parallelism_config": Refused("tensor and pipeline parallelism are not supported; see ds_configs/"),
     "ddp_find_unused_parameters": Only("false", "all trained parameters are used in the loss"),
     "ddp_bucket_cap_mb": Only("25", "DDP uses torch's bucket size"),
     "ddp_broadcast_buffers": Only("false", "buffers are synchronised before evaluations and checkpoints"),
@@ -201,9 +148,7 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
     "fsdp": FSDP,
     "fsdp_config": FSDP,
     # TrainingArguments: data
-    "dataloader_drop_last": Only(
-        "false", "each row is used once per epoch; an incomplete last batch has its true weight"
-    ),
+    "dataloader_drop_last": Only("false", "each row is used once per epoch; the last batch weighs less"),
     "dataloader_pin_memory": Only("true", "batches are pinned if the device is a GPU"),
     "dataloader_persistent_workers": Only("true", "--dataloader_num_workers always persist during training"),
     "dataloader_prefetch_factor": Only("2", "each of --dataloader_num_workers prepares two steps ahead"),
@@ -224,9 +169,7 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
     "generation_max_length": Alias("max_title_length"),
     "generation_num_beams": Alias("num_beams"),
     # TrainingArguments of transformers 4
-    "adafactor": Alias(
-        "optim", {"true": "adafactor", "false": None}, "expected true or false; --optim adafactor is the same"
-    ),
+    "adafactor": Alias("optim", {"true": "adafactor", "false": None}, BOOLEAN),
     "evaluation_strategy": Alias("eval_strategy"),
     "group_by_length": Alias("length_grouping"),
     "half_precision_backend": Only("auto", "torch's autocast is the only backend of --mixed_precision"),
@@ -243,9 +186,7 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
     # Example scripts of transformers: run_classification.py, run_summarization.py,
     # run_image_classification.py
     "do_regression": Only("false", "--problem_type regression trains on numbers"),
-    "forced_bos_token": Refused(
-        "--target_lang, or the model's generation_config.json, sets the first token of a title"
-    ),
+    "forced_bos_token": Refused("--target_lang, or generation_config.json, sets the first token of a title"),
     "ignore_mismatched_sizes": Only("true", "a head for other labels is initialized again"),
     "ignore_pad_token_for_loss": Only("true", "padding never counts in the loss"),
     "image_column_name": Alias("image_column"),
@@ -256,14 +197,10 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
     "max_source_length": Alias("max_length"),
     "max_target_length": Alias("max_title_length"),
     "metric_name": Refused("--metrics adds metrics of evaluate, --metric_for_best_model chooses one"),
-    "overwrite_cache": Only(
-        "false", "cached rows and tokens are found by hashes of their content, so they are never outdated"
-    ),
+    "overwrite_cache": Only("false", "caches are found by hashes of content, so they are never outdated"),
     "pad_to_max_length": Only("false", "batches are padded to their longest row"),
     "remove_columns": Refused("only the columns that the arguments name are read"),
-    "remove_splits": Refused(
-        "--dataset_split, --dataset_validation_split and --dataset_test_split select the splits to read"
-    ),
+    "remove_splits": Refused("--dataset_split, --dataset_validation_split, --dataset_test_split choose"),
     "resize_position_embeddings": Only("false", "--max_length may not exceed the model's position table"),
     "return_entity_level_metrics": Only("true", "metrics.json always has the scores of each type"),
     "revision": Alias("model_revision"),
@@ -288,9 +225,8 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
     "validation_split_name": Alias("dataset_validation_split"),
 }
 
-QUANTIZE = "expected true or false; --quantize 4 or 8 is the same"
 # Ours until version 1.0
-NAMES_OF_BEFORE: dict[str, Alias | Part] = {
+NAMES_OF_BEFORE: dict[str, Alias | Part | Only | Refused] = {
     "padding_free": Alias(
         "length_grouping",
         {"auto": None, "false": None},
@@ -308,8 +244,11 @@ NAMES_OF_BEFORE: dict[str, Alias | Part] = {
         accepted=r"0+(\.\d*)?|0*\.\d+|\d(\.\d+)?e-\d+",
         was_ours=True,
     ),
-    "load_in_4bit": Alias("quantize", {"true": "4", "false": None}, QUANTIZE, was_ours=True),
-    "load_in_8bit": Alias("quantize", {"true": "8", "false": None}, QUANTIZE, was_ours=True),
+    "load_in_4bit": Alias("quantize", {"true": "4", "false": None}, BOOLEAN, was_ours=True),
+    "load_in_8bit": Alias("quantize", {"true": "8", "false": None}, BOOLEAN, was_ours=True),
+    "adam_beta1": Part("optim_args", "beta1={}", ignored=("none", "null", "0.9")),
+    "adam_beta2": Part("optim_args", "beta2={}", ignored=("none", "null", "0.999")),
+    "adam_epsilon": Part("optim_args", "eps={}", ignored=("none", "null", "1e-8", "1e-08")),
     "focal_gamma": Part("loss_args", "gamma={}"),
     "focal_alpha": Part("loss_args", "alpha={}", ignored=()),
     "asl_gamma_neg": Part("loss_args", "gamma_neg={}"),
@@ -326,5 +265,9 @@ NAMES_OF_BEFORE: dict[str, Alias | Part] = {
     "window_pooling": Part("long_documents", "windows:pooling={}", head="windows"),
     "base_global_batch_size": Part("lr_scaling", "linear:{}", head="linear"),
     "pos_weight_cap": Part("pos_weight", "balanced:{}", head="balanced"),
+    "hub_dry_run": Only("false", "--push_to_hub uploads best/, plots/ and README.md of --output_dir"),
+    "max_tokens_per_eval_batch": Refused("--per_device_eval_batch_size bounds an evaluation batch"),
+    "num_res_units": Only("2", "the network has 2 residual units per level"),
+    "use_rslora": Only("false", "--lora_alpha times the square root of --lora_r is the same scale"),
 }
 OTHER_NAMES: dict[str, Alias | Part | Only | Refused] = {**TRAINER_NAMES, **NAMES_OF_BEFORE}

@@ -23,7 +23,7 @@ import torch
 from accelerate.utils.memory import clear_device_cache
 from torch.profiler import record_function
 
-from samerun import best_models, checkpoint, deepspeed, fsdp, machines, mirror, signals
+from samerun import best_models, checkpoint, fsdp, machines, mirror, signals
 from samerun.average import WeightAverage, averaged
 from samerun.checkpoint import CheckpointTarget, TrainState
 from samerun.console import Phase
@@ -32,9 +32,8 @@ from samerun.errors import EXIT_STOPPED, InputError, StopRequested, TrainingErro
 from samerun.evaluate import eval_rows, evaluate, input_dtype
 from samerun.kernels.common import widest_float
 from samerun.kernels.dropout import dropout_by_row, use_row_drop_path
-from samerun.kernels.embeddings import reuse_gradient_memory
 from samerun.layers import checkpoint_activations, compile_layers, has_statistics
-from samerun.memory import GIB, dry_run, layout_of, memory_lines
+from samerun.memory import dry_run, layout_of, memory_lines
 from samerun.optimizer import build_optimizer, set_learning_rate, state_bytes
 from samerun.parsing import as_dict
 from samerun.plan import Plan
@@ -81,14 +80,15 @@ class Training:
             place = checkpoint.fetch(run, opened.resume, arguments.shared_output_dir)
             self.state = checkpoint.load_state(place, opened.fingerprint)
             checkpoint.load_weights(place, model)
-            self.state = best_models.recover(
-                run, self.folder, self.state, task, arguments.keep_best, self._is_complete()
+            kept = arguments.keep_best, self._is_complete()
+            self.state, notes = run.from_rank0(
+                lambda: best_models.recover(self.folder, self.state, task, *kept)
             )
+            run.print(*(f"note           {note}" for note in notes))
             self._note_other_dropout()
         if self.state.loss_settings is None:
             self.state.loss_settings = task.loss_settings
         self.state.dropout_by = "row" if run.launch.dropout_by_row else "torch"
-        run.from_rank0(partial(best_models.check_space, self.folder, arguments, model))
         self.batches = train_batches(arguments, data, plan, run.launch)
         self.batches.begin(self.state.step, self.state.stream)
         validation = data.splits.get("validation")
@@ -108,7 +108,9 @@ class Training:
         )
         self.tracker.start_trackers(project_of(arguments, task.name), arguments.run_name, as_dict(arguments))
         if place is not None:
-            self._restore(place)
+            checkpoint.restore_optimizer(run, place, self.model, self.optimizer, self.state, self._idle_step)
+            if self.average is not None:
+                self.average.restore(checkpoint.load_average(place))
             checkpoint.discard(run, place, opened.resume)
 
     def _prepare_model(self, model: torch.nn.Module) -> None:
@@ -125,24 +127,15 @@ class Training:
         )
         if arguments.gradient_checkpointing or run.launch.recomputes_activations:
             checkpoint_activations(model, dropout_by_row=by_row)
-        layout = layout_of(run.launch, self.plan.batch, arguments.kernels, state_bytes(arguments, model))
         if run.is_main:
+            layout = layout_of(run.launch, self.plan.batch, state_bytes(arguments, model))
             try:
                 batch = self.batches.largest_micro_batch()
-                pass_of_batch = dry_run(model, self.task, batch, layout)
-                lines = memory_lines(pass_of_batch, layout)
-                if by_row and layout.on_gpu:
-                    fused = dry_run(model, self.task, replace(batch, places=None), layout)
-                    more = (pass_of_batch.activations - fused.activations) / GIB
-                    lines.append(
-                        f"               attention stores its weights for dropout by row: {more:.2f} GiB"
-                    )
+                lines = memory_lines(dry_run(model, self.task, batch, layout), layout)
             except Exception as error:  # for example, the forward pass reads values of tensors
                 reason = f"a dry run of the model fails ({type(error).__name__})"
                 lines = [f"memory         no estimate: {reason}"]
             run.print(*lines)
-        if layout.reuses_gradient_memory:
-            reuse_gradient_memory(model)
         compiles = arguments.torch_compile or run.launch.torch_compile
         if compiles and run.launch.zero_stage == 3:
             # ZeRO-3's hooks around every module break the graph into hundreds of pieces, and torch recompiles
@@ -159,13 +152,6 @@ class Training:
                 f"note           the checkpoint's steps had dropout by {before}, from here on it is by {now} "
                 "(--dropout_by): the masks are not those of a run without this change"
             )
-
-    def _restore(self, place: Path) -> None:
-        """Restores optimizer state and averaged weights from a checkpoint, whose weights the model has
-        already."""
-        checkpoint.restore_optimizer(self.run, place, self.model, self.optimizer, self.state, self._idle_step)
-        if self.average is not None:
-            self.average.restore(checkpoint.load_average(place))
 
     def _idle_step(self) -> None:
         """Does a step at learning rate 0, which creates the optimizer's state."""
@@ -356,14 +342,9 @@ class Training:
         early."""
         run, task, state, name = self.run, self.task, self.state, self.task.best_metric
         metrics, predictions = evaluate(run, self.model, task, self.validation, stoppable=True)
-        self.tracker.log(
-            {
-                "step": state.step,
-                "epoch": round(state.step / self.plan.steps_per_epoch, 6),
-                **{f"eval_{key}": value for key, value in metrics.items()},
-            },
-            shown=tuple(f"eval_{key}" for key in task.shown_metrics),
-        )
+        event = {"step": state.step, "epoch": round(state.step / self.plan.steps_per_epoch, 6)}
+        event |= {f"eval_{key}": value for key, value in metrics.items()}
+        self.tracker.log(event, shown=tuple(f"eval_{key}" for key in task.shown_metrics))
         if task.on_evaluation is not None:
             task.on_evaluation(state.step, metrics)
         if name not in metrics:  # one of --metrics, whose names were not known before
@@ -426,10 +407,9 @@ class Training:
         ranked = best_models.ranked([*others, evaluation], self.greater_is_better)
         state.kept = ranked[: self.arguments.keep_best]
         if evaluation in state.kept:
-            path = self.folder / BEST_MODELS / f"step_{state.step}"
+            path, plain = self.folder / BEST_MODELS / f"step_{state.step}", run.unwrapped(self.model)
             with Phase("exporting", shown=run.is_main):
                 weights = checkpoint.full_weights(run, self.model)
-                plain = run.unwrapped(self.model)
                 run.from_rank0(lambda: self.task.export(path, plain, weights, predictions))
         run.from_rank0(lambda: best_models.remove_others(self.folder, state.kept))
 
@@ -461,7 +441,8 @@ class Training:
         self.state.unevaluated = unevaluated
         self._save()
         self._wait_for_checkpoint()
-        mirror.wait(mirror.STOP_SECONDS)
+        # The other processes wait for this one.
+        mirror.wait(min(mirror.STOP_SECONDS, self.arguments.ddp_timeout / 2))
         path = self.folder / checkpoint.FOLDER / f"step_{self.state.step}"
         saved = f"step {self.state.step} of {self.plan.total_steps} is saved in {path}"
         stop_run(self.run, f"{saved}; the same command with --resume_from_checkpoint auto goes on")
@@ -500,12 +481,10 @@ class Training:
         state, seconds, stalls = self.state, self.state.train_seconds, self.save_stalls
         rows, of_tokens = self.plan.rows_before(state.step), {}
         if self.batches.has_tokens:
-            known = seconds and state.tokens is not None
+            tokens, padded = state.tokens, state.padded_tokens
             of_tokens = {
-                "train_tokens_per_second": state.tokens / seconds if known else None,
-                "train_padding_share": 1 - state.tokens / state.padded_tokens
-                if state.padded_tokens
-                else None,
+                "train_tokens_per_second": tokens / seconds if seconds and tokens is not None else None,
+                "train_padding_share": 1 - tokens / padded if padded else None,
             }
         return {
             "train_loss": state.loss_total / state.step if state.step else None,
@@ -589,17 +568,13 @@ class Training:
 
     def _out_of_memory(self, step: int, micro_batches: list[Batch], error: Exception) -> str:
         shapes = {tuple(tensor.shape) for batch in micro_batches for tensor in batch.inputs.values()}
-        largest = max(shapes, key=lambda shape: (torch.Size(shape).numel(), shape))
-        by_rows = largest[0] == 1
-        smaller = (
-            "a smaller --per_device_train_batch_size beside --global_batch_size "
-            f"{self.plan.batch.global_batch_size}, "
-        )
+        rows, *sizes = max(shapes, key=lambda shape: (torch.Size(shape).numel(), shape))
+        size = f"--global_batch_size {self.plan.batch.global_batch_size}"
+        smaller = f"a smaller --per_device_train_batch_size beside {size}, " if rows > 1 else ""
         return (
-            f"step {step + 1}: out of memory on a batch of {largest[0]} rows x "
-            f"{'x'.join(map(str, largest[1:]))}. Try {'' if by_rows else smaller}{self.task.memory_advice}"
-            "--gradient_checkpointing, --mixed_precision bf16, or a ds_configs/zero*.json file "
-            f"({in_short(error)})"
+            f"step {step + 1}: out of memory on a batch of {rows} rows x {'x'.join(map(str, sizes))}. Try "
+            f"{smaller}{self.task.memory_advice}--gradient_checkpointing, --mixed_precision bf16, or a "
+            f"ds_configs/zero*.json file ({in_short(error)})"
         )
 
 
@@ -640,7 +615,7 @@ def train_step(
         loss += loss_sum.detach().float()
     with record_function("optimizer"):
         if run.deepspeed_config is not None:
-            norm = deepspeed.grad_norm(model)  # the step clips
+            norm = model.get_global_grad_norm()  # the step clips
         else:
             norm = _clip(run, model, max_grad_norm or math.inf)
         optimizer.step()
@@ -681,14 +656,8 @@ def _random_number(place: list[int]) -> int:
 
 def train_batches(arguments: Any, data: Data, plan: Plan, launch: Launch) -> TrainBatches:
     """The training batches of this process by optimizer step."""
-    return TrainBatches(
-        data.splits["train"],
-        plan,
-        launch.rank,
-        arguments.seed,
-        arguments.length_grouping,
-        dropout_by_row=launch.dropout_by_row,
-    )
+    a, by_row = arguments, launch.dropout_by_row
+    return TrainBatches(data.splits["train"], plan, launch.rank, a.seed, a.length_grouping, by_row)
 
 
 @contextlib.contextmanager

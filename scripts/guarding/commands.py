@@ -119,7 +119,7 @@ TEXT_FILES = "--train_file text/train.csv --validation_file text/valid.csv --tes
 BERT = "--config_name text/bert/config.json --from_scratch --tokenizer_type train --vocab_size 300"
 CLASSIFY = (
     f"--do_train --do_predict {BERT} {TEXT_FILES} {STEPS} --per_device_eval_batch_size 7 "
-    "--learning_rate 1e-3 --adam_epsilon 1e-6 --head_bias zero --warmup_steps 2 --max_grad_norm 0.05 "
+    "--learning_rate 1e-3 --optim_args eps=1e-6 --head_bias zero --warmup_steps 2 --max_grad_norm 0.05 "
     "--metric_for_best_model loss --global_batch_size 15"
 )
 LONG = f"{CLASSIFY} --max_steps 300 --eval_steps 100 --save_steps 1000"
@@ -129,7 +129,7 @@ TITLE_FILES = (
 TITLES = (
     f"--do_train --do_predict --from_scratch --tokenizer_type train --vocab_size 1500 {TITLE_FILES} {STEPS} "
     "--max_length 160 --max_title_length 16 --num_beams 2 "
-    "--per_device_eval_batch_size 3 --global_batch_size 15 --learning_rate 2e-3 --adam_epsilon 1e-6 "
+    "--per_device_eval_batch_size 3 --global_batch_size 15 --learning_rate 2e-3 --optim_args eps=1e-6 "
     "--max_grad_norm 0.5 --metric_for_best_model loss"
 )
 BIGBIRD = f"{TITLES} --config_name titles/bigbird/config.json --decoder_layers 1 --min_title_length 2"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,39 +25,44 @@ NEWS = (
     "It rained in {place} and {place} , but nobody minded .",
     "{company} buys {company} , reports {person} from {place} .",
     "{person} and {person} won the race around {place} .",
-    "Nothing else happened on that day .",
+    "Nothing else happened on day {day} .",
     '" {company} will stay in {place} , " said {person} .',
 )
 
 
 def draw_rows(seed: int, number: int) -> Iterator[dict]:
-    """Yields rows {"id", "tokens", "tags"}. Nearly every name occurs once, so that only its shape and the
-    words around it tell its type."""
+    """Yields rows {"id", "tokens", "tags"}, at most some thousand. No name and no text occurs twice, so that
+    only a name's shape and the words around it tell its type."""
     chance = random.Random(seed)
+    families = ["".join(syllables).title() for syllables in itertools.product(SYLLABLES, repeat=2)]
+    persons = [f"{first} {family}" for family in families for first in chance.sample(FIRST, 4)]
+    names = {
+        "person": persons + families,
+        "place": [place.format(family) for place in PLACES for family in families],
+        "company": [company.format(family) for company in COMPANIES for family in families],
+        "day": [str(day) for day in range(1000)],
+    }
+    for drawn in names.values():
+        chance.shuffle(drawn)
     for row in range(number):
         tokens, tags = [], []
         for word in chance.choice(NEWS).split():
-            slot = re.fullmatch(r"\{(\w+)\}", word)
-            name = draw_name(chance, slot[1]).split() if slot else [word]
-            tokens += name
-            tags += [f"{'I' if n else 'B'}-{slot[1]}" if slot else "O" for n in range(len(name))]
+            kind = word.strip("{}")
+            words = names[kind].pop().split() if kind in names else [word]
+            tokens += words
+            untagged = kind == "day" or kind == word
+            tags += ["O" if untagged else f"{'I' if n else 'B'}-{kind}" for n in range(len(words))]
         yield {"id": row, "tokens": tokens, "tags": tags}
-
-
-def draw_name(chance: random.Random, kind: str) -> str:
-    family = "".join(chance.choices(SYLLABLES, k=2)).title()
-    if kind == "person":
-        return f"{chance.choice(FIRST)} {family}" if chance.random() < 0.8 else family
-    return chance.choice(PLACES if kind == "place" else COMPANIES).format(family)
 
 
 def write_names(folder: Path) -> dict[str, int]:
     """Writes SPLIT.jsonl into the folder. Returns the number of rows by split. Raises `FileExistsError` for
     files of these names with other content."""
     folder.mkdir(parents=True, exist_ok=True)
-    for seed, (split, number) in enumerate(ROWS.items()):
-        path, rows = folder / f"{split}.jsonl", map(json.dumps, draw_rows(seed, number))
-        text = "".join(f"{row}\n" for row in rows)
+    rows = draw_rows(0, sum(ROWS.values()))
+    for split, number in ROWS.items():
+        path = folder / f"{split}.jsonl"
+        text = "".join(json.dumps(row) + "\n" for row in itertools.islice(rows, number))
         if path.exists() and path.read_text(encoding="utf-8") != text:
             raise FileExistsError(f"it holds {path.name} from elsewhere")
         path.write_text(text, encoding="utf-8")

@@ -24,7 +24,7 @@ NUMBER = int(os.environ.get("MISUSE", 12))
 TASKS = ("classify", "titlegen", "image_classify", "segment")
 # What starts other programs, waits, or is drawn for every command below.
 LEFT_OUT = {
-    "deepspeed", "ddp_backend", "start_timeout", "push_to_hub", "hub_dry_run",
+    "deepspeed", "ddp_backend", "start_timeout", "push_to_hub",
     "output_dir", "train_file", "validation_file", "config_name", "from_scratch", "max_steps", "use_cpu",
     "dataset_name", "tokenizer_type", "vocab_size", "profile", "torch_compile", "config", "debug",
     "report_to", "test_file", "image_size", "max_train_time", "trust_remote_code", "num_train_epochs",

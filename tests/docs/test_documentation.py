@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,7 @@ FOLDERS = "app|scripts|accelerate_configs|ds_configs|tests|benchmarks|docs"
 LAUNCHERS = {"python", "samerun", "torchrun", "accelerate", "deepspeed", "bash", "sbatch", "salloc"}
 OTHERS = {
     "pip",
+    "sky",
     "export",
     "source",
     "printf",
@@ -217,6 +219,27 @@ def test_the_kubernetes_jobs_start_a_command_that_parses(in_folder):
     worker = specs["PyTorchJob"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
     for trainer in (worker, specs["TrainJob"]["trainer"]):
         check_command(trainer["command"] + trainer["args"])
+
+
+SPOT_JOB = REPOSITORY / "examples" / "skypilot.yaml"
+
+
+def test_the_spot_job_starts_a_command_that_parses(in_folder):
+    (in_folder / "job.yaml").write_text("model_name_or_path: MODEL\ntrain_file: train.csv\n")
+    run = yaml.safe_load(SPOT_JOB.read_text(encoding="utf-8"))["run"].replace("\\\n", " ")
+    (command,) = [line for line in run.splitlines() if line.startswith("torchrun")]
+    values = {"$SKYPILOT_NUM_GPUS_PER_NODE": "4", "$MIRROR": "s3://bucket/runs/mine"}
+    check_command([values.get(word, word) for word in shlex.split(command)])
+
+
+def test_skypilot_reads_the_spot_job(tmp_path):
+    sky = pytest.importorskip("sky", reason="SkyPilot is not installed (pip install skypilot)")
+    job = yaml.safe_load(SPOT_JOB.read_text(encoding="utf-8"))
+    job |= {"workdir": str(REPOSITORY), "envs": {"MIRROR": "s3://bucket/runs/mine"}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
+    task = sky.Task.from_yaml(str(tmp_path / "job.yaml"))
+    assert {next(iter(each.accelerators.values())) for each in task.resources} == {4, 8}
+    assert all(each.use_spot for each in task.resources)
 
 
 @per_page

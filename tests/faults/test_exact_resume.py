@@ -14,7 +14,7 @@ import pytest
 import title_job
 from launchers import run, torchrun, training
 
-from samerun.tools.soaking.comparison import differences
+from samerun.tools.soak import differences
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ import pytest
 from launchers import python, run, torchrun, training
 
 from samerun.checkpoint import damage, list_checkpoints
-from samerun.tools.soaking.comparison import differences
+from samerun.tools.soak import differences
 
 SETTINGS = {"max_steps": 12, "save_total_limit": 5}
 # Its own mounts, in a user namespace of its own where one is not root.

@@ -8,7 +8,7 @@ import launchers
 import pytest
 from launchers import tool, training
 
-from samerun.tools.soaking.comparison import differences
+from samerun.tools.soak import differences
 
 pytestmark = pytest.mark.slow
 

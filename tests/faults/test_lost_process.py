@@ -97,12 +97,7 @@ def test_a_process_that_is_killed_ends_the_job_at_once(start, home, tmp_path):
 
 def test_torchruns_restart_goes_on_from_the_newest_checkpoint(start, home, tmp_path):
     """That two processes go on to the same bytes is what test_exact_resume.py shows."""
-    settings = {
-        "max_steps": 60,
-        "eval_steps": 20,
-        "save_steps": 10,
-        "global_batch_size": 7,
-    }
+    settings = {"max_steps": 60, "eval_steps": 20, "save_steps": 10, "global_batch_size": 7}
     command = [*torchrun(2), "--max_restarts", "2"]
     job = start(home, [*command, *training(tmp_path, **settings), "--overwrite_output_dir"], tmp_path)
     wait_for(lambda: bool(list_checkpoints(tmp_path / "checkpoints")), job)

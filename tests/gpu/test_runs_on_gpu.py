@@ -58,12 +58,7 @@ def test_fp32_on_a_gpu_and_on_a_cpu_agree(folder):
 
 
 def test_an_fp16_run_goes_on_with_its_loss_scale(folder):
-    settings = {
-        "mixed_precision": "fp16",
-        "max_steps": 6,
-        "save_steps": 3,
-        "save_total_limit": 5,
-    }
+    settings = {"mixed_precision": "fp16", "max_steps": 6, "save_steps": 3, "save_total_limit": 5}
     whole = run(folder, "fp16", **settings)
     begun = folder / "fp16_resumed"
     shutil.copytree(whole / "checkpoints" / "step_3", begun / "start" / "step_3")
@@ -82,11 +77,7 @@ def test_an_fp16_run_goes_on_with_its_loss_scale(folder):
 
 
 def test_the_usual_command_exports_a_plain_model(folder):
-    place = run(
-        folder,
-        "auto",
-        mixed_precision="bf16" if torch.cuda.is_bf16_supported() else "no",
-    )
+    place = run(folder, "auto", mixed_precision="bf16" if torch.cuda.is_bf16_supported() else "no")
     config = json.loads((place / "best" / "config.json").read_text(encoding="utf-8"))
     assert len(config["id2label"]) == len(LABELS)
 

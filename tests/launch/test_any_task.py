@@ -32,7 +32,7 @@ from samerun.plan import Modes
 
 SCRIPT = vector_task.__file__
 JOB = {
-    "learning_rate": 1e-2, "adam_epsilon": 1e-6, "max_grad_norm": 0.05, "warmup_steps": 2, "max_steps": 6,
+    "learning_rate": 1e-2, "optim_args": "eps=1e-6", "max_grad_norm": 0.05, "warmup_steps": 2, "max_steps": 6,
     "global_batch_size": 15, "eval_strategy": "steps", "eval_steps": 3, "save_steps": 3, "logging_steps": 1,
     "per_device_eval_batch_size": 2,  # both processes have rows of the validation file
     "report_to": "none",
@@ -137,7 +137,7 @@ def test_every_launch_trains_the_same_model(place):
     """With SGD and momentum, on streamed rows, which are others in the second epoch. Its evaluations are
     those of averaged weights."""
     setups = ["--setups", "fsdp", "--steps", "6", "--output_dir", "table"]
-    sgd = as_words(optim="sgd", optim_args="momentum=0.9", adam_epsilon="1e-8", learning_rate="0.1")
+    sgd = as_words(optim="sgd", optim_args="momentum=0.9", learning_rate="0.1")
     streamed = ["--streamed", "true", "--ema_decay", "0.5"]
     run([*tool("parity"), *setups, SCRIPT, *job(place / "never", *streamed, *sgd)], place).check()
     table = json.loads((place / "table" / "parity.json").read_text(encoding="utf-8"))

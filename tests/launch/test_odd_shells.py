@@ -42,12 +42,7 @@ def test_a_file_that_may_not_grow_is_named(tmp_path, script, monkeypatch):
     predictions."""
     home = tmp_path  # not the tests' common one, where steps are observed: that writes files, too
     write_corpus(home)
-    settings = {
-        "eval_strategy": "no",
-        "eval_steps": None,
-        "save_steps": 0,
-        "metric_for_best_model": None,
-    }
+    settings = {"eval_strategy": "no", "eval_steps": None, "save_steps": 0, "metric_for_best_model": None}
     command = [*python(), *training(tmp_path / "run", max_steps=2000, warmup_steps=0, **settings)]
     # The first start fills the cache, whose files are larger.
     monkeypatch.chdir(home)

@@ -32,11 +32,7 @@ METRICS = (
     "tuned_f1_micro", "tuned_f1_macro", "tuned_precision_micro", "tuned_recall_micro",
 )  # fmt: skip
 SPEEDS = ["samples_per_second", "tokens_per_second", "step_time_p50", "step_time_p95", "runtime"]
-OPTIONS = {
-    "global_batch_size": 15,
-    "save_steps": 3,
-    "metric_for_best_model": "f1_samples",
-}
+OPTIONS = {"global_batch_size": 15, "save_steps": 3, "metric_for_best_model": "f1_samples"}
 
 
 @pytest.fixture(scope="module")

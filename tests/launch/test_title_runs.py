@@ -7,7 +7,7 @@ import json
 import pytest
 from title_job import ROWS
 
-from samerun.tools import compare
+from samerun.tools import diff
 
 
 @pytest.mark.slow
@@ -39,7 +39,7 @@ def test_what_a_run_leaves(titled):
     assert len(metrics["examples"]) == 10
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert metrics["examples"][0]["reference"] in card
-    for name, values in compare.read_run(folder)["resampled"].items():
+    for name, values in diff.read_run(folder)["resampled"].items():
         assert values[0] == pytest.approx(metrics[f"test_{name}"], abs=1e-12)
     line = json.loads((folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()[0])
     assert len(line["candidates"]) == 2

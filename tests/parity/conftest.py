@@ -31,16 +31,7 @@ def outcome(home, launched, title_home, titled) -> Callable[[str, str], Outcome]
 def title_table(title_home: Path) -> dict:
     """The parity.json of `samerun parity` for the title job, with a model that has dropout."""
     options = ["--setups", "fsdp", "--steps", str(title_job.STEPS), "--output_dir", "table"]
-    job = title_job.arguments(
-        per_device_train_batch_size=15,
-        output_dir=title_home / "runs" / "never",
-    )
-    command = [
-        *launchers.tool("parity"),
-        *options,
-        str(title_job.SCRIPT),
-        "--from_scratch",
-        *job,
-    ]
+    job = title_job.arguments(per_device_train_batch_size=15, output_dir=title_home / "runs" / "never")
+    command = [*launchers.tool("parity"), *options, str(title_job.SCRIPT), "--from_scratch", *job]
     launchers.run(command, title_home, timeout=1800).check()
     return json.loads((title_home / "table" / "parity.json").read_text(encoding="utf-8"))

@@ -103,11 +103,7 @@ def test_the_table_has_every_launch_and_every_launcher(launched):
         need for need in REQUIRED if need not in found and (need[0], True, *need[2:]) not in found
     } == set()
     # A reference has none.
-    assert {run["launcher"] for run in runs} == {
-        "torchrun",
-        "accelerate",
-        "deepspeed",
-    }
+    assert {run["launcher"] for run in runs} == {"torchrun", "accelerate", "deepspeed"}
 
 
 # Micro-batches of so many tokens

@@ -40,11 +40,7 @@ def test_rows_of_every_kind_train_as_their_file_does(train, tmp_path):
     assert run.metrics["train_steps"] == 2
     assert run.report is None
     assert [event["step"] for event in run.history if "eval_loss" in event] == [2]
-    kinds = {
-        "list": ROWS,
-        "dataset": datasets.Dataset.from_list(ROWS),
-        "frame": pandas.DataFrame(ROWS),
-    }
+    kinds = {"list": ROWS, "dataset": datasets.Dataset.from_list(ROWS), "frame": pandas.DataFrame(ROWS)}
     for name, rows in kinds.items():
         other = train(name, rows)
         assert (other.best / "model.safetensors").read_bytes() == (

@@ -1,13 +1,11 @@
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
 from linear_task import LinearTask, make_plan, points, split_of
 from safetensors.torch import load_file, save_file
 
-from samerun.best_models import check_space, ranked
-from samerun.errors import InputError
+from samerun.best_models import ranked
 from samerun.files import replace_folder
 from samerun.start import OpenedRun
 from samerun.task import Data
@@ -100,20 +98,3 @@ def test_the_average_of_the_best_models(begin, tmp_path):
     assert weights["norm.num_batches_tracked"] == 0
     with pytest.raises(SystemExit, match="not the folder of a finished run"):
         average.average(tmp_path / "none", tmp_path / "b")
-
-
-@pytest.mark.parametrize(
-    ("given", "needed"),
-    # A model has 20 bytes, 16 of them batch norm's; a checkpoint has 8 of moments besides.
-    [({}, 0), ({"keep_best": 3}, 5 * 20 + 4 * 28), ({"keep_best": 2, "save_strategy": "no"}, 4 * 20)],
-)
-def test_room_for_what_is_kept_is_needed_before_the_training(arguments, tmp_path, monkeypatch, given, needed):
-    asked, model = arguments(output_dir=str(tmp_path), **given), Model()
-    (tmp_path / "best").mkdir()
-    (tmp_path / "best" / "model.safetensors").write_bytes(bytes(30))  # which the run's own replaces
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=needed - 30))
-    check_space(tmp_path, asked, model)
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=needed - 31))
-    if given:
-        with pytest.raises(InputError, match=r"--keep_best \d.*Free space"):
-            check_space(tmp_path, asked, model)

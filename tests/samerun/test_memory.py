@@ -14,7 +14,6 @@ from transformers import BertConfig, BertForSequenceClassification
 
 import samerun.kernels.dropout
 from samerun.fsdp import FsdpSettings
-from samerun.kernels import embeddings
 from samerun.kernels.dropout import dropout_by_row
 from samerun.layers import checkpoint_activations
 from samerun.memory import (
@@ -89,21 +88,16 @@ def test_the_layout_of_a_launch():
     assert not layout_of(launch, BatchShape(8, 1, 4, 2)).wrapped
     launch.fsdp, launch.precision = FsdpSettings(offload_params=True), "bf16"
     found = layout_of(launch, BatchShape(8, 1, 4, 2))
-    assert (found.offload_parameters, found.offload_optimizer, found.reuses_gradient_memory) == (
-        True,
-        True,
-        False,
-    )
+    assert found.offload_parameters
+    assert found.offload_optimizer
     # Gathered in it, and computed as under DDP.
     assert found.own_precision == found.autocast == torch.bfloat16
 
 
 @pytest.mark.slow
-# `large`: numbers in the vocabulary's weight here, whose gradient is kept or not.
-@pytest.mark.parametrize(("accumulation", "large"), [(1, 300 * 64), (2, embeddings.LARGE)])
+@pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.usefixtures("one_thread")
-def test_a_training_step_takes_what_was_estimated(arguments, start_run, accumulation, large, monkeypatch):
-    monkeypatch.setattr(embeddings, "LARGE", large)
+def test_a_training_step_takes_what_was_estimated(arguments, start_run, accumulation, monkeypatch):
     # What threads keep is as small beside this small model as it is beside one of the usual size.
     monkeypatch.setattr(samerun.kernels.dropout, "WEIGHTS_AT_ONCE", 500)
     model, batch = bert(), text_batch(4, 32)
@@ -113,8 +107,6 @@ def test_a_training_step_takes_what_was_estimated(arguments, start_run, accumula
         dry_run(model, CLASSIFY, batch, layout_of(run.launch, shape)), layout_of(run.launch, shape)
     )
     weights = sum(x.numel() * x.element_size() for x in [*model.parameters(), *model.buffers()])
-    kept = sum(weight.nbytes for weight in embeddings.reuse_gradient_memory(model))
-    assert (kept > 0) == (large == 300 * 64)
     model, optimizer = run.accelerator.prepare(
         model, build_optimizer(arguments(), model, 1e-3, lambda *_: 1.0)
     )
@@ -128,7 +120,7 @@ def test_a_training_step_takes_what_was_estimated(arguments, start_run, accumula
     )
     assert expected.weights == weights
     assert expected.optimizer == pytest.approx(moments, rel=0.01)
-    assert weights + moments + kept + peak_bytes(step, model) == pytest.approx(expected.peak, rel=0.01)
+    assert weights + moments + peak_bytes(step, model) == pytest.approx(expected.peak, rel=0.01)
 
 
 def test_frozen_weights_have_neither_gradients_nor_moments():

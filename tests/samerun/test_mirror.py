@@ -13,7 +13,7 @@ from launchers import as_words
 
 from samerun import mirror, signals
 from samerun.files import read_lines
-from samerun.tools.soaking.comparison import differences
+from samerun.tools.soak import differences
 
 JOB = {
     "learning_rate": 1e-2, "max_steps": 6, "global_batch_size": 15, "eval_strategy": "steps",

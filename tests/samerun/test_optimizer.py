@@ -134,7 +134,7 @@ def test_what_decays_and_what_learns_faster(arguments):
 
 
 def test_arguments_reach_adamw(arguments):
-    asked = arguments(adam_beta1=0.8, adam_beta2=0.7, adam_epsilon=1e-5)
+    asked = arguments(optim_args="beta1=0.8,beta2=0.7,eps=1e-5")
     (group,) = build_optimizer(asked, nn.Linear(3, 2, bias=False), 1e-3, one).param_groups
     assert (group["betas"], group["eps"], group["lr"]) == ((0.8, 0.7), 1e-5, 1e-3)
 
@@ -182,7 +182,7 @@ def test_muon_is_torchs_for_hidden_matrices_and_adamw_for_the_rest(arguments):
 
     ours, theirs = model(), model()
     assert hidden_matrices(ours) == {"1.weight", "3.weight"}
-    asked = arguments(optim="muon", optim_args="momentum=0.8", weight_decay=0.1, adam_beta2=0.9)
+    asked = arguments(optim="muon", optim_args="momentum=0.8,beta2=0.9", weight_decay=0.1)
     own = build_optimizer(asked, ours, 1e-2, one)
     own.load_state_dict(own.state_dict())  # as Accelerate does
     hidden = [theirs[1].weight, theirs[3].weight]
@@ -197,10 +197,7 @@ def test_muon_is_torchs_for_hidden_matrices_and_adamw_for_the_rest(arguments):
             optimizer.step()
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
     # Its last layer is frozen.
-    assert hidden_matrices(Classifier()) == {
-        "bert.dense.weight",
-        "classifier.weight",
-    }
+    assert hidden_matrices(Classifier()) == {"bert.dense.weight", "classifier.weight"}
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,11 @@ def test_a_classifier_chooses_its_epochs_by_rows_and_global_batch_alone(rows, ep
     plan = plan_of(Arguments(output_dir="runs/a", global_batch_size=32), rows, processes)
     assert (plan.chosen_epochs, plan.total_steps) == (epochs, steps)
     assert f"of {rows} rows x {epochs}; --num_train_epochs sets it" in describe(plan)[1]
-    asked = plan_of(Arguments(output_dir="runs/a", num_train_epochs=2), rows, processes)
-    assert any("may be too few" in line for line in describe(asked)) == (rows < 6400)
+    for rate, rows_enough in ((5e-5, 6400), (1e-4, 0)):
+        asked = plan_of(
+            Arguments(output_dir="runs/a", num_train_epochs=2, learning_rate=rate), rows, processes
+        )
+        assert any("may be too few" in line for line in describe(asked)) == (rows < rows_enough)
 
 
 def test_steps_asked_for_win_over_epochs(arguments):
@@ -177,7 +180,6 @@ def test_an_evaluation_batch_has_rows_or_tokens(arguments):
     assert evaluation_batch(arguments()) == (32, None)
     assert evaluation_batch(arguments(), by_tokens=True) == (32, CPU_TOKENS)
     assert evaluation_batch(arguments(per_device_eval_batch_size=5), by_tokens=True) == (5, None)
-    assert evaluation_batch(arguments(max_tokens_per_eval_batch=99)) == (32, 99)
 
 
 @given(size=st.integers(1, 100), processes=st.integers(1, 5), micro=st.integers(1, 20))

@@ -120,6 +120,7 @@ def test_contradictions_and_names_of_other_tasks():
     assert "hf_secret" not in message
 
 
+GONE = ("hub_dry_run", "max_tokens_per_eval_batch", "num_res_units", "use_rslora")
 # Names of before -> how it is written now
 MERGED = {
     "--warmup_ratio 0.1": "--warmup_steps 0.1",
@@ -128,6 +129,7 @@ MERGED = {
     "--load_in_8bit false": "",
     "--deepspeed_config a.json": "--deepspeed a.json",
     "--focal_gamma 1 --loss focal --focal_alpha none": "--loss focal --loss_args gamma=1,alpha=none",
+    "--adam_beta1 0.9 --adam_beta2 0.98 --adam_epsilon 1e-6": "--optim_args beta2=0.98,eps=1e-6",
     "--asl_gamma_neg 1 --asl_gamma_pos 2 --asl_margin 0.1": "--loss_args gamma_neg=1,gamma_pos=2,margin=0.1",
     "--loss_args mu=1 --db_lambda 1 --db_kappa 0": "--loss_args mu=1,lambda=1,kappa=0",
     "--pos_weight balanced --pos_weight_cap 5": "--pos_weight balanced:5",
@@ -154,8 +156,10 @@ def test_names_of_before_are_written_in_the_new_way(old, tmp_path):
 
 def test_every_name_of_before_is_tried_and_a_file_may_have_them(tmp_path):
     assert {name for name in NAMES_OF_BEFORE if not any(f"--{name}" in old for old in MERGED)} <= {
-        "padding_free", "attention", "db_mu"
+        "padding_free", "attention", "db_mu", *GONE
     }  # fmt: skip
+    assert [len(refusals("--lora_r", "2", f"--{name}", "3")) for name in GONE] == [1] * len(GONE)
+    assert parse(titlegen.Arguments, ["--use_rslora", "false"]) == titlegen.Arguments()
     assert refusals("--padding_free") == [
         "--padding_free: batches are padded; little, with --length_grouping, the default: leave it out"
     ]

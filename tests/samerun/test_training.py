@@ -295,8 +295,7 @@ def test_out_of_memory_says_what_to_make_smaller(begin, error, told):
     task = Hungry()
     task.error = error
     with pytest.raises(
-        TrainingError,
-        match=rf"step 1: out of memory on a batch of 1 rows x 3\. Try --grad.*{told}\)$",
+        TrainingError, match=rf"step 1: out of memory on a batch of 1 rows x 3\. Try --grad.*{told}\)$"
     ):
         begin(task=task).fit()
 

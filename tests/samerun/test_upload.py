@@ -82,18 +82,3 @@ def test_an_upload_that_would_fail_is_refused_before_the_training(
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(InputError, match=rf"--push_to_hub: cannot write to {name} on the hub \({message}"):
         check_upload(arguments(output_dir="runs/mine", push_to_hub=True, hub_model_id=name))
-
-
-def test_a_dry_run_lists_files_and_asks_nobody(start_run, arguments, mine, hub, capsys):
-    asked = arguments(output_dir=str(mine), push_to_hub=True, hub_dry_run=True)
-    check_upload(asked)
-    push_to_hub(start_run(), asked)
-    first, *lines = capsys.readouterr().out.splitlines()
-    assert (
-        first
-        == "would upload   4 files, 13 bytes, to mine, a public repository, unless it exists as a private one"
-    )
-    assert [line.split() for line in lines] == [
-        ["2", "config.json"], ["7", "model.safetensors"], ["1", "plots/a.png"], ["3", "README.md"],
-    ]  # fmt: skip
-    assert hub.called == []

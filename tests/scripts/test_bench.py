@@ -73,11 +73,7 @@ def test_contenders_are_compared_turn_by_turn(load):
     ours, other = run_of([2.0, 4.0, 2.0, 1.0], 100.0), run_of([6.0, 6.0, 8.0, 3.0], 200.0)
     found = ratios.compare(ours, other)
     # 3, 1.5, 4 and 3 times as fast.
-    assert found["speed (quartiles)"] == {
-        "low": 2.625,
-        "median": 3.0,
-        "high": 3.25,
-    }
+    assert found["speed (quartiles)"] == {"low": 2.625, "median": 3.0, "high": 3.25}
     assert found["CPU time"] == pytest.approx(1 / 3)
     assert (found["at best"], found["memory"], found["of the process"]) == (3.0, 0.5, 600 / 700)
     assert ratios.compare(ours, run_of([6.0], 0.0))["memory"] is None

@@ -60,7 +60,7 @@ def test_labels_are_counted_with_those_that_come_together():
     assert "1 of 4 labels have fewer than 10 training rows: d" in said
     assert "3 labels of the training rows have no validation row: a, b, d" in said
     assert "1 pairs of labels always come together: a and b" in said
-    assert set(report.shown.figures) == {"data_lengths", "data_labels", "data_label_pairs"}
+    assert set(report.shown.figures) == {"data_lengths", "data_labels"}
 
 
 def test_classes_of_masks_are_counted_by_area():

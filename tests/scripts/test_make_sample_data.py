@@ -3,6 +3,7 @@ nothing."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -110,10 +111,7 @@ def test_run_writes_disjoint_splits_and_says_what(site, tmp_path):
     rows = [row for split in splits.values() for row in split]
     assert len(rows) == len({row["id"] for row in rows}) == len({row["text"] for row in rows}) == 121
     # The first row of the copies is alone here.
-    assert {row["id"] for row in rows} >= {
-        "tinylib.many.f0",
-        "tinylib.copied.resolve",
-    }
+    assert {row["id"] for row in rows} >= {"tinylib.many.f0", "tinylib.copied.resolve"}
     assert "tinylib.linalg.solve" not in {row["id"] for row in rows}
     assert 80 <= len(splits["train"]) <= 115
     assert min(len(splits["validation"]), len(splits["test"])) >= 3
@@ -176,6 +174,20 @@ def test_digits_are_drawn_once_and_the_same_each_time(tmp_path, monkeypatch):
     (tmp_path / "c" / "mine").touch()
     with pytest.raises(FileExistsError, match="it holds mine from elsewhere"):
         digits.draw_digits(tmp_path / "c")
+
+
+def test_no_sentence_and_no_name_is_drawn_twice(tmp_path):
+    from sampling import names
+
+    assert names.write_names(tmp_path) == names.write_names(tmp_path)  # the same each time
+    texts, drawn = [], []
+    for split in names.ROWS:
+        for row in map(json.loads, (tmp_path / f"{split}.jsonl").open()):
+            texts.append(" ".join(row["tokens"]))
+            tagged = " ".join(f"{tag[0]}{word}" for word, tag in zip(row["tokens"], row["tags"], strict=True))
+            drawn += re.findall(r"B\S+(?: I\S+)*", tagged)
+    assert len(set(texts)) == len(texts) == 1500
+    assert len(set(drawn)) == len(drawn) > 3000
 
 
 def test_shapes_have_masks_of_their_classes(tmp_path, monkeypatch):

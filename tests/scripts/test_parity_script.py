@@ -19,6 +19,7 @@ from torch.nn import functional
 from samerun.kernels.dropout import dropout_by_row
 from samerun.tools import parity
 from samerun.tools.moving import recorder
+from samerun.tools.moving.observer import read_steps
 
 TITLES = [
     "setup",
@@ -214,20 +215,23 @@ class WithNoise(nn.Module):
 
 
 def test_random_numbers_that_are_not_by_row_are_named(tmp_path):
-    def train_step(module):
+    def train_step(run, model, optimizer, task, micro_batches):
         with dropout_by_row(None, (0, 1, 2)):
-            module(torch.ones(3, 4))
+            model(torch.ones(3, 4))
 
-    training = SimpleNamespace(
-        folder=tmp_path / "one",
-        run=SimpleNamespace(launch=SimpleNamespace(world_size=1, dropout_by_row=True)),
-    )
-    engine = SimpleNamespace(Training=SimpleNamespace(fit=lambda _: None), train_step=train_step)
-    recorder.record_random_calls(engine, tmp_path)
-    engine.Training.fit(training)
-    for _ in range(2):
-        engine.train_step(WithNoise())
-    of_rows, noise = recorder.read_random_calls(tmp_path, "one")
+    def fit(_):
+        for step in range(2):
+            engine.seed_step(1, step)
+            engine.train_step(None, WithNoise(), SimpleNamespace(param_groups=[{"lr": 0.5}]), None, [])
+
+    run = SimpleNamespace(launch=SimpleNamespace(world_size=1, rank=0, dropout_by_row=True))
+    engine = SimpleNamespace(Training=SimpleNamespace(fit=fit, _evaluate=None), evaluate=None)
+    engine.seed_step, engine.train_step = lambda seed, step: None, train_step
+    recorder.record(engine, tmp_path)
+    engine.Training.fit(SimpleNamespace(folder=tmp_path / "one", run=run))
+    line = {"rows": [], "learning_rates": [0.5]}
+    assert read_steps(tmp_path, "one", 1) == {0: line, 1: line}
+    of_rows, noise = (tmp_path / "one.random.txt").read_text().splitlines()
     assert "test_parity_script.py" in of_rows
     assert "whose first dimension is not of rows" in of_rows
     assert "randn_like" in noise or "normal" in noise

@@ -58,7 +58,7 @@ def test_other_rows_are_a_job_that_fails_here(check, tmp_path):
     code, said = check("--train_file", str(tmp_path / "other.csv"))
     assert code == 1, said
     assert "the job fails here: " in said
-    assert "training rows" in said
+    assert "is of another run" in said
 
 
 def run_folder(folder, logged, saved):

@@ -38,18 +38,11 @@ class TrainBatches(Dataset):
     at any step."""
 
     def __init__(
-        self,
-        split: Split,
-        plan: Plan,
-        rank: int,
-        seed: int,
-        length_grouping: bool,
-        *,
-        dropout_by_row: bool = False,
+        self, split: Split, plan: Plan, rank: int, seed: int, length_grouping: bool, by_row: bool = False
     ) -> None:
-        """`dropout_by_row`: sets `Batch.places`."""
+        """`by_row`: for dropout by row, sets `Batch.places`."""
         self.split, self.plan, self.rank, self.seed = split, plan, rank, seed
-        self.has_tokens, self.dropout_by_row = split.lengths is not None, dropout_by_row
+        self.has_tokens, self.by_row = split.lengths is not None, by_row
         self.length_grouping = length_grouping and self.has_tokens
         self._entered: int | None = None  # current epoch of a stream
         self._epochs: dict[int, Epoch] = {}
@@ -58,8 +51,7 @@ class TrainBatches(Dataset):
         epoch = self.plan.epoch_of(step)[0]
         if epoch not in self._epochs:
             # Two epochs are kept, one of a stream: a kept epoch would keep its buffer on the disk.
-            latest = {} if self.split.stream is not None else dict(list(self._epochs.items())[-1:])
-            self._epochs = latest
+            self._epochs = dict([] if self.split.stream is not None else list(self._epochs.items())[-1:])
             self._epochs[epoch] = self._make_epoch(epoch)
         return self._epochs[epoch]
 
@@ -147,7 +139,7 @@ class TrainBatches(Dataset):
 
     def _with_places(self, batch: Batch, places: np.ndarray) -> Batch:
         """`places`: empty for a placeholder."""
-        return replace(batch, places=tuple(places.tolist()) or (0,)) if self.dropout_by_row else batch
+        return replace(batch, places=tuple(places.tolist()) or (0,)) if self.by_row else batch
 
 
 def places_of(rows: np.ndarray, shares: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
@@ -272,9 +264,6 @@ def row_lengths_of(split: Split) -> np.ndarray:
 
 def widths_of(split: Split) -> np.ndarray:
     """(rows,) tokens per row with the padding of a batch of that row alone."""
-    multiple = split.padding_multiple
-    return (
-        -(-np.maximum(row_lengths_of(split), 1) // multiple) * multiple
-        if split.widths is None
-        else split.widths
-    )
+    if split.widths is not None:
+        return split.widths
+    return -(-np.maximum(row_lengths_of(split), 1) // split.padding_multiple) * split.padding_multiple

@@ -30,8 +30,10 @@ def epoch_order(
     """
     generator = np.random.default_rng([seed, epoch])
     order = generator.permutation(len(lengths))
-    if weights is not None:
-        order = generator.permutation(_systematic_sample(generator, order, weights))
+    if weights is not None:  # systematic sampling, which has the least variance of the counts
+        ends = np.cumsum(weights[order])
+        points = (np.arange(len(order)) + generator.random()) / len(order) * ends[-1]
+        order = generator.permutation(order[np.searchsorted(ends[:-1], points, side="right")])
     if not length_grouping or len(lengths) <= global_batch_size:
         return order
     # Small files get at least four shorter megabatches: a single one would have the same batches in each
@@ -74,14 +76,6 @@ def mixed_rows(seed: int, epoch: int, source: np.ndarray, counts: np.ndarray) ->
         begin = first - passes.start * len(rows)
         parts.append(np.concatenate(shuffled)[begin : begin + count])
     return np.concatenate(parts)
-
-
-def _systematic_sample(generator: np.random.Generator, order: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Draws `len(order)` rows with these weights by systematic sampling, which has the least variance of the
-    counts."""
-    ends = np.cumsum(weights[order])
-    points = (np.arange(len(order)) + generator.random()) / len(order) * ends[-1]
-    return order[np.searchsorted(ends[:-1], points, side="right")]
 
 
 def share_out(

@@ -327,12 +327,6 @@ def drop_blank(table: Table, column: str, notes: list[str]) -> Table:
     return table.take(np.setdiff1d(np.arange(len(table)), blank))
 
 
-def note_blank(table: Table, texts: Cells, notes: list[str]) -> None:
-    """Adds a note about evaluation rows without visible text, which are kept."""
-    if blank := sum(map(is_blank, texts)):
-        notes.append(f"{table.path}: {blank} row(s) have no text; they are kept and read as an empty text")
-
-
 def note_cut(table: Table, what: str, cut: np.ndarray, limit: int | str, notes: list[str]) -> None:
     """Adds a note about truncated texts. `what`: their plural noun; `cut`: (rows,) bool; `limit`: in
     tokens."""

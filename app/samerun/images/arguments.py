@@ -27,21 +27,14 @@ FORMS = (
 
 @dataclass(frozen=True, kw_only=True)
 class ImageArguments(
-    LaunchArguments,
-    RunArguments,
-    OptimizationArguments,
-    BatchArguments,
-    ModelArguments,
-    DataArguments,
+    LaunchArguments, RunArguments, OptimizationArguments, BatchArguments, ModelArguments, DataArguments
 ):
     """Images"""
 
     # Other defaults and help for arguments of the groups above; --help shows them in their groups.
     train_file: SpaceSeparated[str] | None = changed_option(DataArguments, "train_file", FORMS)
     validation_file: SpaceSeparated[str] | None = changed_option(
-        DataArguments,
-        "validation_file",
-        "the same; without it --validation_split takes rows from training",
+        DataArguments, "validation_file", "the same; without it --validation_split takes rows from training"
     )
     test_file: SpaceSeparated[str] | None = changed_option(
         DataArguments, "test_file", "the same: images to predict, and to score when they have labels"
@@ -82,8 +75,7 @@ class ImageArguments(
         help="change brightness, contrast and saturation of training images by up to this share",
     )
     sync_batch_norm: bool = option(
-        False,
-        help="compute batch norm over the rows of all processes, instead of each process's own",
+        False, help="compute batch norm over the rows of all processes, instead of each process's own"
     )
 
     batch_sizes = (128, 32)  # defaults of --global_batch_size for random and for pretrained weights
@@ -170,9 +162,7 @@ class MaskArguments(ImageArguments):
     )
 
     global_batch_size: int | None = changed_option(
-        BatchArguments,
-        "global_batch_size",
-        "samples per optimizer step over all processes (default: 16)",
+        BatchArguments, "global_batch_size", "samples per optimizer step over all processes (default: 16)"
     )
 
     batch_sizes = (16, 16)

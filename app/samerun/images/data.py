@@ -157,8 +157,14 @@ class Images:
             states = [state for group in pool.map(self._states, groups) for state in group]
         if None in states:
             return self._inspect()
+
+        def write(folder: Path) -> None:
+            headers, digests = self._inspect()
+            columns = {name: [getattr(header, name) for header in headers] for name in Header._fields}
+            parquet.write_table(pyarrow.table(columns | {"digest": digests}), folder / CACHE_FILE)
+
         key = fingerprint([CACHE_VERSION, *states])[:40]
-        columns = parquet.read_table(get_or_create("images", key, self._write_cache) / CACHE_FILE).to_pydict()
+        columns = parquet.read_table(get_or_create("images", key, write) / CACHE_FILE).to_pydict()
         headers = map(Header, columns["width"], columns["height"], columns["mode"])
         return Inspection(list(headers), columns["digest"])
 
@@ -186,29 +192,20 @@ class Images:
                 raise InputError(f"{name}: cannot be read ({os.strerror(error.errno)})") from None
         return read_header(content, name), hashlib.sha256(content).hexdigest()
 
-    def _write_cache(self, folder: Path) -> None:
-        headers, digests = self._inspect()
-        columns = {name: [getattr(header, name) for header in headers] for name in Header._fields}
-        parquet.write_table(pyarrow.table(columns | {"digest": digests}), folder / CACHE_FILE)
-
 
 def map_rows(function: Callable[[int], Any], num_rows: int, phase: str, unit: str) -> list[Any]:
     """The results of a function for all rows, computed in threads with a progress bar. Raises `InputError`
     with the problems of all rows."""
-    results, errors = [], []
+    results, problems = [], []
     with ThreadPoolExecutor(THREADS) as pool, Phase(phase, unit, num_rows) as bar:
-        for result in pool.map(partial(_result_or_error, function), range(num_rows)):
-            (errors if isinstance(result, InputError) else results).append(result)
+        for future in [pool.submit(function, row) for row in range(num_rows)]:
+            try:
+                results.append(future.result())
+            except InputError as error:
+                problems.append("; ".join(error.problems))
             bar.update()
-    raise_problems(["; ".join(error.problems) for error in errors])
+    raise_problems(problems)
     return results
-
-
-def _result_or_error(function: Callable[[int], Any], row: int) -> Any:
-    try:
-        return function(row)
-    except InputError as error:
-        return error
 
 
 # Images with labels
@@ -278,11 +275,10 @@ def read_examples(arguments: Any, split: str, notes: list[str], masks: bool = Fa
     limit = getattr(arguments, LIMIT_ARGUMENTS[split])
     if examples is None or limit is None or limit >= len(examples):
         return examples
-    # The first images of a folder are all of one class: take evenly spaced ones.
-    by_class = any(Path(path).is_dir() and idx_images(Path(path), split) is None for path, _ in paths)
-    return examples.take(
-        np.linspace(0, len(examples) - 1, limit).astype(np.int64) if by_class else np.arange(limit)
-    )
+    if any(Path(path).is_dir() and idx_images(Path(path), split) is None for path, _ in paths):
+        # The first images of a folder are all of one class: take evenly spaced ones.
+        return examples.take(np.linspace(0, len(examples) - 1, limit).astype(np.int64))
+    return examples.take(np.arange(limit))
 
 
 def read_each(
@@ -489,9 +485,8 @@ def _from_idx(path: Path) -> Examples:
                 f"{file}: has {len(labels)} labels for the {len(pixels)} images of {path}; they "
                 "do not belong together"
             )
-    return Examples(
-        str(path), Images.of(pixels, Path(), f"{path} image {{}}".format), labels, range(len(pixels))
-    )
+    images = Images.of(pixels, Path(), f"{path} image {{}}".format)
+    return Examples(str(path), images, labels, range(len(pixels)))
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:

@@ -53,9 +53,8 @@ class ImageTask(Task):
         """Reads and inspects the images of the splits that the run needs (`read_needed`)."""
         self.launch, self.notes = launch, []
         adapters.check_quantization(self.arguments, launch)
-        examples = read_needed(
-            self.arguments, modes, read, self.notes, unit="images", elsewhere=" or --dataset_name"
-        )
+        given = self.arguments, modes, read, self.notes
+        examples = read_needed(*given, unit="images", elsewhere=" or --dataset_name")
         self.inspected = inspect_all(examples, self.notes)
         return examples
 
@@ -101,8 +100,8 @@ class ImageTask(Task):
                 f"--layerwise_lr_decay: a {model.config.model_type} model's layers are not numbered "
                 "throughout; leave it out"
             )
-        names = (name for name, _ in model.named_parameters())
-        head = {name for name in names if not name.startswith(f"{model.base_model_prefix}.")}
+        body = f"{model.base_model_prefix}."
+        head = {name for name, _ in model.named_parameters() if not name.startswith(body)}
         return adapters.limit_training(model, self.arguments, head)
 
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
@@ -191,10 +190,7 @@ def inspect_all(examples: dict[str, Examples], notes: list[str]) -> dict[str, In
 
 
 def check_colours(
-    arguments: Any,
-    processing: Processing,
-    examples: dict[str, Examples],
-    inspected: dict[str, Inspection],
+    arguments: Any, processing: Processing, examples: dict[str, Examples], inspected: dict[str, Inspection]
 ) -> None:
     """Raises `InputError` for an --image_mode that is not the model's, and for colour images if the model has
     one input channel."""

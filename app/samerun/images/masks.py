@@ -173,9 +173,8 @@ def find_classes_file(arguments: Any) -> Path | None:
         return None
     files = []
     for path in (Path(path).absolute() for path, _ in expand_patterns("--train_file", arguments.train_file)):
-        files += [
-            folder / CLASSES_FILE for folder in (path, path.parent) if (folder / CLASSES_FILE).is_file()
-        ][:1]
+        places = (path / CLASSES_FILE, path.parent / CLASSES_FILE)
+        files += [place for place in places if place.is_file()][:1]
     different = list({path.read_bytes(): path for path in reversed(files)}.values())[::-1]
     if len(different) > 1:
         raise InputError(
@@ -198,9 +197,9 @@ def read_classes(path: Path) -> Classes:
     for number, line in enumerate(lines):
         if not line:
             continue
-        value, name = (
-            (int(matches[number][1]), matches[number][2]) if numbered else (len(names) + len(ignored), line)
-        )
+        value, name = len(names) + len(ignored), line
+        if numbered:
+            value, name = int(matches[number][1]), matches[number][2]
         if value in names or value in ignored:
             problems.append(f"{path}:{number + 1}: the value {value} is there twice")
         elif IGNORE_MARK.search(name):
@@ -287,15 +286,15 @@ def _inspect(examples: Examples, images: Inspection) -> Targets:
         if mask[:2] != image[:2]
     ]
     raise_problems(wrong)
-    folder = get_or_create("masks", fingerprint(inspection.digests)[:40], partial(_write_counts, masks))
+
+    def write_counts(folder: Path) -> None:
+        counts = map_rows(partial(_count_values, masks), len(masks), "reading masks", "masks")
+        (folder / "counts.json").write_text(json.dumps(counts), encoding="utf-8")
+
+    folder = get_or_create("masks", fingerprint(inspection.digests)[:40], write_counts)
     by_mask = json.loads((folder / "counts.json").read_text(encoding="utf-8"))
     counts = [{int(value): count for value, count in counts.items()} for counts in by_mask]
     return Targets(masks, inspection.content, counts)
-
-
-def _write_counts(masks: Images, folder: Path) -> None:
-    counts = map_rows(partial(_count_values, masks), len(masks), "reading masks", "masks")
-    (folder / "counts.json").write_text(json.dumps(counts), encoding="utf-8")
 
 
 def _count_values(masks: Images, row: int) -> dict[int, int]:

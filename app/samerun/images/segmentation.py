@@ -145,15 +145,12 @@ def count_classes(
     first = torch.arange(images, device=truth.device).view(-1, *[1] * (truth.dim() - 1)) * num_classes
     if num_classes > MAX_CONFUSION:
         pairs = ((truth, counted & (predicted == truth)), (predicted, counted), (truth, counted))
-        counts = [
-            torch.bincount((first + classes.long())[mask], minlength=images * num_classes)
-            for classes, mask in pairs
-        ]
+        size = images * num_classes
+        counts = [torch.bincount((first + classes.long())[mask], minlength=size) for classes, mask in pairs]
         return {"counts": torch.stack(counts, dim=-1).view(images, num_classes, 3)}
     cells = ((first + truth.long()) * num_classes + predicted.long())[counted]
-    confusion = torch.bincount(cells, minlength=images * num_classes**2).view(
-        images, num_classes, num_classes
-    )
+    confusion = torch.bincount(cells, minlength=images * num_classes**2)
+    confusion = confusion.view(images, num_classes, num_classes)
     counts = torch.stack([confusion.diagonal(dim1=1, dim2=2), confusion.sum(1), confusion.sum(2)], dim=-1)
     return {"counts": counts, "confusion": confusion}
 
@@ -167,11 +164,9 @@ def scored_outputs(
 ) -> dict[str, torch.Tensor]:
     """`loss`, `counts` and, for few classes, `confusion` of one image or volume. `logits`: (channels,
     *space); `predicted`, `truth`: (*space) class numbers."""
-    counted = count_classes(predicted[None], truth[None], num_classes, loss.ignore_index)
-    return {
-        "loss": loss(logits[None], truth[None])[0],
-        **{name: counts[0] for name, counts in counted.items()},
-    }
+    outputs = count_classes(predicted[None], truth[None], num_classes, loss.ignore_index)
+    outputs["loss"] = loss(logits[None], truth[None])
+    return {name: values[0] for name, values in outputs.items()}
 
 
 def largest_logit(logits: torch.Tensor) -> torch.Tensor:
@@ -298,18 +293,12 @@ def report_content(
     `predictions`: `loss` (rows,), `counts` (rows, classes, 3) and, for few classes, `confusion` (rows, true
     classes, predicted classes). `first`: the first class to be scored; 1 leaves out the background.
     """
-    counts = predictions["counts"]
+    counts, scores = predictions["counts"], {"loss": predictions["loss"]}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # nanmean of rows without any class
-        by_row = {
-            name: np.nanmean(metric(counts)[:, first:], axis=1)
-            for name, metric in (("iou", iou), ("dice", dice))
-        }
-    # A row without any class, in truth and prediction, is right.
-    scores = {
-        "loss": predictions["loss"],
-        **{name: np.nan_to_num(values, nan=1.0) for name, values in by_row.items()},
-    }
+        for name, metric in (("iou", iou), ("dice", dice)):
+            # A row without any class, in truth and prediction, is right.
+            scores[name] = np.nan_to_num(np.nanmean(metric(counts)[:, first:], axis=1), nan=1.0)
     total = counts.sum(axis=0)
     figures = {"class_dice": _dice_figure(total[first:], classes[first:])}
     if "confusion" in predictions:

@@ -90,9 +90,8 @@ def processing_for(processor: Any, size: tuple[int, int], channels: int, name: s
     resizing.do_resize = True
     template = processing_of(resizing, channels)
     ours = Processing(size, template.mode, template.mean, template.std, template.scale)
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)).convert(
-        ours.mode
-    )
+    noise = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    image = Image.fromarray(noise).convert(ours.mode)
     expected = torch.as_tensor(np.asarray(resizing(image.convert("RGB"))["pixel_values"][0]))
     pixels = ours.normalize(np.stack([ours.fit(image)]))[0]
     if len(expected) != channels:
@@ -128,12 +127,9 @@ def unused_parameters(config: Any, channels: int, size: tuple[int, int]) -> set[
 def pad_and_stack(tensors: Sequence[torch.Tensor], size: Sequence[int], value: int) -> torch.Tensor:
     """Stacks tensors of shape (..., height, width) to (b, ..., *size), padded with `value` on the right and
     below."""
-    return torch.stack(
-        [
-            pad(tensor, (0, size[1] - tensor.shape[-1], 0, size[0] - tensor.shape[-2]), value=value)
-            for tensor in tensors
-        ]
-    )
+    margins = [(0, size[1] - tensor.shape[-1], 0, size[0] - tensor.shape[-2]) for tensor in tensors]
+    padded = [pad(tensor, margin, value=value) for tensor, margin in zip(tensors, margins, strict=True)]
+    return torch.stack(padded)
 
 
 # Model
@@ -155,14 +151,6 @@ def upsampled(logits: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     """Resizes logits to (b, classes, *size) float32, as transformers' post_process_semantic_segmentation
     does."""
     return interpolate(logits.float(), size=tuple(size), mode="bilinear", align_corners=False)
-
-
-def whole_logits(model: nn.Module, pixels: torch.Tensor, sizes: list[list[int]]) -> Iterator[torch.Tensor]:
-    """Yields logits, (1, classes, height, width), of each image in its own size. `pixels`: resized to the
-    model's input."""
-    logits = model(pixel_values=pixels).logits
-    for row, size in enumerate(sizes):
-        yield upsampled(logits[row : row + 1], size)
 
 
 class Windows(NamedTuple):
@@ -230,20 +218,11 @@ def palette(num_colours: int = 256) -> np.ndarray:
 
 def mask_names(ids: Sequence[Any]) -> list[str]:
     """A unique PNG file name for each row: its id without an image's extension (`file_names`)."""
-    paths = [Path(str(name)) for name in ids]
-    is_image = [path.suffix.lower() in image_extensions() for path in paths]
-    stems = [
-        str(path.with_suffix("") if cut else name)
-        for path, name, cut in zip(paths, ids, is_image, strict=True)
-    ]
+    stems = []
+    for name in map(str, ids):
+        is_image = Path(name).suffix.lower() in image_extensions()
+        stems.append(str(Path(name).with_suffix("")) if is_image else name)
     return file_names(stems, ".png")
-
-
-def write_mask(mask: np.ndarray, path: Path) -> None:
-    """Writes a mask, (height, width) uint8, as a PNG with a palette."""
-    image = Image.fromarray(mask)
-    image.putpalette(palette().tobytes())
-    image.save(path)
 
 
 def shares(mask: np.ndarray, labels: list[str]) -> dict[str, float]:

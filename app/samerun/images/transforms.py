@@ -127,8 +127,7 @@ def _opened(encoded: Encoded, name: str) -> Image.Image:
 
 
 def row_generator(seed: int, epoch: int, row: int) -> np.random.Generator:
-    """The generator for a row's augmentation: the same under any launcher, in any worker, and after a
-    resume."""
+    """Of a row's augmentation."""
     return np.random.default_rng([seed, epoch, row, STREAM])
 
 

@@ -1,10 +1,9 @@
 """Kernels: faster replacements for computations of torch and transformers, with the same meaning.
 
-The docstring of each kernel (`bigbird`, `dropout`, `embeddings`) states what it replaces, when it is active
-and the measured gain. `--kernels reference` turns all of them off: BigBird is then transformers' own (a
-document's result depends on the padding of its batch, and one batch of at most 5 + 2 r blocks switches the
-model to full attention for the rest of the run, transformers issue 20031), dropout is torch's, and embedding
-gradients are reallocated.
+The docstrings of `bigbird` and `dropout` state what each replaces, when it is active and the measured gain.
+`--kernels reference` turns both off: BigBird is then transformers' own (a document's result depends on the
+padding of its batch, and one batch of at most 5 + 2 r blocks switches the model to full attention for the
+rest of the run, transformers issue 20031), and dropout is torch's.
 
 On a GPU only BigBird's attention is replaced: kernels for GPUs that were never measured (FlexAttention for
 BigBird, varlen and jagged attention without padding, masks that do not synchronise) are in commit 7e83d99 and

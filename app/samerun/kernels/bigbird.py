@@ -58,9 +58,8 @@ def choose_attention(config: Any, max_length: int) -> str | None:
         )
     if _round_up(max_length, block) > positions:
         raise InputError(
-            f"--max_length {max_length} needs {_round_up(max_length, block)} positions in blocks of "
-            f"{block}, but the model has "
-            f"{positions}; give at most {positions // block * block}"
+            f"--max_length {max_length} needs {_round_up(max_length, block)} positions in blocks of {block}, "
+            f"but the model has {positions}; give at most {positions // block * block}"
         )
     encoder.attention_type = "block_sparse"
     if configured != encoder.attention_type:

@@ -260,9 +260,8 @@ class Backward(NamedTuple):
     k: Tensor
     v: Tensor
     d_out: Tensor
-    delta: (
-        Tensor  # (pairs, blocks, block_size, 1): sum_j P_ij dP_ij of each query, for the softmax's gradient
-    )
+    # (pairs, blocks, block_size, 1): sum_j P_ij dP_ij of each query, for the softmax's gradient.
+    delta: Tensor
     d_q: Tensor  # filled
     d_k: Tensor  # added to
     d_v: Tensor  # added to

@@ -402,10 +402,8 @@ class DropoutAttention(torch.autograd.Function):
             k, v = _take(key, pairs, dtype), _take(value, pairs, dtype)
             d_k, d_v = torch.empty_like(k), torch.empty_like(v)
             for chunk in chunks:
-                place, beta = (
-                    (*pairs, chunk),
-                    int(chunk.start > 0),
-                )  # the first chunk overwrites d_k and d_v, later ones add
+                # The first chunk overwrites d_k and d_v, later ones add.
+                place, beta = (*pairs, chunk), int(chunk.start > 0)
                 q, top, sums, out, d_out = (
                     _take(x, place, dtype) for x in (query, highest, total, context, gradient)
                 )

@@ -1,9 +1,8 @@
 """Training a part of a model: low-rank adapters by peft, and frozen weights.
 
 LoRA (Hu et al., arXiv:2106.09685) adds a product B A of rank r to each adapted matrix and trains only A and
-B. DoRA (Liu et al., arXiv:2402.09353) also trains the norms of the matrix's columns. rsLoRA (Kalajdzievski,
-arXiv:2312.03732) scales by alpha / sqrt(r) instead of alpha / r. New weights, such as a new head, are always
-trained.
+B. DoRA (Liu et al., arXiv:2402.09353) also trains the norms of the matrix's columns. New weights, such as a
+new head, are always trained.
 """
 
 from __future__ import annotations
@@ -75,15 +74,7 @@ def rounded_as(arguments: Any, precision: str) -> str:
 
 def fingerprint(arguments: Any) -> dict[str, Any]:
     """The entry of the run fingerprint: the arguments that decide which weights are trained."""
-    names = (
-        "lora_r",
-        "lora_alpha",
-        "lora_target_modules",
-        "use_dora",
-        "use_rslora",
-        "freeze",
-        "quantize",
-    )
+    names = ("lora_r", "lora_alpha", "lora_target_modules", "use_dora", "freeze", "quantize")
     values = {name: str(getattr(arguments, name)) for name in names if getattr(arguments, name)}
     return {"trained": values} if values else {}
 
@@ -124,9 +115,8 @@ def to_export(
             setattr(plain.config, BASE_BITS, bits)
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         settings = _settings_to_save(settings, arguments.model_name_or_path, trained)
-        return _AdapterExport(plain, settings), {
-            name: tensor for name, tensor in weights.items() if name in trained
-        }
+        saved = {name: tensor for name, tensor in weights.items() if name in trained}
+        return _AdapterExport(plain, settings), saved
     if bits is not None:
         from samerun.models.quantized import dequantized_weights
 
@@ -178,13 +168,11 @@ def merge_adapter(model: Any, folder: str | Path) -> tuple[Any, set[str]]:
         round_weights(model, bits, full_modules)
     adapted = PeftModel.from_pretrained(model, folder, config=settings)
     merged = adapted.merge_and_unload()
-    for parameter in merged.parameters():
+    names = set()
+    for name, parameter in merged.named_parameters():
         parameter.requires_grad_(True)
-    names = {
-        name
-        for name, _ in merged.named_parameters()
-        if any(f".{module}." in f".{name}" for module in full_modules)
-    }
+        if any(f".{module}." in f".{name}" for module in full_modules):
+            names.add(name)
     return merged, names
 
 
@@ -227,7 +215,6 @@ def _add_adapters(model: Any, arguments: Any, new_names: set[str]) -> Any:
         target_modules=targets[0] if targets == ("all-linear",) else list(targets),
         exclude_modules=new_modules or None,
         use_dora=arguments.use_dora,
-        use_rslora=arguments.use_rslora,
     )
     try:
         model = inject_adapter_in_model(settings, model)
@@ -249,9 +236,8 @@ def _bits(arguments: Any) -> int | None:
 def _settings_to_save(settings: Any, base: str, trained: set[str]) -> Any:
     settings = copy.deepcopy(settings)
     settings.base_model_name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base
-    settings.modules_to_save = (
-        sorted({name.rpartition(".")[0] for name in trained if ADAPTED not in name}) or None
-    )
+    whole_modules = {name.rpartition(".")[0] for name in trained if ADAPTED not in name}
+    settings.modules_to_save = sorted(whole_modules) or None
     settings.inference_mode = True
     return settings
 

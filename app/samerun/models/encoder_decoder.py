@@ -82,12 +82,8 @@ def check_decoder(arguments: Any, config: Any) -> None:
     if config.is_encoder_decoder:
         check_title_length(config, arguments.max_title_length)
     elif arguments.decoder_model_name_or_path:
-        decoder = replace(
-            arguments,
-            model_name_or_path=arguments.decoder_model_name_or_path,
-            config_name=None,
-            from_scratch=False,
-        )
+        name = arguments.decoder_model_name_or_path
+        decoder = replace(arguments, model_name_or_path=name, config_name=None, from_scratch=False)
         check_title_length(load_config(decoder), arguments.max_title_length)
         check_weights(decoder)
 
@@ -205,9 +201,8 @@ def _encoder_with_decoder(arguments: Any, config: Any, tokenizer: Any, max_title
         decoder = _load_decoder(arguments)
         check_vocabulary(decoder, tokenizer, "decoder")
     else:
-        decoder = AutoModelForCausalLM.from_config(
-            _decoder_config(arguments, config, tokenizer, max_title_length)
-        )
+        of_decoder = _decoder_config(arguments, config, tokenizer, max_title_length)
+        decoder = AutoModelForCausalLM.from_config(of_decoder)
         if arguments.from_scratch:
             # Titles repeat words of their documents, so encoder and decoder start with the same embeddings.
             decoder.get_input_embeddings().load_state_dict(encoder.get_input_embeddings().state_dict())

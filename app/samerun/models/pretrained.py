@@ -19,6 +19,7 @@ from samerun.models.adapters import base_of, merge_adapter
 from samerun.models.weight_files import check_finite_weights, check_weights, files_in, in_one_line
 
 LAYER_NUMBER = re.compile(r"\.\d+\.")
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 
 
 def load_config(arguments: Any, **overrides: Any) -> Any:
@@ -29,22 +30,13 @@ def load_config(arguments: Any, **overrides: Any) -> Any:
     if not (Path(name) / "config.json").is_file():
         name = base_of(name) or name
     _check_config_file(Path(name))
+    if arguments.attn_implementation is not None:
+        overrides["attn_implementation"] = arguments.attn_implementation
     try:
-        attention = (
-            {}
-            if arguments.attn_implementation is None
-            else {"attn_implementation": arguments.attn_implementation}
-        )
-        config = AutoConfig.from_pretrained(name, **arguments.hub_options(name), **attention, **overrides)
+        config = AutoConfig.from_pretrained(name, **arguments.hub_options(name), **overrides)
     except Exception as error:
         raise InputError(explain_failed_load("configuration", name, error)) from error
-    for size in (
-        "vocab_size",
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "intermediate_size",
-    ):
+    for size in SIZES:
         value = getattr(config, size, None)
         if isinstance(value, int) and value < 1:
             raise InputError(f"configuration {name}: {size} is {value}, expected at least 1")
@@ -125,10 +117,8 @@ def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tu
             raise
         raise InputError(explain_failed_load("model", arguments.model_name_or_path, error)) from error
     _check_fit(arguments.model_name_or_path, model, loading)
-    return model, {
-        *loading["missing_keys"],
-        *(name for name, *_ in loading["mismatched_keys"]),
-    } - adapter_names
+    mismatched = {name for name, *_ in loading["mismatched_keys"]}
+    return model, (set(loading["missing_keys"]) | mismatched) - adapter_names
 
 
 def load_exported(
@@ -260,9 +250,12 @@ def check_vocabulary(model: Any, tokenizer: Any, what: str = "model") -> None:
 
 def explain_failed_load(what: str, name: str, error: Exception) -> str:
     """The message for an exception of transformers while loading. `what`: "model", "tokenizer", ..."""
-    path = Path(name).expanduser()
-    hint, reason = _similar_folder(path), in_one_line(error)
+    path, hint, reason = Path(name).expanduser(), "", in_one_line(error)
     if not path.exists():
+        if path.parent.is_dir() and path.name:
+            folders = [other.name for other in path.parent.iterdir() if other.is_dir()]
+            near = difflib.get_close_matches(path.name, folders, 1)
+            hint = f" (did you mean {str(path.parent / near[0])!r}?)" if near else ""
         if name.startswith((".", "/", "~")) or name.count("/") > 1:
             return (
                 f"{what} {name}: this folder does not exist{hint}; a model of the hub is named like "
@@ -273,20 +266,8 @@ def explain_failed_load(what: str, name: str, error: Exception) -> str:
             "check the spelling, or give the path of a local folder"
         )
     if type(error).__name__ == "UnpicklingError":
-        reason = (
-            "its weights are a pickle that is damaged or holds more than tensors, which is not read; convert "
-            "them to safetensors, or copy them again"
-        )
+        what_holds = "its weights are a pickle that is damaged or holds more than tensors, which is not read"
+        reason = f"{what_holds}; convert them to safetensors, or copy them again"
     elif "trust_remote_code" in str(error):
-        reason = (
-            "it has Python code of its own, which runs with --trust_remote_code only; read the code first"
-        )
+        reason = "it has Python code of its own, which runs with --trust_remote_code only; read it first"
     return f"{what} {name}: {reason}{f' (the folder holds: {files_in(path)})' if path.is_dir() else ''}"
-
-
-def _similar_folder(path: Path) -> str:
-    """A suggestion for a missing folder, or ""."""
-    if path.exists() or not path.parent.is_dir() or not path.name:
-        return ""
-    near = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()], 1)
-    return f" (did you mean {str(path.parent / near[0])!r}?)" if near else ""

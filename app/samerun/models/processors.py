@@ -20,14 +20,9 @@ def load_processor(arguments: Any, config: Any, image_size: int | None) -> Any:
     type. `image_size`: overrides its size, for models without a fixed one. Raises `InputError` if it cannot
     be loaded or the size is fixed."""
     logging.set_verbosity_error()  # each process would warn that torchvision is not installed
-    name = (
-        arguments.config_name
-        if arguments.from_scratch and arguments.config_name
-        else arguments.model_name_or_path
-    )
+    name = (arguments.from_scratch and arguments.config_name) or arguments.model_name_or_path
     folder = Path(name)
-    local = folder.exists()
-    if arguments.from_scratch and local and not (folder.is_dir() and (folder / FILE).is_file()):
+    if arguments.from_scratch and folder.exists() and not (folder / FILE).is_file():
         processor = _default_processor(name, config)
     else:
         try:
@@ -58,8 +53,7 @@ def _default_processor(name: str, config: Any) -> Any:
 
 def _set_size(processor: Any, size: int) -> None:
     """Sets the output size to size x size pixels."""
-    processor.size = (
-        {"shortest_edge": size} if "shortest_edge" in processor.size else {"height": size, "width": size}
-    )
+    square = {"height": size, "width": size}
+    processor.size = {"shortest_edge": size} if "shortest_edge" in processor.size else square
     if getattr(processor, "do_center_crop", False):
-        processor.crop_size = {"height": size, "width": size}
+        processor.crop_size = square

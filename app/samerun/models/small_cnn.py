@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -17,6 +16,7 @@ from transformers.modeling_outputs import ImageClassifierOutput
 
 from samerun.data.files import read_object
 from samerun.errors import InputError
+from samerun.files import write_json
 from samerun.models.weight_files import check_finite_weights, in_one_line
 
 MODEL_TYPE = "small_cnn"
@@ -119,7 +119,5 @@ def save_small_cnn(
 ) -> None:
     """Writes config.json and model.safetensors, and calls `check` with the folder."""
     save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / "model.safetensors")
-    (folder / "config.json").write_text(
-        json.dumps(asdict(config), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    write_json(folder / "config.json", asdict(config))
     check(folder)

@@ -15,11 +15,8 @@ from samerun.models.adapters import WEIGHTS as ADAPTER_WEIGHTS
 from samerun.models.adapters import base_of
 
 # In the order in which transformers looks for them.
-WEIGHTS = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
+WEIGHTS = tuple(
+    f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
 )
 
 
@@ -78,9 +75,7 @@ def model_content(configuration: str | None, weights: str | None) -> dict[str, A
 def check_finite_weights(name: str | Path, model: torch.nn.Module) -> None:
     """Raises `InputError` if a parameter, or a statistic of batch norm, is NaN or infinite: a model for masks
     would turn such logits into masks that look right. `name`: the model's."""
-    statistics = (
-        (key, value) for key, value in model.named_buffers() if key.endswith(("running_mean", "running_var"))
-    )
+    statistics = [each for each in model.named_buffers() if each[0].endswith(("running_mean", "running_var"))]
     for key, weight in (*model.named_parameters(), *statistics):
         # Minimum and maximum are NaN if any value is; they need no temporary tensor of the weight's size.
         if weight.numel() and not torch.isfinite(torch.stack(weight.detach().aminmax())).all():
@@ -95,10 +90,8 @@ def _weight_files(first: Path) -> set[Path]:
     if first.suffix != ".json":
         return {first}
     try:
-        return {
-            first.parent / file
-            for file in json.loads(first.read_text(encoding="utf-8"))["weight_map"].values()
-        }
+        index = json.loads(first.read_text(encoding="utf-8"))
+        return {first.parent / file for file in index["weight_map"].values()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{first}: cannot be read as an index of weights ({type(error).__name__}); copy it again"

@@ -49,9 +49,12 @@ def write_card(folder: Path, card: ModelCard, arguments: Any = None) -> None:
     )
     metadata = ["---", data.to_yaml(), "---", ""] if data.to_dict() else []
     code = ["```python", card.usage, "```", ""] if card.usage else []
+    prefixes = [p for p in SPLITS if any(values.get(f"{p}_{metric}") is not None for metric in card.metrics)]
+    rows = [[metric, *(values.get(f"{prefix}_{metric}") for prefix in prefixes)] for metric in card.metrics]
     body = [*metadata, f"# {card.title}", "", *code, "## Metrics", ""]
-    body += _table(values, card.metrics)
-    body += ["", *_plots(folder), *card.sections, "", "## Training", "", *_facts(run, values), ""]
+    body += markdown_table(["metric", *(SPLITS[prefix] for prefix in prefixes)], rows)
+    plots = [f"![{path.stem}]({PLOTS}/{path.name})\n" for path in sorted((folder / PLOTS).glob("*.png"))]
+    body += ["", *plots, *card.sections, "", "## Training", "", *_facts(run, values), ""]
     if arguments is not None:
         changed = yaml.safe_dump(_changed(arguments), allow_unicode=True, sort_keys=False)
         body += ["```yaml", changed.strip(), "```", ""]
@@ -81,12 +84,9 @@ def _changed(arguments: Any) -> dict[str, Any]:
     for field in dataclasses.fields(arguments):
         value = getattr(arguments, field.name)
         if value != field.default and (field.metadata["reads"] or not field.metadata["per_machine"]):
-            parts = value if isinstance(value, tuple) else (value,)
-            parts = (
-                [_hub_id(part) or Path(part).name for part in parts]
-                if field.metadata["path"]
-                else list(parts)
-            )
+            parts = list(value) if isinstance(value, tuple) else [value]
+            if field.metadata["path"]:
+                parts = [_hub_id(part) or Path(part).name for part in parts]
             changed[field.name] = parts if isinstance(value, tuple) else parts[0]
     return changed
 
@@ -94,20 +94,14 @@ def _changed(arguments: Any) -> dict[str, Any]:
 def _results(
     pipeline_tag: str, dataset: str | None, values: dict[str, Any], metrics: Sequence[str]
 ) -> list[EvalResult]:
-    return [
-        EvalResult(
-            task_type=pipeline_tag,
-            dataset_type=dataset or "custom",
-            dataset_name=dataset or "custom",
-            dataset_split=split,
-            metric_type=metric,
-            metric_name=f"{prefix}_{metric}",
-            metric_value=values[f"{prefix}_{metric}"],
-        )
-        for prefix, split in SPLITS.items()
-        for metric in metrics
-        if values.get(f"{prefix}_{metric}") is not None
-    ]
+    data, results = dataset or "custom", []
+    for prefix, split in SPLITS.items():
+        for metric in metrics:
+            name, value = f"{prefix}_{metric}", values.get(f"{prefix}_{metric}")
+            if value is not None:
+                own = {"metric_type": metric, "metric_name": name, "metric_value": value}
+                results.append(EvalResult(pipeline_tag, data, data, dataset_split=split, **own))
+    return results
 
 
 def markdown_table(header: list[str], rows: list[list[Any]]) -> list[str]:
@@ -132,18 +126,6 @@ def class_tables(folder: Path, classes: Sequence[str], columns: dict[str, str]) 
 def _cell(value: Any) -> str:
     text = "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
     return text.replace("|", "\\|").replace("\n", " ")
-
-
-def _table(values: dict[str, Any], metrics: Sequence[str]) -> list[str]:
-    prefixes = [
-        prefix for prefix in SPLITS if any(values.get(f"{prefix}_{metric}") is not None for metric in metrics)
-    ]
-    rows = [[metric, *(values.get(f"{prefix}_{metric}") for prefix in prefixes)] for metric in metrics]
-    return markdown_table(["metric", *(SPLITS[prefix] for prefix in prefixes)], rows)
-
-
-def _plots(folder: Path) -> list[str]:
-    return [f"![{path.stem}]({PLOTS}/{path.name})\n" for path in sorted((folder / PLOTS).glob("*.png"))]
 
 
 def _facts(run: dict[str, Any], values: dict[str, Any]) -> list[str]:

@@ -109,11 +109,8 @@ def with_legend(image: np.ndarray, text: str, colours: Mapping[str, Sequence[int
     draw = ImageDraw.Draw(legend)
     for number, (name, colour) in enumerate(colours.items()):
         left, top = int(number % columns * entry_width), number // columns * LINE
-        draw.rectangle(
-            (left + 3, top + 4, left + LINE - 5, top + LINE - 4),
-            fill=tuple(map(int, colour)),
-            outline="black",
-        )
+        box = (left + 3, top + 4, left + LINE - 5, top + LINE - 4)
+        draw.rectangle(box, fill=tuple(map(int, colour)), outline="black")
         draw.text((left + LINE, top + 1), _ascii(name), fill="black", font=font)
     title = Image.new("RGB", (width, LINE), "white")
     ImageDraw.Draw(title).text((3, 1), text, fill="black", font=font)
@@ -130,10 +127,8 @@ def curves(history: list[dict[str, Any]], shown_metrics: tuple[str, ...]) -> dic
     figures = {}
     losses = {"training": "loss", "validation": "eval_loss"}
     # Only metrics up to 1: lengths and distances need another scale.
-    shares = [
-        name for name in shown_metrics if all(value <= 1 for _, value in _points(history, f"eval_{name}"))
-    ]
-    metrics = {name: f"eval_{name}" for name in shares if name != "loss"}
+    metrics = {name: f"eval_{name}" for name in shown_metrics if name != "loss"}
+    metrics = {name: key for name, key in metrics.items() if all(x <= 1 for _, x in _points(history, key))}
     for name, title, lines in [
         ("curve_loss", "Loss", losses),
         ("curve_metrics", "Validation metrics", metrics),
@@ -148,15 +143,8 @@ def curves(history: list[dict[str, Any]], shown_metrics: tuple[str, ...]) -> dic
         figure, axes = new_figure(title, "optimizer step", height=2.8)
         axes.locator_params("x", integer=True, nbins=7)
         for color, (label, points) in zip(COLORS, by_label.items(), strict=False):
-            marker = "o" if len(points) < 30 else None
-            axes.plot(
-                *zip(*points, strict=True),
-                color=color,
-                label=label,
-                linewidth=1.4,
-                marker=marker,
-                markersize=3,
-            )
+            style = {"linewidth": 1.4, "marker": "o" if len(points) < 30 else None, "markersize": 3}
+            axes.plot(*zip(*points, strict=True), color=color, label=label, **style)
         if any(by_label):
             legend_below(figure)
         if name in ("curve_speed", "curve_memory"):

@@ -17,7 +17,7 @@ from samerun.errors import in_short
 from samerun.files import path_in_errors, write_text
 from samerun.reports import figures
 from samerun.reports.card import write_card
-from samerun.reports.tracker import read_history, show_image, show_table
+from samerun.reports.tracker import read_history, show_image
 from samerun.run_folder import BEST_PREDICTIONS, PLOTS, REPORT, SPEED, by_split
 from samerun.runtime import Run
 from samerun.task import ModelCard, Predictions, ReportContent, Section, Split, Task
@@ -71,13 +71,12 @@ def _draw_figures(run: Run, folder: Path, task: Task, splits: Mapping[str, Split
             shown = task.figures(dict(file), splits["validation"])
     events = [*read_history(folder), *read_history(folder, SPEED)]
     step = max((event["step"] for event in events), default=0)
-    for name, figure in {
-        **figures.curves(events, task.shown_metrics),
-        **shown.figures,
-    }.items():
+    for name, figure in (figures.curves(events, task.shown_metrics) | shown.figures).items():
         show_image(run.accelerator, folder, name, figures.as_image(figure), step)
     for table in shown.sections:
-        show_table(run.accelerator, table, step)
+        for tracker in run.accelerator.trackers:
+            if hasattr(tracker, "log_table"):
+                tracker.log_table(table.title, columns=table.header, data=table.rows, step=step)
     return shown.sections
 
 
@@ -147,12 +146,9 @@ def summary(run: dict[str, Any], values: dict[str, Any], metrics: Sequence[str],
 
 def _duration(seconds: float) -> str:
     """In hours, minutes or seconds, whichever is at least 2."""
-    size, unit = next(
-        (size, unit)
-        for size, unit in ((3600, "hours"), (60, "minutes"), (0, "seconds"))
-        if seconds >= 2 * size
-    )
-    return f"{seconds / max(1, size):.1f} {unit}"
+    units = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
+    size, unit = next((each for each in units if seconds >= 2 * each[0]), units[-1])
+    return f"{seconds / size:.1f} {unit}"
 
 
 def _in_order(path: Path) -> tuple[int, str]:

@@ -27,15 +27,11 @@ from samerun.files import (
     write_text,
 )
 from samerun.run_folder import HISTORY, PLOTS, SPEED, TENSORBOARD, TRACKERS, read_metrics
-from samerun.task import Section
 
 DVCLIVE = "dvclive"
 # Environment variables of services for the project.
 PROJECT_VARIABLES = (
-    "WANDB_PROJECT",
-    "MLFLOW_EXPERIMENT_NAME",
-    "COMET_PROJECT_NAME",
-    "CLEARML_PROJECT",
+    *("WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME", "COMET_PROJECT_NAME", "CLEARML_PROJECT"),
     "SWANLAB_PROJ_NAME",
 )
 # How Accelerate's trackers resume a run: (attribute that holds its id, keyword that takes the id, further
@@ -91,10 +87,7 @@ class Tracker:
         run's folder. `project`: the other trackers' project."""
         if not self.accelerator.log_with:
             return
-        config = {
-            key: value if isinstance(value, int | float | str | bool) else str(value)
-            for key, value in arguments.items()
-        }
+        config = {key: x if isinstance(x, int | float | str) else str(x) for key, x in arguments.items()}
         # Runs in one working directory would overwrite each other's folder "dvclive".
         kwargs: dict[str, dict[str, Any]] = {
             DVCLIVE: {"dir": str(self.folder / DVCLIVE), "resume": self.first_step > 0}
@@ -103,7 +96,10 @@ class Tracker:
         tensorboard_kwargs: dict[str, Any] = {}
         if self.is_main and self.first_step:
             tensorboard_kwargs["purge_step"] = self.first_step + 1  # later events are logged again
-            kwargs = _resumed(kwargs, read_metrics(self.folder / TRACKERS))
+            ids = read_metrics(self.folder / TRACKERS)
+            for name in RESUMED.keys() & ids.keys():
+                _, key, more = RESUMED[name]
+                kwargs[name] = {**kwargs.get(name, {}), key: ids[name], **more}
             if any((self.folder / name).exists() for name in (TRACKERS, TENSORBOARD)):
                 config = None  # trackers already have the arguments, and some refuse changed ones
         # If it gets only the name, Accelerate uses the project as TensorBoard's folder.
@@ -130,9 +126,7 @@ class Tracker:
             with path_in_errors(self.folder / name):
                 self.files[name].write(as_line(line))
                 self.files[name].flush()
-        metrics = {
-            key: value for key, value in event.items() if isinstance(value, int | float) and key != "step"
-        }
+        metrics = {key: x for key, x in event.items() if isinstance(x, int | float) and key != "step"}
         metrics |= speed or {}
         new = {key: value for key, value in metrics.items() if event["step"] > self.last_logged.get(key, -1)}
         with path_in_errors(self.folder / TENSORBOARD):
@@ -182,14 +176,6 @@ def project_of(arguments: Any, task: str) -> str:
     return arguments.project_name or next(from_environment, task)
 
 
-def _resumed(kwargs: dict[str, Any], ids: dict[str, str]) -> dict[str, Any]:
-    """Adds the keywords that resume the runs of these ids to those of the trackers."""
-    resuming = {
-        name: {id_name: ids[name], **more} for name, (_, id_name, more) in RESUMED.items() if name in ids
-    }
-    return {name: {**kwargs.get(name, {}), **resuming.get(name, {})} for name in {*kwargs, *resuming}}
-
-
 def _ids(trackers: list[Any]) -> dict[str, str]:
     """The ids of the run at services, by tracker."""
     ids = {}
@@ -213,13 +199,6 @@ def show_image(accelerator: Any, folder: Path, name: str, pixels: np.ndarray, st
             tracker.writer.add_image(name, pixels, dataformats="HWC")
         elif hasattr(tracker, "log_images"):
             tracker.log_images({name: [image] if tracker.name in IMAGE_LISTS else image}, step=step)
-
-
-def show_table(accelerator: Any, table: Section, step: int) -> None:
-    """Sends a table to trackers that take tables."""
-    for tracker in accelerator.trackers:
-        if hasattr(tracker, "log_table"):
-            tracker.log_table(table.title, columns=table.header, data=table.rows, step=step)
 
 
 def read_history(output_dir: Path, name: str = HISTORY) -> list[dict[str, Any]]:

@@ -35,11 +35,7 @@ INAPPLICABLE = {
 LOSSES = {
     "bce": {},
     "focal": {"gamma": Setting(2.0), "alpha": Setting(0.25, at_least=None, above=0, below=1, optional=True)},
-    "asymmetric": {
-        "gamma_neg": Setting(4.0),
-        "gamma_pos": Setting(0.0),
-        "margin": Setting(0.05, below=1),
-    },
+    "asymmetric": {"gamma_neg": Setting(4.0), "gamma_pos": Setting(0.0), "margin": Setting(0.05, below=1)},
     "distribution_balanced": {
         "mu": Setting(0.2, at_most=1),
         "lambda": Setting(2.0, at_least=None, above=0),
@@ -82,12 +78,6 @@ class TokenBatchArguments(BatchArguments):
         excludes=("per_device_train_batch_size", "gradient_accumulation_steps"),
         help="maximum number of tokens per process in a micro-batch, padding included, instead of a number "
         "of samples (default: 2048 on a CPU, no limit on a GPU)",
-    )
-    max_tokens_per_eval_batch: int | None = option(
-        at_least=1,
-        excludes=("per_device_eval_batch_size",),
-        help="maximum number of tokens per process in an evaluation batch, padding included, instead of a "
-        "number of samples (default: 2048 for classification on a CPU)",
     )
     length_grouping: bool = option(True, help="batch rows of similar length together, to reduce padding")
 

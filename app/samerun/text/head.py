@@ -34,15 +34,12 @@ def configure(config: Any, labels: list[str], problem: str) -> None:
 
 def output_layer(model: Any, num_labels: int) -> tuple[str, torch.nn.Linear] | None:
     """Name and module of the last linear layer of the head with `num_labels` outputs."""
-    body = f"{model.base_model_prefix}."
-    outputs = [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear)
-        and module.out_features == num_labels
-        and not name.startswith(body)
-    ]
-    return outputs[-1] if outputs else None
+    found, body = None, f"{model.base_model_prefix}."
+    for name, module in model.named_modules():
+        is_linear = isinstance(module, torch.nn.Linear) and module.out_features == num_labels
+        if is_linear and not name.startswith(body):
+            found = name, module
+    return found
 
 
 def replace_output_layer(model: Any, own: list[str], labels: list[str]) -> np.ndarray:

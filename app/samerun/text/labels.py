@@ -80,7 +80,7 @@ def read_labels(table: Table, arguments: Any, notes: list[str]) -> Labelled | No
         (first, first_row), (second, second_row) = list(first_rows.items())[:2]
         problems.append(
             f"{table.where(second_row)}: {column} is {second}, but {first} at {table.where(first_row)}; use "
-            "one form in the whole file"
+            "one form everywhere"
         )
     raise_problems(problems)
     if repeated:
@@ -247,13 +247,11 @@ def label_ids(
     elif unknown and not any(ids.values()) and source.startswith(OF_MODEL):
         raise InputError(knows_none(table, next(iter(unknown)), source))
     elif unknown:
-        leave = "" if ignore_unknown is None else ", or leave such labels out with --unknown_labels ignore"
-        advice = (
-            f"correct it, name it in --label_file{leave}"
-            if leave
-            else "correct it, or name it in --label_file"
-        )
-        problems = []
+        advice, problems = "correct it, or name it in --label_file", []
+        if ignore_unknown is not None:
+            advice = (
+                "correct it, name it in --label_file, or leave such labels out with --unknown_labels ignore"
+            )
         for name, rows in list(unknown.items())[:SHOWN]:
             near = nearest(name, labels)
             hint = f"; did you mean {near!r}?" if near else ""

@@ -81,23 +81,15 @@ class LongDocuments:
                     f"{text_tokens} tokens of text, and at least "
                     f"one must be new; give at most {text_tokens - 1}"
                 )
-            max_windows, pooling = setting["max_windows"] or MAX_WINDOWS, setting.get("pooling") or "max"
-            result = LongDocuments(
-                "windows", max_length, stride=stride, max_windows=max_windows, pooling=pooling
-            )
+            more = setting["max_windows"] or MAX_WINDOWS, setting.get("pooling") or "max"
+            result = LongDocuments("windows", max_length, 0, stride, *more)
         config.long_documents = result.as_config()
         return result
 
     def as_config(self) -> dict[str, Any]:
         """`long_documents` of an exported model's configuration."""
-        if self.method == "head_tail":
-            return {"way": self.method, "head": self.head}
-        return {
-            "way": self.method,
-            "stride": self.stride,
-            "max_windows": self.max_windows,
-            "pooling": self.pooling,
-        }
+        names = ("head",) if self.method == "head_tail" else ("stride", "max_windows", "pooling")
+        return {"way": self.method, **{name: getattr(self, name) for name in names}}
 
     def fingerprint(self) -> dict[str, Any]:
         """The setting's entry of the run fingerprint."""

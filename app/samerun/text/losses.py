@@ -54,14 +54,8 @@ class MultiLabelLoss:
         """What the scale of the loss depends on, as JSON values."""
         weight = None if self.pos_weight is None else self.pos_weight.tolist()
         prior = {} if self.prior is None else {"prior": self.prior.tolist()}
-        smoothing = self.label_smoothing
-        return {
-            "kind": self.kind,
-            "label_smoothing": smoothing,
-            "pos_weight": weight,
-            **self.settings,
-            **prior,
-        }
+        of_bce = {"label_smoothing": self.label_smoothing, "pos_weight": weight}
+        return {"kind": self.kind, **of_bce, **self.settings, **prior}
 
 
 def loss_of_arguments(

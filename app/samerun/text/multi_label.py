@@ -56,11 +56,7 @@ class MultiLabel(Problem):
     name = "multi_label"
     default_metric = "average_precision_macro"  # needs no threshold; F1 of rare labels may stay 0 for epochs
     shown_metrics = (
-        "loss",
-        "f1_micro",
-        "f1_macro",
-        "tuned_f1_micro",
-        "tuned_f1_macro",
+        *("loss", "f1_micro", "f1_macro", "tuned_f1_micro", "tuned_f1_macro"),
         "average_precision_macro",
     )
     metric_names = METRICS
@@ -115,7 +111,14 @@ class MultiLabel(Problem):
             )
 
     def check_best_metric(self, name: str, ids: Ragged) -> None:
-        check_best_metric(name, ids, len(self.labels))
+        count = np.bincount(ids.values, minlength=len(self.labels))
+        # The same metrics are undefined on these two rows as on all.
+        targets = np.stack([count > 0, count == len(ids)])
+        if multilabel_scores(np.zeros(targets.shape), targets, 0.0, targets)[name] is None:
+            raise InputError(
+                f"--metric_for_best_model {name} is undefined on these validation rows (every label has one "
+                "class only); choose another, such as f1_micro or loss"
+            )
 
     def fingerprint(self) -> dict[str, Any]:
         return {"label_list": list(self.labels), "sampling": self.arguments.sampling}
@@ -188,7 +191,17 @@ class MultiLabel(Problem):
         return self.fitted.probabilities(logits)
 
     def config_entries(self) -> dict[str, Any]:
-        return config_entries(self.fitted, self.loss)
+        """The loss, so that later evaluations compute the same one. The temperatures for information only:
+        the exported weights include them (`head.rescaled`)."""
+        fitted, stored = self.fitted, self.loss.as_settings()
+        return {
+            "thresholds": fitted.values.tolist(),
+            "threshold_tuning": fitted.tuning,
+            "temperatures": fitted.temperatures.tolist() if fitted.calibrates else None,
+            "pos_weight": stored.pop("pos_weight"),
+            "label_smoothing_factor": stored.pop("label_smoothing") or None,
+            "multilabel_loss": None if self.loss.kind == "bce" else stored,
+        }
 
     @property
     def export_scale(self) -> tuple[np.ndarray, None]:
@@ -210,12 +223,9 @@ def note_labels(
     """Notes training and validation rows without labels, labels without training rows, and labels without a
     ROC AUC. `targets`: label ids of each row, by split."""
     counts = {name: np.bincount(ids.values, minlength=len(labels)) for name, ids in targets.items()}
-    notes.append(
-        f"{len(labels)} labels, {counts['train'].sum() / len(targets['train']):.2f} per training row"
-    )
-    for name in ("train", "validation"):
-        if name not in targets:
-            continue
+    per_row = counts["train"].sum() / len(targets["train"])
+    notes.append(f"{len(labels)} labels, {per_row:.2f} per training row")
+    for name in [name for name in ("train", "validation") if name in targets]:
         if unlabelled := int((targets[name].lengths == 0).sum()):
             notes.append(f"{tables[name].path}: {unlabelled} row(s) have no label")
         unused = [label for label, count in zip(labels, counts[name], strict=True) if count == 0]
@@ -242,20 +252,6 @@ def one_hot(labels: Ragged, rows: np.ndarray, num_labels: int) -> Tensor:
     if counts.sum():
         dense[np.repeat(np.arange(len(rows)), counts), np.concatenate([labels[row] for row in rows])] = 1
     return dense
-
-
-def check_best_metric(name: str, labels: Ragged, num_labels: int) -> None:
-    """Raises `InputError` if `name`, --metric_for_best_model, is undefined on these validation rows.
-    `labels`: label ids of each row."""
-    count = np.bincount(labels.values, minlength=num_labels)
-    # The same metrics are undefined on these two rows as on all.
-    targets = np.stack([count > 0, count == len(labels)])
-    metrics = multilabel_scores(np.zeros(targets.shape), targets, 0.0, targets)
-    if metrics[name] is None:
-        raise InputError(
-            f"--metric_for_best_model {name} is undefined on these validation rows (every label has one "
-            "class only); choose another, such as f1_micro or loss"
-        )
 
 
 # Training
@@ -332,21 +328,6 @@ def _as_number(value: Any) -> float | None:
 
 
 # The exported model
-
-
-def config_entries(fitted: Thresholds, loss: MultiLabelLoss) -> dict[str, Any]:
-    """What the exported configuration stores; None removes an entry. The loss, so that later evaluations
-    compute the same one. The temperatures for information only: the exported weights include them
-    (`head.rescaled`)."""
-    stored = loss.as_settings()
-    return {
-        "thresholds": fitted.values.tolist(),
-        "threshold_tuning": fitted.tuning,
-        "temperatures": fitted.temperatures.tolist() if fitted.calibrates else None,
-        "pos_weight": stored.pop("pos_weight"),
-        "label_smoothing_factor": stored.pop("label_smoothing") or None,
-        "multilabel_loss": None if loss.kind == "bce" else stored,
-    }
 
 
 def thresholds_of(config: Any) -> np.ndarray:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import islice
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -39,12 +39,6 @@ SENTENCE_OPENING = re.compile(r"[\"“‘'(\[（《「『【]*$")  # quotes and 
 
 
 # Tokenizers
-
-
-class RougeTokenizer(NamedTuple):
-    """The tokenizer interface of rouge-score's RougeScorer."""
-
-    tokenize: Callable[[str], list[str]]
 
 
 def characters(text: str) -> list[str]:
@@ -138,7 +132,7 @@ def _row_scores(
 ) -> list[list[float]]:
     from rouge_score.rouge_scorer import RougeScorer  # slow: imports nltk
 
-    units = RougeTokenizer(TOKENIZERS[tokenizer])
+    units = SimpleNamespace(tokenize=TOKENIZERS[tokenizer])
     scorer = RougeScorer(["rouge1", "rouge2", "rougeL"], tokenizer=units)
     summary_scorer = RougeScorer(["rougeLsum"], tokenizer=units)
     rows = []

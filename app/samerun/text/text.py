@@ -25,7 +25,6 @@ from samerun.data.tables import (
     drop_blank,
     ids_of,
     is_blank,
-    note_blank,
     note_cut,
     note_repeated_texts,
     texts_of,
@@ -164,10 +163,8 @@ class TextTask(Task):
         rows = read_needed(
             arguments, modes, self.read_rows, notes, unit="rows", elsewhere=" or --dataset_name"
         )
-        return (
-            {name: each.table for name, each in rows.items()},
-            {name: each.targets for name, each in rows.items()},
-        )
+        tables = {name: each.table for name, each in rows.items()}
+        return tables, {name: each.targets for name, each in rows.items()}
 
     def read_rows(self, arguments: Any, split: str, notes: list[str]) -> TextRows | None:
         """The rows of a split, checked; None if the arguments name no source. Raises `InputError`."""
@@ -289,11 +286,8 @@ class TextTask(Task):
         settings = f"{tokenizer} {self.max_length}"
         settings += f" {self.source_prefix!r}" if self.source_prefix else ""
         settings = " ".join([settings, *map(str, self.long_documents.fingerprint().values())])
-        encoder, cells, has_types = (
-            self.long_documents.encoder(self.tokenizer, self.source_prefix),
-            texts,
-            False,
-        )
+        encoder = self.long_documents.encoder(self.tokenizer, self.source_prefix)
+        cells, has_types = texts, False
         if self.pair_column is not None:
             encoder, has_types = PairEncoder(self.tokenizer, self.max_length, self.has_types), self.has_types
             cells, settings = CellPairs(table, self.text_columns), f"{settings} pairs {has_types}"
@@ -307,8 +301,11 @@ class TextTask(Task):
                     f"{table.path}: about {lost:.0%} of the tokens are cut off; --long_documents windows "
                     "reads whole texts"
                 )
-        if name != "train":  # blank training rows were dropped
-            note_blank(table, texts, notes)  # second texts are read as they are
+        # Blank training rows were dropped; second texts are read as they are.
+        if name != "train" and (blank := sum(map(is_blank, texts))):
+            notes.append(
+                f"{table.path}: {blank} row(s) have no text; they are kept and read as an empty text"
+            )
         more = {name: encoded[name] for name in getattr(encoder, "more_columns", ())}
         return self.make_split(
             table.path,
@@ -490,12 +487,12 @@ class TextTask(Task):
 
 def check_outputs(values: np.ndarray, what: str, split: TextSplit) -> None:
     """Raises `TrainingError` with the first row whose values, (rows, ...), are NaN or infinite."""
-    check_finite(values, what, split.path, "rows", partial(_row_in_words, split))
 
+    def in_words(row: int) -> str:
+        place = f"row {row} (0-based)" if split.where is None else split.where(row)
+        return f"{place}, {split.texts[row]!r:.60}"
 
-def _row_in_words(split: TextSplit, row: int) -> str:
-    place = f"row {row} (0-based)" if split.where is None else split.where(row)
-    return f"{place}, {split.texts[row]!r:.60}"
+    check_finite(values, what, split.path, "rows", in_words)
 
 
 def first_buffer(buffers: Buffers, notes: list[str]) -> Table:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy, pad
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
-from transformers.generation import logits_process
+from transformers.generation import logits_process as lp
 from transformers.modeling_outputs import BaseModelOutput
 
 from samerun import export
@@ -47,17 +47,13 @@ BINS = 8  # of document lengths
 # Supported fields of --generation_config: (value, end token ids) -> logits processor. None of them samples or
 # depends on the padding of a batch, so titles are the same under every launcher.
 SETTINGS: dict[str, Callable[[Any, list[int]], Any]] = {
-    "repetition_penalty": lambda value, _: logits_process.RepetitionPenaltyLogitsProcessor(value),
-    "encoder_no_repeat_ngram_size": lambda value, _: logits_process.EncoderNoRepeatNGramLogitsProcessor(
-        value, torch.ones(1, 9)
-    ),
-    "exponential_decay_length_penalty": lambda value, end: logits_process.ExponentialDecayLengthPenalty(
-        value, end, 1
-    ),
-    "bad_words_ids": lambda value, end: logits_process.NoBadWordsLogitsProcessor(value, end),
-    "sequence_bias": lambda value, _: logits_process.SequenceBiasLogitsProcessor(value),
-    "suppress_tokens": lambda value, _: logits_process.SuppressTokensLogitsProcessor(value),
-    "begin_suppress_tokens": lambda value, _: logits_process.SuppressTokensAtBeginLogitsProcessor(value, 1),
+    "repetition_penalty": lambda value, _: lp.RepetitionPenaltyLogitsProcessor(value),
+    "encoder_no_repeat_ngram_size": lambda n, _: lp.EncoderNoRepeatNGramLogitsProcessor(n, torch.ones(1, 9)),
+    "exponential_decay_length_penalty": lambda value, end: lp.ExponentialDecayLengthPenalty(value, end, 1),
+    "bad_words_ids": lambda ids, end: lp.NoBadWordsLogitsProcessor(ids, end),
+    "sequence_bias": lambda value, _: lp.SequenceBiasLogitsProcessor(value),
+    "suppress_tokens": lambda ids, _: lp.SuppressTokensLogitsProcessor(ids),
+    "begin_suppress_tokens": lambda ids, _: lp.SuppressTokensAtBeginLogitsProcessor(ids, 1),
 }
 # Fields of GenerationConfig that are arguments.
 ARGUMENTS = {
@@ -107,14 +103,8 @@ def teacher_forcing(labels: torch.Tensor, generation: Generation) -> dict[str, A
 def token_losses(logits: torch.Tensor, batch: Batch, smoothing: float) -> torch.Tensor:
     """(b, t) float32 cross-entropy of each title token; 0 for ignored tokens and placeholder rows."""
     labels = batch.labels.masked_fill(~batch.is_real[:, None], IGNORED)
-    flat = cross_entropy(
-        logits.float().flatten(0, 1),
-        labels.flatten(),
-        ignore_index=IGNORED,
-        label_smoothing=smoothing,
-        reduction="none",
-    )
-    return flat.view(labels.shape)
+    given = {"ignore_index": IGNORED, "label_smoothing": smoothing, "reduction": "none"}
+    return cross_entropy(logits.float().flatten(0, 1), labels.flatten(), **given).view(labels.shape)
 
 
 # Beam search
@@ -123,28 +113,16 @@ def token_losses(logits: torch.Tensor, batch: Batch, smoothing: float) -> torch.
 def with_search_defaults(arguments: Any) -> Any:
     """The arguments with values for search settings that are None: the exported model's, so that its
     evaluation repeats the metrics of its training; else those of `SEARCH`."""
-    own = (
-        {}
-        if arguments.modes.train
-        else _exported_search(Path(arguments.model_name_or_path or "") / "generation_config.json")
-    )
-    defaults = {
-        name: own.get(name, value) for name, value in SEARCH.items() if getattr(arguments, name) is None
-    }
-    return replace(arguments, **defaults)
-
-
-def _exported_search(file: Path) -> dict[str, Any]:
-    """The search settings in a generation_config.json, {} without a file. transformers counts the start token
-    in `min_length`, and the start and the end token in `max_length`."""
-    stored = read_object(file) if file.is_file() else {}
-    lengths = {"min_title_length": ("min_length", 1), "max_title_length": ("max_length", 2)}
-    settings = {
-        name: stored[field] - special for name, (field, special) in lengths.items() if stored.get(field)
-    }
-    return settings | {
-        name: stored[name] for name in SEARCH if name not in lengths and stored.get(name) is not None
-    }
+    own, file = {}, Path(arguments.model_name_or_path or "") / "generation_config.json"
+    if not arguments.modes.train and file.is_file():
+        stored = {name: value for name, value in read_object(file).items() if value is not None}
+        own = {name: stored[name] for name in SEARCH if name in stored}
+        # transformers counts the start token in `min_length`, and the end token, too, in `max_length`.
+        for name, special in (("min", 1), ("max", 2)):
+            if length := stored.get(f"{name}_length"):
+                own[f"{name}_title_length"] = length - special
+    unset = [name for name in SEARCH if getattr(arguments, name) is None]
+    return replace(arguments, **{name: own.get(name, SEARCH[name]) for name in unset})
 
 
 def generation_config(arguments: Any, further: dict[str, Any]) -> GenerationConfig:
@@ -170,22 +148,15 @@ def read_generation_config(path: str | None, tokenizer: Any) -> dict[str, Any]:
     """
     if path is None:
         return {}
-    settings = {
-        name: value
-        for name, value in read_object(path).items()
-        if name not in WRITTEN_BY_TRANSFORMERS and value is not None
-    }
-    problems = [
-        f"--generation_config {path}: {name} {problem}" for name in settings if (problem := _problem_of(name))
-    ]
-    if problems:
-        raise InputError(*problems)
+    ignored, fields = WRITTEN_BY_TRANSFORMERS, read_object(path)
+    settings = {name: x for name, x in fields.items() if name not in ignored and x is not None}
+    found = {name: problem for name in settings if (problem := _problem_of(name))}
+    if found:
+        raise InputError(*(f"--generation_config {path}: {name} {text}" for name, text in found.items()))
+    tokens, scores = torch.ones(1, 9, dtype=torch.long), torch.zeros(1, len(tokenizer))
     for name, value in settings.items():
-        tokens = torch.ones(1, 9, dtype=torch.long)
         try:
-            SETTINGS[name](value, [tokenizer.sep_token_id or tokenizer.eos_token_id])(
-                tokens, torch.zeros(1, len(tokenizer))
-            )
+            SETTINGS[name](value, [tokenizer.sep_token_id or tokenizer.eos_token_id])(tokens, scores.clone())
         except Exception as error:
             raise InputError(
                 f"--generation_config {path}: transformers rejects {name} {value!r:.80} ({in_short(error)}); "
@@ -199,17 +170,12 @@ def _problem_of(name: str) -> str | None:
         return None
     if name in ARGUMENTS:
         return f"is an argument: give --{ARGUMENTS[name]} and take it out of the file"
-    supported = f"supported are {', '.join(SETTINGS)}"
-    if hasattr(GenerationConfig(), name):
-        return (
-            "is not supported (it would sample, change with the launcher, or replace the model's ids); "
-            f"{supported}"
-        )
-    near = nearest(name, [*SETTINGS, *ARGUMENTS])
-    return (
-        "is no field of transformers' GenerationConfig; "
-        f"{f'did you mean {near}? ' if near else ''}{supported}"
-    )
+    problem = "is not supported (it would sample, change with the launcher, or replace the model's ids); "
+    if not hasattr(GenerationConfig(), name):
+        near = nearest(name, [*SETTINGS, *ARGUMENTS])
+        hint = f"did you mean {near}? " if near else ""
+        problem = f"is no field of transformers' GenerationConfig; {hint}"
+    return f"{problem}supported are {', '.join(SETTINGS)}"
 
 
 @dataclass(frozen=True)
@@ -235,21 +201,13 @@ class Generation:
         `encoder_output`: (b, width, hidden) last hidden state of the encoder for these inputs, if it was
         computed before.
         """
-        cached = (
-            {}
-            if encoder_output is None
-            else {"encoder_outputs": BaseModelOutput(last_hidden_state=encoder_output)}
-        )
+        if encoder_output is not None:
+            inputs = inputs | {"encoder_outputs": BaseModelOutput(last_hidden_state=encoder_output)}
         config, candidates, width = deepcopy(self.config), self.candidates, self.config.max_length
         beams = max(config.num_beams, candidates)
-        config.update(
-            num_beams=beams,
-            early_stopping=beams > 1,
-            num_return_sequences=candidates,
-            return_dict_in_generate=True,
-            output_scores=candidates > 1,
-        )
-        out = model.generate(**inputs, **cached, generation_config=config, synced_gpus=self.synced_gpus)
+        config.update(num_beams=beams, early_stopping=beams > 1, num_return_sequences=candidates)
+        config.update(return_dict_in_generate=True, output_scores=candidates > 1)
+        out = model.generate(**inputs, generation_config=config, synced_gpus=self.synced_gpus)
         ids = pad(out.sequences.int(), (0, width - out.sequences.shape[1]), value=self.pad_id)
         scores = out.sequences_scores if candidates > 1 else torch.zeros(len(ids), device=ids.device)
         return ids.view(-1, candidates, width), scores.view(-1, candidates)
@@ -357,17 +315,12 @@ def report_content(
     third = MAX_ROWS // 3
     middle = max(0, len(order) // 2 - third // 2)
     chosen = dict.fromkeys([*order[:third], *order[middle : middle + third], *order[-third:]])
-    limit = median_length(references)
+    limit, rows = median_length(references), []
     sentences = [first_sentence(texts[int(row)], limit) for row in chosen]
-    sentence_scores = np.array(row_scores(sentences, [references[row] for row in chosen], tokenizer))[
-        :, rouge_l
-    ]
-    rows = []
-    for row, sentence, its_score in zip(chosen, sentences, sentence_scores, strict=True):
-        start = texts[int(row)][:MAX_CHARACTERS]
-        rows.append(
-            [f"{scores[row]:.3f}", generated[row], references[row], sentence, f"{its_score:.3f}", start]
-        )
+    of_sentences = row_scores(sentences, [references[row] for row in chosen], tokenizer)
+    for row, sentence, own in zip(chosen, sentences, of_sentences, strict=True):
+        pair, start = [generated[row], references[row]], texts[int(row)][:MAX_CHARACTERS]
+        rows.append([f"{scores[row]:.3f}", *pair, sentence, f"{own[rouge_l]:.3f}", start])
     header = ["ROUGE-L", "generated", "reference", "first sentence", "its ROUGE-L", "document"]
     text = "The worst, the middle and the best validation rows by ROUGE-L."
     return ReportContent(figures(*lengths, scores), [Section("Examples", text, header, rows)])

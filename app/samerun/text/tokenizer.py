@@ -31,13 +31,7 @@ LANGUAGE_CODE = re.compile(r"[a-z]{2,3}_[A-Za-z]{2,4}")  # zh_CN of mBART, zho_H
 # Position ids of these models start at padding id + 1, so a text has fewer tokens than the position table has
 # rows.
 OFFSET_POSITIONS = {
-    "roberta",
-    "xlm-roberta",
-    "xlm-roberta-xl",
-    "camembert",
-    "longformer",
-    "mpnet",
-    "ibert",
+    *("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "ibert"),
     "data2vec-text",
 }
 # Unused lists take a third of the time for short texts: Rust uses all cores, but building Python lists only
@@ -148,22 +142,21 @@ def set_languages(tokenizer: Any, arguments: Any) -> dict[str, int]:
     if source is None:
         return {}
     name = arguments.tokenizer_name or arguments.model_name_or_path
-    codes = sorted(
-        {
-            str(token)
-            for token in tokenizer.added_tokens_decoder.values()
-            if LANGUAGE_CODE.fullmatch(str(token))
-        }
-    )
+    tokens = set(map(str, tokenizer.added_tokens_decoder.values()))
+    codes = sorted(filter(LANGUAGE_CODE.fullmatch, tokens))
     if not hasattr(tokenizer, "src_lang") or not codes:
         raise InputError(
             f"--source_lang {source}: the tokenizer of {name} has no language codes; leave it out"
         )
-    unknown = {
-        arg: code for arg, code in {"source_lang": source, "target_lang": target}.items() if code not in codes
-    }
-    if unknown:
-        raise InputError(*(_unknown_language(arg, code, codes, name) for arg, code in unknown.items()))
+    problems = []
+    for argument, code in (("source_lang", source), ("target_lang", target)):
+        if code not in codes:
+            near = nearest(code, codes)
+            hint = f"; did you mean {near}?" if near else "."
+            has = f"It has {listed(codes)}"
+            problems.append(f"--{argument} {code}: {name} has no such language{hint} {has}")
+    if problems:
+        raise InputError(*problems)
     tokenizer.src_lang, tokenizer.tgt_lang = source, target
     code = tokenizer.convert_tokens_to_ids(target)
     first = tokenizer(text_target="")["input_ids"][0]
@@ -249,14 +242,6 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     )
 
 
-def _unknown_language(argument: str, code: str, codes: list[str], name: str) -> str:
-    near = nearest(code, codes)
-    return (
-        f"--{argument} {code}: {name} has no such language{f'; did you mean {near}?' if near else '.'} "
-        f"It has {listed(codes)}"
-    )
-
-
 @dataclass(frozen=True)
 class _Concatenated:
     """The cells of several columns, one column after the other. Unlike a generator it can be iterated
@@ -295,7 +280,14 @@ def jieba_tokenizer(
 
     Raises InputError for an unreadable user dictionary and for a vocabulary without Chinese words.
     """
-    words = read_user_dictionary(user_dictionary) if user_dictionary is not None else []
+    words = []
+    if user_dictionary is not None:  # in jieba's format, "word [frequency [tag]]" per line
+        words = [line.split()[0] for line in read_text(user_dictionary).split("\n") if line.strip()]
+        if not words:
+            raise InputError(
+                f"--user_dictionary {user_dictionary}: holds no word; write one per line, or leave the "
+                "argument out"
+            )
     bert = BertTokenizer.from_pretrained(str(name_or_path))
     check_vocabulary(bert, name_or_path)
     # RoFormerTokenizer.from_pretrained mistakes the path of vocab.txt for the vocabulary.
@@ -333,20 +325,6 @@ def add_user_words(
             f"{source}: {len(normalized) - len(known)} of {len(normalized)} words are not in the vocabulary "
             f"and change nothing, such as {missing!r}"
         )
-
-
-def read_user_dictionary(path: str | Path) -> list[str]:
-    """The words of a UTF-8 file in jieba's format, "word [frequency [tag]]" per line. Frequencies and tags
-    are ignored.
-
-    Raises InputError.
-    """
-    words = [line.split()[0] for line in read_text(path).split("\n") if line.strip()]
-    if not words:
-        raise InputError(
-            f"--user_dictionary {path}: holds no word; write one per line, or leave the argument out"
-        )
-    return words
 
 
 def check_vocabulary(tokenizer: BertTokenizer, name_or_path: str | Path) -> None:

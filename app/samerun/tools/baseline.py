@@ -17,7 +17,7 @@ import sys
 from samerun import task_scripts
 from samerun.errors import InputError
 from samerun.main import metrics_table
-from samerun.runtime import plain_launch
+from samerun.runtime import Launch
 
 
 def main(argv: list[str]) -> int:
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
         task, modes = task_scripts.task_to_read(options.script, options.arguments)
         if not task.baseline_name:
             raise InputError(f"{options.script}: this task has no baseline")
-        splits = task.load(plain_launch(1, True), modes).splits
+        splits = task.load(Launch(), modes).splits
         scores = {
             name: task.baseline(split, math.inf)
             for name, split in splits.items()

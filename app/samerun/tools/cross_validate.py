@@ -71,12 +71,6 @@ def run_fold(
     return metrics
 
 
-def merge_predictions(folder: Path, fold: np.ndarray) -> list[dict[str, Any]]:
-    """The folds' predictions in the order of the rows."""
-    parts = [read_lines(folder / f"fold_{number}" / PREDICTIONS) for number in range(fold.max() + 1)]
-    return [{**next(parts[number]), "fold": int(number)} for number in fold]
-
-
 def summarise(metrics: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Mean and standard deviation of the test metrics that all folds have."""
     numbers = {
@@ -103,7 +97,9 @@ def cross_validate(options: argparse.Namespace, command: Command, folder: Path) 
     jobs = [partial(run_fold, command, folder, rows, fold, number) for number in range(options.folds)]
     metrics = run_all(jobs, options.processes)
     summary = summarise(metrics)
-    write_lines(folder / PREDICTIONS, merge_predictions(folder, fold))
+    # In the order of the rows.
+    parts = [read_lines(folder / f"fold_{number}" / PREDICTIONS) for number in range(options.folds)]
+    write_lines(folder / PREDICTIONS, ({**next(parts[number]), "fold": int(number)} for number in fold))
     write_json(folder / "cross_validation.json", {"metrics": summary, "folds": metrics})
     shown = [name for name in (f"test_{metric}" for metric in task.shown_metrics) if name in summary]
     print_table(["metric", "mean", "std"], [[name, *summary[name].values()] for name in shown])

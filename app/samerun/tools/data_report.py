@@ -27,9 +27,9 @@ from samerun.errors import InputError
 from samerun.files import write_json, write_text
 from samerun.reports.figures import as_image
 from samerun.reports.page import render
-from samerun.runtime import plain_launch
+from samerun.runtime import Launch
 from samerun.task import Section
-from samerun.tools.examining.report import DataReport, as_section, examine
+from samerun.tools.examining.report import DataReport, examine
 from samerun.tools.examining.rows import rows_of
 
 MAX_CELL_WIDTH = 100  # characters of a printed cell
@@ -38,7 +38,7 @@ MAX_CELL_WIDTH = 100  # characters of a printed cell
 def report_of(script: Path, words: list[str]) -> tuple[DataReport, list[str]]:
     """(report, readers' notes) of a command's data. Raises `InputError`."""
     task, modes = task_scripts.task_to_read(script, words)
-    rows, notes = rows_of(task, plain_launch(1, True), modes)
+    rows, notes = rows_of(task, Launch(), modes)
     if not rows:
         raise InputError(f"{script}: a data report needs a task of texts, images or volumes")
     return examine(rows), notes
@@ -52,7 +52,9 @@ def write_page(path: Path, report: DataReport, notes: list[str]) -> None:
         Image.fromarray(as_image(figure)).save(file, "PNG")
         plots[name] = file.getvalue()
     more = [Section("Notes of the readers", "", ["note"], [[note] for note in notes])] if notes else []
-    sections = [as_section(report.findings), *more, *report.shown.sections]
+    findings = [list(finding) for finding in report.findings] or [["nothing unusual", ""]]
+    found = Section("Findings", "", ["found", "what to do"], findings)
+    sections = [found, *more, *report.shown.sections]
     summary = [f"{len(report.findings)} finding(s), each with advice, are below the figures."]
     write_text(
         path, render("layout.html.j2", title="Data report", summary=summary, plots=plots, sections=sections)

@@ -36,26 +36,10 @@ from samerun.files import as_json
 from samerun.reports.figures import COLORS, DPI, new_figure
 from samerun.reports.tracker import read_history
 from samerun.run_folder import METRICS, RUN_FILE
-from samerun.text.rouge import (
-    ROUGE_METRICS,
-    choose_tokenizer,
-    exact_matches,
-    row_scores,
-)
+from samerun.text.rouge import ROUGE_METRICS, choose_tokenizer, exact_matches, row_scores
 
-IGNORED = (
-    "output_dir",
-    "config",
-    "run_name",
-    "predictions_file",
-)  # arguments that differ between any two runs
-OWN_SECTIONS = (
-    "arguments",
-    "metrics",
-    "history",
-    "rows",
-    "resampled",
-)  # of `read_run`; the rest are facts of the run
+IGNORED = ("output_dir", "config", "run_name", "predictions_file")  # differ between any two runs
+OWN_SECTIONS = ("arguments", "metrics", "history", "rows", "resampled")  # of `read_run`; others are facts
 IGNORED_FACTS = ("name", "predictions", "launcher_process", "slurm_job", "fingerprint.train_content")
 MAX_IDS = 10
 PLOTS = (".png", ".svg", ".pdf")

@@ -47,11 +47,7 @@ CLASSES = {
     "image_classify": transformers.AutoModelForImageClassification,
     "segment": transformers.AutoModelForSemanticSegmentation,
 }
-QUANTIZED = [
-    "Gather",
-    "Gemm",
-    "MatMul",
-]  # embeddings and linear layers; int8 convolutions are slow in ONNX Runtime
+QUANTIZED = ["Gather", "Gemm", "MatMul"]  # int8 convolutions are slow in ONNX Runtime
 MAX_TOKENS = 512  # of a text in the comparison
 
 
@@ -70,9 +66,7 @@ class OnnxModel(torch.nn.Module):
         self.input_names = list(component.metadata.kwargs)
 
     def forward(self, **inputs: torch.Tensor) -> Any:
-        missing = [
-            name for name in self.input_names if name not in inputs
-        ]  # token_type_ids, which a run leaves out
+        missing = set(self.input_names) - inputs.keys()  # token_type_ids, which a run leaves out
         return self.exported(**inputs, **{name: torch.zeros_like(inputs["input_ids"]) for name in missing})
 
 
@@ -88,15 +82,13 @@ def load(folder: Path, task: str) -> tuple[torch.nn.Module, Any]:
         return model.eval(), AutoImageProcessor.from_pretrained(folder, backend="pil")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if getattr(model.config, "attention_type", None) == "block_sparse":
-        full = (
-            5 + 2 * model.config.num_random_blocks
-        ) * model.config.block_size  # longest text with full attention
+        # The longest text with full attention.
+        full = (5 + 2 * model.config.num_random_blocks) * model.config.block_size
         if tokenizer.model_max_length > full:
             raise InputError(
-                f"{folder}: BigBird's sparse attention to texts of {tokenizer.model_max_length} "
-                "tokens cannot be exported: its "
-                f"blocks depend on the length. Train with --max_length {full} or less, or with "
-                "another encoder"
+                f"{folder}: BigBird's sparse attention to texts of {tokenizer.model_max_length} tokens "
+                "cannot be exported: its blocks depend on the length. Train with --max_length "
+                f"{full} or less, or with another encoder"
             )
         model.bert.set_attention_type("original_full")
     return model.eval(), tokenizer
@@ -129,10 +121,7 @@ def export(folder: Path, model: Any, processor: Any) -> tuple[Any, dict[str, tor
     """(the model as an ONNX graph for any batch size and text length, the inputs that it was traced with).
     Raises `InputError`."""
     try:
-        from transformers.exporters import (
-            ExportedModel,
-            OnnxConfig,
-        )  # ExportedModel: new in transformers 5.23
+        from transformers.exporters import ExportedModel, OnnxConfig  # the first: new in transformers 5.23
         from transformers.exporters.exporter_onnx import OnnxExporter
 
         exporter = OnnxExporter()

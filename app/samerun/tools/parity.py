@@ -49,8 +49,8 @@ from samerun.tools.moving.outcome import (
     read_outcome,
 )
 from samerun.tools.moving.setups import (
+    OBSERVER,
     REFERENCE,
-    RUN_OBSERVED,
     SETUPS,
     Setup,
     batch_arguments,
@@ -195,7 +195,7 @@ def run_setup(options: argparse.Namespace, setup: Setup, processes: int, argumen
     }  # fmt: skip
     names = as_dict(arguments)  # some tasks lack the arguments that count tokens
     changed = [part for name, value in changes.items() if name in names for part in (f"--{name}", str(value))]
-    observed = [str(RUN_OBSERVED), options.device, str(options.output_dir / "observed"), "0"]
+    observed = [str(OBSERVER), options.device, str(options.output_dir / "observed"), "0"]
     command = [*start, *observed, str(options.script), *options.arguments, *changed]
     log = options.output_dir / f"{setup.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -244,12 +244,9 @@ def run_with_timeout(command: list[str], log: Any, timeout: float, device: str) 
 
 def first_error(log: Path) -> str:
     """The first error line of a log, or else the last line."""
-    lines = [
-        line.strip()
-        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
-        if line.strip()
-    ]
-    errors = [line for line in lines if line.startswith(("error", "  - "))]
+    lines = map(str.strip, log.read_text(encoding="utf-8", errors="replace").splitlines())
+    lines = [line for line in lines if line]
+    errors = [line for line in lines if line.startswith(("error", "- "))]
     return (errors or lines[-1:] or ["no output"])[0][:300]
 
 

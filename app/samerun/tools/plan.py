@@ -33,24 +33,19 @@ import numpy as np
 import yaml
 
 from samerun import deepspeed, fsdp, optim_arguments, start, task_scripts
-from samerun.errors import EXIT_BAD_INPUT, InputError
+from samerun.errors import EXIT_BAD_INPUT, InputError, collecting
 from samerun.parsing import parse, validate
 from samerun.plan import Plan, batch_of, describe, make_plan
-from samerun.runtime import Launch, Machine, plain_launch
+from samerun.runtime import Launch, Machine
 
 DOES_NOT_FIT = 1
 LAUNCH_FILES = task_scripts.shipped("accelerate_configs")
 # Keys that Accelerate rejects beside a DeepSpeed file, which sets them too (`DeepSpeedPlugin` of accelerate
 # 1.15).
 DEEPSPEED_FILE_KEYS = (
-    *(
-        "gradient_accumulation_steps",
-        "gradient_clipping",
-        "zero_stage",
-        "offload_optimizer_device",
-        "offload_param_device",
-    ),
-    *("offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model", "mixed_precision"),
+    *("gradient_accumulation_steps", "gradient_clipping", "mixed_precision", "zero_stage"),
+    *("zero3_save_16bit_model", "offload_optimizer_device", "offload_param_device"),
+    *("offload_param_nvme_path", "offload_optimizer_nvme_path"),
 )
 PLANNED = "this setup"
 KINDS = ("NO", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU", "DEEPSPEED", "FSDP")
@@ -74,29 +69,24 @@ class LaunchFile:
 
 
 def main(argv: list[str]) -> int:
-    options, script, rest = read_options(argv)
+    options = read_options(argv)
     try:
-        return plan(options, script, rest)
+        return plan(options)
     except InputError as error:
         lines = [f"{len(error.problems)} problem(s):", *(f"  - {problem}" for problem in error.problems)]
         print(*lines, sep="\n", file=sys.stderr)
         return EXIT_BAD_INPUT
 
 
-def read_options(argv: list[str]) -> tuple[argparse.Namespace, Path, list[str]]:
-    """The options before the script, the script, and its arguments."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def read_options(argv: list[str]) -> argparse.Namespace:
+    parser = task_scripts.tool_parser(__doc__)
     parser.add_argument("--launch", metavar="FILE")
     parser.add_argument("--num_processes", type=int, metavar="N")
     parser.add_argument("--gpu_memory", type=gigabytes, metavar="GIB")
-    parser.add_argument("script", type=task_scripts.path_of, metavar="TASK")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
     options = parser.parse_args(argv)
     if options.num_processes is not None and options.num_processes < 1:
         parser.error(f"--num_processes {options.num_processes}: expected at least 1")
-    return options, options.script, options.arguments
+    return options
 
 
 def gigabytes(text: str) -> float:
@@ -107,12 +97,12 @@ def gigabytes(text: str) -> float:
     return number
 
 
-def plan(options: argparse.Namespace, script: Path, rest: list[str]) -> int:
+def plan(options: argparse.Namespace) -> int:
     """Prints the plan. Raises `InputError` with all contradictions. Returns the exit code."""
-    arguments_class, task_class = task_scripts.load(script)
+    arguments_class, task_class = task_scripts.load(options.script)
     problems: list[str] = []
     launch_file = collect(problems, lambda: read_launch_file(options.launch)) if options.launch else None
-    arguments = collect(problems, lambda: parse(arguments_class, rest))
+    arguments = collect(problems, lambda: parse(arguments_class, options.arguments))
     if problems:
         raise InputError(*problems)
     collect(problems, lambda: validate(arguments))
@@ -123,7 +113,9 @@ def plan(options: argparse.Namespace, script: Path, rest: list[str]) -> int:
     machine = Machine(0 if use_cpu else processes, True, launch_file.device if launch_file else "cuda")
     launch = collect(problems, lambda: start.check(arguments, machine))
     task = collect(problems, lambda: task_class(arguments))
-    data, steps = load(task, arguments, launch or plain_launch(processes, use_cpu), problems)
+    # To look for problems of the data, too, if those of the launch end the plan.
+    simple = Launch(world_size=processes, local_world_size=processes, use_cpu=use_cpu)
+    data, steps = load(task, arguments, launch or simple, problems)
     if problems:
         raise InputError(*problems)
     print(*describe_run(launch, data, steps, launch_file), sep="\n")
@@ -132,12 +124,9 @@ def plan(options: argparse.Namespace, script: Path, rest: list[str]) -> int:
 
 
 def collect(problems: list[str], work: Callable[[], Any]) -> Any:
-    """The result of `work`. If it raises `InputError`, adds the error's problems and returns None."""
-    try:
+    """The result of `work`; None if it raises an `InputError`, whose problems are added."""
+    with collecting(problems):
         return work()
-    except InputError as error:
-        problems += [problem for problem in error.problems if problem not in problems]
-        return None
 
 
 def read_launch_file(name: str) -> LaunchFile:
@@ -157,8 +146,7 @@ def read_launch_file(name: str) -> LaunchFile:
         raise InputError(
             f"--launch {name}: is a DeepSpeed file; give it after the script, as --deepspeed {name}"
         )
-    problems = file_problems(name, content)
-    if problems:
+    if problems := file_problems(name, content):
         raise InputError(*problems)
     section, kind = content.get("deepspeed_config") or {}, content.get("distributed_type")
     return LaunchFile(
@@ -178,18 +166,18 @@ def read_launch_file(name: str) -> LaunchFile:
 def launch_variables(content: dict[str, Any]) -> dict[str, str]:
     """The environment variables that `accelerate launch` sets for DeepSpeed, FSDP and torch.compile."""
     settings, inline = deepspeed.INLINE_SETTINGS, content.get("deepspeed_config") or {}
-    of_fsdp, dynamo = content.get("fsdp_config") or {}, content.get("dynamo_config") or {}
-    return {
+    variables = {
         **{variable: str(inline[name]).lower() for name, variable in settings.items() if name in inline},
-        **{f"ACCELERATE_{name.upper()}": str(value) for name, value in dynamo.items()},
+        **{
+            f"ACCELERATE_{k.upper()}": str(value) for k, value in (content.get("dynamo_config") or {}).items()
+        },
         **({fsdp.SWITCH: "true"} if content.get("distributed_type") == "FSDP" else {}),
-        **{fsdp_variable(name): str(value) for name, value in of_fsdp.items() if value is not None},
     }
-
-
-def fsdp_variable(name: str) -> str:
-    """The environment variable of an FSDP setting."""
-    return f"FSDP_{name.removeprefix('fsdp_').replace('transformer_layer_cls', 'transformer_cls').upper()}"
+    for name, value in (content.get("fsdp_config") or {}).items():
+        if value is not None:
+            name = name.removeprefix("fsdp_").replace("transformer_layer_cls", "transformer_cls")
+            variables[f"FSDP_{name.upper()}"] = str(value)
+    return variables
 
 
 def file_problems(name: str, content: dict[str, Any]) -> list[str]:
@@ -197,46 +185,37 @@ def file_problems(name: str, content: dict[str, Any]) -> list[str]:
     from accelerate.commands.config.config_args import ClusterConfig
 
     problems = [
-        f"{name}: unknown key {key}" for key in sorted(set(content) - set(ClusterConfig.__dataclass_fields__))
+        f"unknown key {key}" for key in sorted(set(content) - set(ClusterConfig.__dataclass_fields__))
     ]
-    # YAML reads a bare NO as false.
-    kind = "NO" if content.get("distributed_type", "NO") is False else content.get("distributed_type", "NO")
+    kind = content.get("distributed_type", "NO") or "NO"  # YAML reads a bare NO as false
     if kind == "MULTI_CPU":
         problems.append(
-            f"{name}: MULTI_CPU starts one process without MPI; use MULTI_GPU with use_cpu: true "
-            "(cpu_ddp.yaml)"
+            "MULTI_CPU starts one process without MPI; use MULTI_GPU with use_cpu: true (cpu_ddp.yaml)"
         )
     elif kind not in KINDS:
-        problems.append(
-            f"{name}: distributed_type {kind} is not supported; expected one of {', '.join(KINDS)}"
-        )
+        problems.append(f"distributed_type {kind} is not supported; expected one of {', '.join(KINDS)}")
     section = content.get("deepspeed_config") or {}
     if kind != "FSDP" and content.get("fsdp_config"):
-        problems.append(f"{name}: has an fsdp_config but distributed_type is {kind}; keep one")
+        problems.append(f"has an fsdp_config but distributed_type is {kind}; keep one")
     if kind != "DEEPSPEED" and section:
-        problems.append(f"{name}: has a deepspeed_config but distributed_type is {kind}; keep one")
+        problems.append(f"has a deepspeed_config but distributed_type is {kind}; keep one")
     if section.get("deepspeed_config_file"):
         twice = [key for key in DEEPSPEED_FILE_KEYS if key in section or key in content]
-        problems += [f"{name}: Accelerate rejects {key} beside a DeepSpeed file; remove it" for key in twice]
+        problems += [f"Accelerate rejects {key} beside a DeepSpeed file; remove it" for key in twice]
     for key in ("num_processes", "num_machines"):
         if not isinstance(content.get(key, 1), int) or content.get(key, 1) < 1:
-            problems.append(f"{name}: {key} is {content[key]!r}, expected a whole number from 1")
-    return problems
+            problems.append(f"{key} is {content[key]!r}, expected a whole number from 1")
+    return [f"{name}: {problem}" for problem in problems]
 
 
 def launch_problems(file: LaunchFile, processes: int | None) -> list[str]:
     """Contradictions between an accelerate file and the number of processes."""
-    number = processes or file.processes
-    problems = []
+    number, problems = processes or file.processes, []
     if number % file.machines:
-        problems.append(
-            f"{file.name}: {number} processes cannot be divided evenly over {file.machines} machines"
-        )
+        problems.append(f"{number} processes cannot be divided evenly over {file.machines} machines")
     if number > 1 and file.name.endswith(("cpu.yaml", "single_gpu.yaml")):
-        problems.append(
-            f"{file.name}: starts one process, --num_processes is {number}; use ddp.yaml or cpu_ddp.yaml"
-        )
-    return problems
+        problems.append(f"starts one process, --num_processes is {number}; use ddp.yaml or cpu_ddp.yaml")
+    return [f"{file.name}: {problem}" for problem in problems]
 
 
 def set_launch_variables(file: LaunchFile | None, processes: int, use_cpu: bool) -> None:
@@ -244,14 +223,15 @@ def set_launch_variables(file: LaunchFile | None, processes: int, use_cpu: bool)
     machine."""
     for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
         del os.environ[name]
-    world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
-    os.environ.update(world if processes > 1 else {})
+    if processes > 1:
+        sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
+        os.environ.update(sizes, RANK="0", LOCAL_RANK="0")
     if file is None:
-        os.environ.update({"TORCHELASTIC_RUN_ID": "plan"} if processes > 1 else {})
+        if processes > 1:
+            os.environ["TORCHELASTIC_RUN_ID"] = "plan"
         return
-    os.environ.update(
-        file.variables, ACCELERATE_MIXED_PRECISION=file.precision, ACCELERATE_USE_CPU=str(use_cpu)
-    )
+    precision = file.precision
+    os.environ.update(file.variables, ACCELERATE_MIXED_PRECISION=precision, ACCELERATE_USE_CPU=str(use_cpu))
     if file.deepspeed:
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
     if file.deepspeed_file is not None:
@@ -262,13 +242,11 @@ def load(task: Any, arguments: Any, launch: Launch, problems: list[str]) -> tupl
     """(the run's data, its plan). Adds errors to `problems`."""
     if not arguments.modes.train:
         raise InputError(*problems, "this command does not train; add --do_train")
-    batch = collect(problems, lambda: batch_of(arguments, launch.world_size))
-    if batch is not None and launch.deepspeed_config is not None:
-        file = (launch.deepspeed_config, launch.deepspeed_file)
-        collect(
-            problems,
-            lambda: deepspeed.complete_config(*file, batch, launch.max_grad_norm, launch.precision),
-        )
+    with collecting(problems):
+        batch, config = batch_of(arguments, launch.world_size), launch.deepspeed_config
+        numbers = batch, launch.max_grad_norm, launch.precision
+        if config is not None:
+            deepspeed.complete_config(config, launch.deepspeed_file, *numbers)
     from samerun.export import hide_library_bars  # imports transformers
 
     hide_library_bars()
@@ -285,13 +263,9 @@ def describe_run(launch: Launch, data: Any, plan: Plan, file: LaunchFile | None)
     stage = f"ZeRO-{launch.zero_stage} ({launch.deepspeed_file})" if launch.deepspeed_config else "no ZeRO"
     if launch.fsdp is not None:
         stage = "FSDP2"
-    lines = describe(plan)
-    by_tokens = plan.batch.max_tokens is not None
-    idle = (
-        []
-        if by_tokens
-        else [f"idle           {plan.batch.idle_share:.1%} of the processes' time, counted in rows"]
-    )
+    lines, idle = describe(plan), []
+    if plan.batch.max_tokens is None:
+        idle = [f"idle           {plan.batch.idle_share:.1%} of the processes' time, counted in rows"]
     return [
         f"launcher       {file.name if file else launch.launcher}: {where}{machines}, "
         f"{launch.backend}, {stage}",
@@ -348,7 +322,7 @@ def memory_report(
     if task.arguments.gradient_checkpointing or launch.recomputes_activations:
         checkpoint_activations(model, dropout_by_row=launch.dropout_by_row)
     batch = train_batches(task.arguments, data, plan, launch).largest_micro_batch()
-    layout = layout_of(launch, plan.batch, task.arguments.kernels, state_bytes(task.arguments, model))
+    layout = layout_of(launch, plan.batch, state_bytes(task.arguments, model))
     dry_runs: dict[tuple, Any] = {}
 
     def row(name: str, layout: Any) -> Row:
@@ -370,9 +344,7 @@ def memory_report(
         row(name, other)
         for name, other in shipped_layouts(layout, several_machines)
         if not optim_arguments.check_launch(optim, {} if other.stage else None, None, other.fsdp is not None)
-        and not (
-            first.quantization_savings and (other.stage or other.fsdp)
-        )  # quantized weights cannot be sharded
+        and not (first.quantization_savings and (other.stage or other.fsdp))  # which shard weights
     ]
     print(f"model          {first.parameters:,} weights, {first.trainable:,} of them trained")
     print(f"\nGiB per {'GPU' if layout.on_gpu else 'process'}, for micro-batches of {first.input_size}\n")
@@ -410,20 +382,13 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
         shards, usable_precision = file.deepspeed or file.fsdp, file.precision in ("no", planned.precision)
         if not shards and ((file.processes > 1) != several or not usable_precision):
             continue
-        layout = Layout(
-            planned.world_size,
-            planned.precision,
-            True,
-            planned.accumulation,
-            several,
-            state_bytes=planned.state_bytes,
-        )
+        step = True, planned.accumulation, several
+        layout = Layout(planned.world_size, planned.precision, *step, state_bytes=planned.state_bytes)
         same_precision = file.precision == planned.precision
         name = file.name if same_precision else f"{file.name} --mixed_precision {planned.precision}"
         if file.deepspeed:
-            layout = with_zero(
-                layout, deepspeed.read_config(file.deepspeed_file, search=(LAUNCH_FILES.parent,))
-            )
+            config = deepspeed.read_config(file.deepspeed_file, search=(LAUNCH_FILES.parent,))
+            layout = with_zero(layout, config)
         elif file.fsdp:
             layout = with_fsdp(layout, fsdp.read_settings(file.variables, []))
         elif not same_precision and several and not several_machines:
@@ -437,18 +402,15 @@ def table(rows: list[Row], gpu_memory: float | None) -> list[str]:
     from samerun import memory
 
     titles = ("weights", "gradients", "optimizer", "activations", "exchange", "  peak", "  host")
-    names = [
-        row.name.removeprefix(f"{LAUNCH_FILES.name}/").partition(" ")[0] if row.name != PLANNED else PLANNED
-        for row in rows
-    ]
+    names = [row.name.removeprefix(f"{LAUNCH_FILES.name}/") for row in rows]
+    names = [name if name == PLANNED else name.partition(" ")[0] for name in names]
     width = max(map(len, names))
     lines = ["  ".join([f"{'':{width}}", *titles, *(["needs"] if gpu_memory else [])])]
     for name, row in zip(names, rows, strict=True):
         numbers = [f"{getattr(row.estimate, title.strip()) / memory.GIB:{len(title)}.2f}" for title in titles]
-        verdict = (
-            f"{memory.needed(row.estimate) / memory.GIB:5.1f}" if gpu_memory and row.layout.on_gpu else ""
-        )
-        lines.append("  ".join([f"{name:{width}}", *numbers, verdict]).rstrip())
+        if gpu_memory and row.layout.on_gpu:
+            numbers.append(f"{memory.needed(row.estimate) / memory.GIB:5.1f}")
+        lines.append("  ".join([f"{name:{width}}", *numbers]))
     lines.append("peak: the maximum during a step; host: CPU memory per process")
     if gpu_memory:
         lines.append(

@@ -1,22 +1,19 @@
 """Hyperparameter search with Optuna over a task's own command.
 
     pip install -r requirements-sweep.txt
-    samerun sweep --trials 20 --search learning_rate=log:1e-5:1e-3 --search num_train_epochs=1,2,3
-    \\
+    samerun sweep --trials 20 --search learning_rate=log:1e-5:1e-3 --search num_train_epochs=1,2,3 \\
         app/classify.py --train_file train.csv --output_dir runs/sweep ARGS
 
 ARGS are the training command's own. Each trial runs that command with other values in its own folder
 (--output_dir/trial_0, trial_1, ...). Trials are compared by --metric_for_best_model on the validation data.
 The same command continues a stopped sweep: finished trials are kept, stopped ones resume.
 
-    --search NAME=VALUES   an argument and its values: A,B,C (choices), LOW:HIGH (a range; of integers if both
-    are) or
-                           log:LOW:HIGH (a range on a logarithmic scale); repeat it for each argument
+    --search NAME=VALUES   an argument and its values: A,B,C (choices), LOW:HIGH (a range; of integers if
+                           both are) or log:LOW:HIGH (a logarithmic range); repeat it for each argument
     --trials N             total number of trials (default 20)
     --processes N          trials at a time (default 1)
     --seed N               seed of the search (default 0)
-    --launch "..."         a launcher with its options, such as "torchrun --nproc_per_node 2" (default: this
-    Python)
+    --launch "..."         a launcher with its options, such as "torchrun --nproc_per_node 2"
 
 Exit codes: 0 done; 2 bad input; 75 stopped.
 """
@@ -140,16 +137,14 @@ def report(study: optuna.Study, command: Command, folder: Path, space: Space) ->
     sign = -1 if study.direction == optuna.study.StudyDirection.MAXIMIZE else 1
     done = [trial for trial in study.trials if trial.state.is_finished()]
     done.sort(key=lambda trial: (trial.value is None, sign * (trial.value or 0)))
-    rows = [[trial.number, trial.value, *map(_in_short, map(trial.params.get, space))] for trial in done]
+    # Four significant digits: four decimals would show nothing of a learning rate of 7e-5.
+    values = [[trial.params.get(name) for name in space] for trial in done]
+    values = [[f"{each:.4g}" if isinstance(each, float) else each for each in row] for row in values]
+    rows = [[trial.number, trial.value, *row] for trial, row in zip(done, values, strict=True)]
     print_table(["trial", study.user_attrs["metric"], *space], rows)
     if done and done[0].value is not None:
         print(f"\nthe best model is in {folder / f'trial_{done[0].number}' / 'best'}; its command:")
         print(shlex.join(command.with_changes({**done[0].params, "output_dir": folder / "again"})))
-
-
-def _in_short(value: Any) -> Any:
-    """Four significant digits: four decimals would show nothing of a learning rate of 7e-5."""
-    return f"{value:.4g}" if isinstance(value, float) else value
 
 
 def sweep(options: argparse.Namespace, command: Command, folder: Path) -> None:

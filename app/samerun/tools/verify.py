@@ -34,7 +34,7 @@ from samerun.reports.tracker import read_history
 from samerun.run_folder import CHECKPOINTS, HISTORY, RUN_FILE, STATUS, read_metrics
 from samerun.tools import diff, parity
 from samerun.tools.moving import activations
-from samerun.tools.moving.setups import RUN_OBSERVED
+from samerun.tools.moving.setups import OBSERVER
 
 DEPARTS = 1
 ROUNDING = {"no": 1e-5, "bf16": 1e-2, "fp16": 1e-2}  # of losses, relative, by precision
@@ -169,7 +169,7 @@ def repeat(
     }  # fmt: skip
     file = options.work_dir / f"{name}.json"
     task_scripts.write_settings(file, settings)
-    observed = [str(RUN_OBSERVED), "any", str(options.work_dir / "observed"), str(steps)]
+    observed = [str(OBSERVER), "any", str(options.work_dir / "observed"), str(steps)]
     command = [*launcher, *observed, str(run["script"]), "--config", str(file), *arguments]
     with log.open("w", encoding="utf-8") as output:
         code = parity.run_with_timeout(command, output, options.timeout, "any")

@@ -67,7 +67,6 @@ class NetworkArguments:
     strides: tuple[int, ...] = option(
         (2, 2, 2, 2), at_least=1, help="downsampling between levels, one fewer than channels"
     )
-    num_res_units: int = option(2, at_least=0, help="residual units per level; 0: plain convolutions")
     dropout: float = option(0.0, at_least=0, below=1, help="dropout of each convolution")
 
     def problems(self) -> list[str]:

@@ -132,12 +132,10 @@ def _from_path(arguments: Any, split: str, base: str | None, is_own: bool, path:
 def _from_folder(folder: Path, split: str, encoding: str, is_own: bool) -> Volumes | None:
     """None if the folder does not have the split. `is_own`: the folder is the value of the split's own
     argument."""
-    layouts = [
-        names for kind, names in LAYOUTS.items() if kind in ("", "test" if split == "test" else "training")
-    ]
-    images, labels = next(
-        ((folder / a, folder / b) for a, b in layouts if (folder / a).is_dir()), (None, None)
-    )
+    kinds = ("", "test" if split == "test" else "training")
+    layouts = [names for kind, names in LAYOUTS.items() if kind in kinds]
+    found = [(folder / a, folder / b) for a, b in layouts if (folder / a).is_dir()]
+    images, labels = found[0] if found else (None, None)
     if images is None:
         if not is_own:
             return None
@@ -145,11 +143,8 @@ def _from_folder(folder: Path, split: str, encoding: str, is_own: bool) -> Volum
             f"{folder}: has no folder {' or '.join(names[0] for names in layouts)}; images/ and "
             "labels/ are expected"
         )
-    names = sorted(
-        path.name
-        for path in images.iterdir()
-        if path.name.endswith(SUFFIXES) and not path.name.startswith(".")
-    )
+    names = sorted(path.name for path in images.iterdir())
+    names = [name for name in names if name.endswith(SUFFIXES) and not name.startswith(".")]
     if not names:
         raise InputError(f"{images}: has no NIfTI files ({', '.join(SUFFIXES)})")
     if (folder / SPLIT_FILE).is_file():
@@ -165,28 +160,20 @@ def _from_folder(folder: Path, split: str, encoding: str, is_own: bool) -> Volum
         raise InputError(
             f"{images / channels[0]}: is a second channel; images of several channels are not supported"
         )
-    has_labels = labels.is_dir()
-    return Volumes(
-        str(folder),
-        [
-            VolumeFile(_stem(name), images / name, _label(labels, name) if has_labels else None)
-            for name in names
-        ],
-    )
-
-
-def _label(labels: Path, name: str) -> Path:
-    """The path of an image's label: the same name, or the name without nnU-Net's channel."""
-    same = labels / name
-    return same if same.exists() or CHANNEL not in name else labels / name.replace(CHANNEL, "")
+    files, has_labels = [], labels.is_dir()
+    for name in names:
+        label = labels / name
+        if CHANNEL in name and not label.exists():  # nnU-Net's labels have none
+            label = labels / name.replace(CHANNEL, "")
+        files.append(VolumeFile(_stem(name), images / name, label if has_labels else None))
+    return Volumes(str(folder), files)
 
 
 def _names_of_split(folder: Path, split: str, names: list[str], encoding: str) -> list[str]:
     table = read_table(str(folder / SPLIT_FILE), encoding, ("file", "split"))
     problems, selected = [], []
-    for row, (name, name_of_split) in enumerate(
-        zip(table.columns["file"], table.columns["split"], strict=True)
-    ):
+    rows = zip(table.columns["file"], table.columns["split"], strict=True)
+    for row, (name, name_of_split) in enumerate(rows):
         if name_of_split not in SPLITS:
             problems.append(f"{table.where(row)}: split {name_of_split!r}, expected {', '.join(SPLITS)}")
         elif name not in names:
@@ -199,23 +186,17 @@ def _names_of_split(folder: Path, split: str, names: list[str], encoding: str) -
 
 def _from_table(table: Table, arguments: Any) -> Volumes:
     base, labels = Path(table.path).parent, table.columns.get(arguments.label_column)
+    ids = table.columns.get(arguments.id_column)
     problems, files = [], []
     for row, image in enumerate(table.columns[arguments.image_column]):
-        label = None if labels is None else labels[row]
-        for name, value in (
-            (arguments.image_column, image),
-            *([(arguments.label_column, label)] if labels is not None else []),
-        ):
+        paths = {arguments.image_column: image}
+        paths |= {} if labels is None else {arguments.label_column: labels[row]}
+        for name, value in paths.items():
             if not isinstance(value, str) or not value:
                 problems.append(f"{table.where(row)}: {name} is {described(value)}, expected a path")
-        if problems:
-            continue
-        name = (
-            table.columns[arguments.id_column][row]
-            if arguments.id_column in table.columns
-            else _stem(Path(image).name)
-        )
-        files.append(VolumeFile(str(name), base / image, None if label is None else base / label))
+        if not problems:
+            name = _stem(Path(image).name) if ids is None else str(ids[row])
+            files.append(VolumeFile(name, base / image, None if labels is None else base / labels[row]))
     raise_problems(problems)
     return Volumes(table.path, files)
 
@@ -230,12 +211,10 @@ def _missing(volumes: Volumes, split: str) -> list[str]:
             problems.append(f"{file.image}: has no label, which a {split} volume needs")
         if file.label is not None and not file.label.is_file():
             problems.append(f"{file.label}: no such file; the label of {file.image} is missing")
-    duplicate = next(
-        (name for name, count in Counter(file.id for file in volumes.files).items() if count > 1), None
-    )
-    if split == "test" and duplicate is not None:
+    counts = Counter(file.id for file in volumes.files) if split == "test" else {}
+    if repeated := [name for name, count in counts.items() if count > 1]:
         problems.append(
-            f"{volumes.path}: two volumes are named {duplicate}; give each a name of its own in --id_column"
+            f"{volumes.path}: two volumes are named {repeated[0]}; give each a name of its own in --id_column"
         )
     return problems
 
@@ -316,9 +295,7 @@ def _write_arrays(
     if file.label is not None:
         label = np.ascontiguousarray(read_label(file.label, ignore_index))
         np.save(folder / "label.npy", label)
-        values = {
-            int(value): int(count) for value, count in zip(*np.unique(label, return_counts=True), strict=True)
-        }
+        values = dict(zip(*(each.tolist() for each in np.unique(label, return_counts=True)), strict=True))
         label = resample(torch.from_numpy(label)[None], shape, "nearest-exact")[0].numpy()
         np.save(folder / "patch_label.npy", label)
         np.save(folder / "positions.npy", _positions(label))
@@ -330,15 +307,11 @@ def _positions(label: np.ndarray) -> np.ndarray:
     """(n, 4) int32: a class and the index of a voxel of it, at most MOST_POSITIONS per class, without the
     background."""
     rows = [np.empty((0, 4), dtype=np.int32)]
-    for value in np.unique(label):
-        if value not in (0, IGNORED):
-            indices = np.flatnonzero(label == value)
-            indices = indices[
-                np.linspace(0, len(indices) - 1, min(len(indices), MOST_POSITIONS)).astype(np.int64)
-            ]
-            rows.append(
-                np.column_stack([np.full(len(indices), value), *np.unravel_index(indices, label.shape)])
-            )
+    for value in sorted(set(np.unique(label).tolist()) - {0, IGNORED}):
+        indices = np.flatnonzero(label == value)
+        number = min(len(indices), MOST_POSITIONS)
+        indices = indices[np.linspace(0, len(indices) - 1, number).astype(np.int64)]
+        rows.append(np.column_stack([np.full(number, value), *np.unravel_index(indices, label.shape)]))
     return np.concatenate(rows).astype(np.int32)
 
 

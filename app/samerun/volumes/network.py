@@ -90,7 +90,17 @@ class Settings:
                 f"instance norm: give a larger --patch_size, or fewer --strides (their product is {stride})"
             )
         overlap = OVERLAP if arguments.overlap is None else arguments.overlap
-        return Settings(classes, spacing, tuple(patch), _unet_settings(arguments, len(classes)), overlap)
+        unet = {  # arguments of `monai.networks.nets.UNet`
+            "spatial_dims": 3,
+            "in_channels": 1,
+            "out_channels": len(classes) if len(classes) > 2 else 1,  # background and one class share one
+            "channels": list(arguments.channels),
+            "strides": list(arguments.strides),
+            "num_res_units": 2,
+            "dropout": arguments.dropout,
+            "norm": ["INSTANCE", {"affine": True}],
+        }
+        return Settings(classes, spacing, tuple(patch), unet, overlap)
 
     @staticmethod
     def read(path: str | Path) -> Settings:
@@ -154,21 +164,6 @@ class Settings:
         return UNet(**self.unet)
 
 
-def _unet_settings(arguments: Any, num_classes: int) -> dict[str, Any]:
-    """The arguments of `monai.networks.nets.UNet`, for config.json. Background and one class share one output
-    channel."""
-    return {
-        "spatial_dims": 3,
-        "in_channels": 1,
-        "out_channels": num_classes if num_classes > 2 else 1,
-        "channels": list(arguments.channels),
-        "strides": list(arguments.strides),
-        "num_res_units": arguments.num_res_units,
-        "dropout": arguments.dropout,
-        "norm": ["INSTANCE", {"affine": True}],
-    }
-
-
 def load_weights(model: torch.nn.Module, path: str | Path) -> None:
     """Loads the weights of an exported folder. Raises `InputError` if they do not fit the network."""
     try:
@@ -183,9 +178,7 @@ def choose_spacing(spacing: tuple[float, ...] | None, train: Volumes) -> tuple[f
     """The given voxel size, or the median of the training images along each axis."""
     if spacing is not None:
         return spacing
-    return tuple(
-        float(x) for x in np.median([read_header(file.image).spacing for file in train.files], axis=0)
-    )
+    return tuple(np.median([read_header(file.image).spacing for file in train.files], axis=0).tolist())
 
 
 def check_weights(weights: tuple[float, ...] | None, classes: list[str]) -> None:
@@ -235,14 +228,8 @@ def volume_logits(
     passes, as ZeRO-3 and FSDP need, which gather the weights in each.
     """
     windows = _Windows(model, image.dtype)
-    logits = sliding_window_inference(
-        image.float()[None, None],
-        tuple(patch_size),
-        window_batch_size,
-        windows,
-        overlap=overlap,
-        mode="gaussian",
-    )[0]
+    given = image.float()[None, None], tuple(patch_size), window_batch_size, windows
+    logits = sliding_window_inference(*given, overlap=overlap, mode="gaussian")[0]
     if equal_passes and dist.is_initialized():
         max_passes = torch.tensor(windows.passes, device=image.device)
         dist.all_reduce(max_passes, op=dist.ReduceOp.MAX)
@@ -276,10 +263,8 @@ def hausdorff95(
             slice(max(0, indices.min() - 1), indices.max() + 2) for indices in np.nonzero(pair[0] | pair[1])
         )
         tensors = [torch.from_numpy(np.pad(mask[box], 1))[None, None] for mask in pair]
+        given = {"include_background": True, "percentile": 95, "spacing": list(spacing)}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            distance = compute_hausdorff_distance(
-                *tensors, include_background=True, percentile=95, spacing=list(spacing)
-            )
-        distances[number] = float(distance)
+            distances[number] = float(compute_hausdorff_distance(*tensors, **given))
     return distances

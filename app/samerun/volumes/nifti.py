@@ -151,9 +151,8 @@ def write_like(path: Path, mask: np.ndarray, image: Path) -> None:
     header = original.header.copy()
     header.set_data_dtype(np.uint8)
     header.set_slope_inter(1, 0)
-    header["cal_min"] = header["cal_max"] = (
-        0  # resets the display window, which was for the image's intensities
-    )
+    # Resets the display window, which was for the image's intensities.
+    header["cal_min"] = header["cal_max"] = 0
     unfinished = path.with_name(f".unfinished_{path.name}")
     with path_in_errors(path):
         nibabel.save(

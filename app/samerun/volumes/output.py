@@ -27,17 +27,10 @@ from samerun.volumes.patches import crop
 
 NANOMETRES = 1e6  # per millimetre. Spacing as integers is not rounded when inputs are cast to half precision.
 # Okabe and Ito's colour-blind safe palette, for classes 1, 2, ...; repeats.
-COLOURS = np.array(
-    [
-        (230, 159, 0),
-        (86, 180, 233),
-        (0, 158, 115),
-        (240, 228, 66),
-        (0, 114, 178),
-        (213, 94, 0),
-        (204, 121, 167),
-    ]
-)
+COLOURS = np.array([
+    *((230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66)),
+    *((0, 114, 178), (213, 94, 0), (204, 121, 167)),
+])  # fmt: skip
 MAX_SHOWN, WIDTH = 8, 160  # volumes shown; pixels that small slices are enlarged to
 
 
@@ -66,11 +59,9 @@ class WholeVolumes:
         }
         if self.keeps_masks:
             inputs["mask"] = torch.empty(len(rows), self.packed_bytes, dtype=torch.uint8)
-        labels = (
-            torch.from_numpy(_pad_and_stack([volume.label for volume in volumes], IGNORED))
-            if self.labelled
-            else None
-        )
+        labels = None
+        if self.labelled:
+            labels = torch.from_numpy(_pad_and_stack([volume.label for volume in volumes], IGNORED))
         return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels)
 
     def mask_output(self, batch: Batch, row: int, mask: np.ndarray) -> dict[str, torch.Tensor]:
@@ -81,11 +72,8 @@ class WholeVolumes:
             return {"mask": torch.from_numpy(pack(mask, self.num_classes, buffer.shape[1])).to(buffer.device)}
         number = int(batch.rows[row])
         height = self.slice_of(number) if number >= 0 else 0
-        return {
-            "slice": torch.from_numpy(crop(mask[:, :, height], (0, 0), self.slice_size, 0)).to(
-                batch.rows.device
-            )
-        }
+        shown = torch.from_numpy(crop(mask[:, :, height], (0, 0), self.slice_size, 0))
+        return {"slice": shown.to(batch.rows.device)}
 
     def content(self) -> str:
         return fingerprint(volume.content for volume in self.volumes)
@@ -98,9 +86,8 @@ class WholeVolumes:
     @property
     def packed_bytes(self) -> int:
         """The size of the packed mask of the largest volume."""
-        return packed_bytes(
-            max(int(np.prod(volume.facts["size"])) for volume in self.volumes), self.num_classes
-        )
+        largest = max(int(np.prod(volume.facts["size"])) for volume in self.volumes)
+        return packed_bytes(largest, self.num_classes)
 
     @property
     def slice_size(self) -> tuple[int, int]:
@@ -154,7 +141,9 @@ def overlays(split: WholeVolumes, slices: np.ndarray, names: Sequence[str]) -> n
         grey = crop(_grey_slice(volume, height), (0, 0, 0), (*split.slice_size, 3), 0)
         truth = crop(volume.label[:, :, height], (0, 0), split.slice_size, 0)
         panels = [grey, *(_overlay(grey, mask) for mask in (truth, slices[row]))]
-        lines.append(np.concatenate([_upright(panel) for panel in panels], axis=1))
+        # Rows from front to back, columns from the patient's right to left.
+        upright = [np.flip(panel, (0, 1)).swapaxes(0, 1) for panel in panels]
+        lines.append(np.concatenate(upright, axis=1))
     scale = max(1, WIDTH // split.slice_size[0])
     pixels = np.concatenate(lines).repeat(scale, axis=0).repeat(scale, axis=1)
     colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
@@ -176,8 +165,3 @@ def _overlay(grey: np.ndarray, mask: np.ndarray) -> np.ndarray:
     colour = COLOURS[(mask.astype(int) - 1) % len(COLOURS)]
     has_class = ((mask > 0) & (mask != IGNORED))[..., None]
     return np.where(has_class, grey // 2 + (colour // 2).astype(np.uint8), grey)
-
-
-def _upright(values: np.ndarray) -> np.ndarray:
-    """Turns (x, y, 3) into rows from front to back and columns from the patient's right to left."""
-    return np.flip(values, (0, 1)).swapaxes(0, 1)

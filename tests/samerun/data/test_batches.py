@@ -121,7 +121,7 @@ def test_the_laws_of_training_batches(data):
     shape = BatchShape(size, world, -(-size // (world * accumulation)), accumulation, limit)
     alone = TrainBatches(split, plan, 0, seed, grouping)
     ranks = [
-        TrainBatches(split, replace(plan, batch=shape), rank, seed, grouping, dropout_by_row=True)
+        TrainBatches(split, replace(plan, batch=shape), rank, seed, grouping, by_row=True)
         for rank in range(world)
     ]
     steps = range(plan.total_steps)

@@ -76,10 +76,9 @@ def test_a_cache_that_cannot_be_written(token_cache):
 
 def test_processes_that_start_together_make_it_once(token_cache, tmp_path):
     code = (
-        "import time\nfrom samerun.data.cache import get_or_create\n"
-        "def make(folder):\n    time.sleep(0.3)\n    (folder / 'some').write_text('made')\n    "
-        "print('made')\n"
-        "get_or_create('rows', 'a', make)"
+        "import time\nfrom samerun.data.cache import get_or_create\ndef make(folder):\n    "
+        "time.sleep(0.3)\n    (folder / 'some').write_text('made')\n    "
+        "print('made')\nget_or_create('rows', 'a', make)"
     )
     app = Path(sys.modules["samerun"].__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": str(app)}

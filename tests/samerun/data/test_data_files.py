@@ -156,11 +156,7 @@ ROW = '{"text": "\\ud83d\\ude00 \\\\ud83d", "labels": 1}\n'
     ("name", "content", "message"),
     [
         ("a.jsonl", ROW + "\nnull\n", 'a.jsonl:3: expected an object, {"field": value, ...}, found null'),
-        (
-            "a.jsonl",
-            ROW + '{"text": "a\tb"}',
-            "a.jsonl:2: broken JSON at column 12: invalid control",
-        ),
+        ("a.jsonl", ROW + '{"text": "a\tb"}', "a.jsonl:2: broken JSON at column 12: invalid control"),
         ("a.jsonl", '{"text": [-Infinity]}', "a.jsonl:1: -Infinity is not JSON: write null or a number"),
         ("a.jsonl", '{"text": 1e999}', "a.jsonl:1: the number '1e999' is too large"),
         ("a.jsonl", '{"text": ' + "1" * 5000 + "}", "a.jsonl:1: Exceeds the limit"),

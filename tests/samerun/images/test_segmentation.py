@@ -1,5 +1,3 @@
-import warnings
-
 import numpy as np
 import pytest
 import torch
@@ -24,11 +22,7 @@ from samerun.reports.figures import as_image
 NAMES = ["background", "road", "sky", "bus"]
 
 
-@pytest.fixture(autouse=True)
-def _no_warning_is_tolerated():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        yield
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 
 def masks(space=(5, 6), count=4):

@@ -9,19 +9,10 @@ import torch
 from tiny_models import encoder_decoder, sizes
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import (
-    AutoConfig,
-    AutoModelForSequenceClassification,
-)
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import samerun.kernels.dropout
-from samerun.kernels.dropout import (
-    DropoutAttention,
-    DropoutMask,
-    _compact,
-    attention,
-    dropout_by_row,
-)
+from samerun.kernels.dropout import DropoutAttention, DropoutMask, _compact, attention, dropout_by_row
 
 LEVEL = round(0.1 * 2**16)
 SIZES = sizes(32, 2, 4, 48)

@@ -174,7 +174,7 @@ def step_of(name, world_size=1, accumulation=1, max_tokens=None, multiple=1, che
     split = Split("rows", collate(multiple), len(LENGTHS), lengths=LENGTHS)
     total = 0.0
     for rank in range(world_size):
-        steps = TrainBatches(split, replace(plan, batch=shape), rank, 1, True, dropout_by_row=True)
+        steps = TrainBatches(split, replace(plan, batch=shape), rank, 1, True, by_row=True)
         for batch in steps[0]:
             seed_step(7, 0, rank, True)
             with dropout_by_row(batch.lengths, batch.places):

@@ -6,12 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tiny_models import sizes
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    BigBirdConfig,
-    BigBirdModel,
-)
+from transformers import BertConfig, BertForSequenceClassification, BigBirdConfig, BigBirdModel
 from transformers.activations import NewGELUActivation
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 

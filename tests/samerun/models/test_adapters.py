@@ -56,7 +56,7 @@ def adapted(arguments, tmp_path):
 
 
 KINDS = {
-    "lora": {}, "dora": {"use_dora": True}, "rslora": {"use_rslora": True, "lora_alpha": 3.0},
+    "lora": {}, "dora": {"use_dora": True, "lora_alpha": 3.0},
     "4 bits": {"quantize": "4"}, "8 bits": {"quantize": "8"},
 }  # fmt: skip
 

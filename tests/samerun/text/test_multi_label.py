@@ -3,6 +3,7 @@ import math
 from dataclasses import replace
 from types import SimpleNamespace
 
+import classify
 import numpy as np
 import pytest
 import tables
@@ -36,8 +37,7 @@ from samerun.text.head import (
 from samerun.text.labels import choose_labels, class_balanced, label_ids, read_label_file, read_labels
 from samerun.text.losses import MultiLabelLoss, loss_of_config, positive_weights
 from samerun.text.multi_label import (
-    check_best_metric,
-    config_entries,
+    MultiLabel,
     fixed_thresholds,
     model_card,
     note_labels,
@@ -316,7 +316,9 @@ def tokenizer(bert_folder):
 
 def plain_model(model, found, loss):
     plain = exported(model)
-    store(plain.config, config_entries(found, loss))
+    problem = MultiLabel(classify.Arguments())
+    problem.fitted, problem.loss = found, loss
+    store(plain.config, problem.config_entries())
     return plain
 
 
@@ -624,5 +626,7 @@ def test_weights_by_name(tmp_path):
 
 def test_a_metric_that_one_row_defines():
     rows: list[list[int]] = [[]] * 20
-    check_best_metric("roc_auc_macro", Ragged.of([*rows, [0]]), 2)
-    check_best_metric("f1_micro", Ragged.of(rows), 2)
+    problem = MultiLabel(classify.Arguments())
+    problem.labels = ["a", "b"]
+    problem.check_best_metric("roc_auc_macro", Ragged.of([*rows, [0]]))
+    problem.check_best_metric("f1_micro", Ragged.of(rows))

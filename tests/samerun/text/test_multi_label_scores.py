@@ -1,5 +1,4 @@
 import json
-import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -34,12 +33,7 @@ from samerun.text.multi_label_scores import (
     tune_thresholds,
 )
 
-
-@pytest.fixture(autouse=True)
-def _no_warning_is_tolerated():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        yield
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 
 def random_rows(n=200, labels=7):
@@ -507,10 +501,7 @@ def test_what_is_reported_of_an_export():
     rng = np.random.default_rng(1)
     logits = rng.normal(-1, 1.5, (300, 4))
     # Logits that are too sure.
-    found = {
-        "logits": 3 * logits,
-        "targets": (rng.random((300, 4)) < sigmoid(logits)).astype(np.uint8),
-    }
+    found = {"logits": 3 * logits, "targets": (rng.random((300, 4)) < sigmoid(logits)).astype(np.uint8)}
     fitted, metrics = ThresholdTuner(calibration="temperature").report(**found, names="abcd", rows="rows")
     assert fitted.calibrates
     assert metrics["eval_calibrated_ece"] < metrics["eval_ece"]

@@ -68,7 +68,4 @@ def test_an_image_shows_image_truth_and_prediction(volumes):
     assert np.array_equal(image, prediction)  # nothing predicted
     coloured = (truth != truth[..., :1]).any(axis=2)[:: 160 // 6, :: 160 // 6][:9]
     # The front is on top, the left on the right.
-    assert [rows.tolist() for rows in np.nonzero(coloured)] == [
-        [4, 4, 5, 5, 6, 6],
-        [3, 4] * 3,
-    ]
+    assert [rows.tolist() for rows in np.nonzero(coloured)] == [[4, 4, 5, 5, 6, 6], [3, 4] * 3]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from samerun.reports.figures import BLUE, COLORS, NAME, legend_below, matrix, new_figure
+from samerun.reports.figures import BLUE, COLORS, NAME, legend_below, new_figure
 from samerun.task import ReportContent, Section
 from samerun.tools.examining.rows import Rows
 
@@ -64,13 +64,8 @@ def examine(splits: Mapping[str, Rows]) -> DataReport:
         pairs = _pair_counts(labelled.get("train", ()))
         findings += _label_findings(counts, pairs)
         sections += _label_tables(labelled, counts, pairs)
-        figures |= _label_figures(counts, pairs)
+        figures["data_labels"] = _label_figure(counts)
     return DataReport(findings, ReportContent(figures, sections))
-
-
-def as_section(findings: list[Finding]) -> Section:
-    rows = [list(finding) for finding in findings] or [["nothing unusual", ""]]
-    return Section("Findings", "", ["found", "what to do"], rows)
 
 
 def _row_table(splits: Mapping[str, Rows]) -> tuple[Section, list[Finding]]:
@@ -245,20 +240,14 @@ def _share(count: int, total: int) -> str:
     return f"{count / total:.1%}" if total else "-"
 
 
-def _label_figures(counts: dict[str, Counter[str]], pairs: Counter[tuple[str, str]]) -> dict[str, Figure]:
+def _label_figure(counts: dict[str, Counter[str]]) -> Figure:
     name, first = next(iter(counts.items()))
     frequent = [label for label, _ in first.most_common(MOST_LABELS)]
     figure, axes = new_figure(f"Rows by label ({name})", "rows", height=1.2 + 0.2 * len(frequent))
     axes.barh(range(len(frequent)), [first[label] for label in frequent], color=BLUE)
     axes.set_yticks(range(len(frequent)), [label[:NAME] for label in frequent])
     axes.invert_yaxis()
-    if not pairs:
-        return {"data_labels": figure}
-    names = frequent[:MOST_PAIRS]
-    both = np.array(
-        [[pairs[tuple(sorted((row, column)))] if row != column else 0 for column in names] for row in names]
-    )
-    return {"data_labels": figure, "data_label_pairs": matrix("Training rows with both labels", both, names)}
+    return figure
 
 
 def size_table(splits: Mapping[str, Rows]) -> Section:

@@ -55,7 +55,7 @@ def rows_of(task: Task, launch: Launch, modes: Modes) -> tuple[dict[str, Rows], 
         return rows, notes
     data = task.load(launch, modes)
     if isinstance(task, TextTask):
-        return {name: _of_text_split(task, split) for name, split in data.splits.items()}, data.notes
+        return {name: of_text_split(task, split) for name, split in data.splits.items()}, data.notes
     if isinstance(task, ImageTask):
         return {name: _of_images(task, name) for name in data.splits}, data.notes
     if hasattr(task, "prepared"):
@@ -98,7 +98,7 @@ def of_texts(
     )
 
 
-def _of_text_split(task: TextTask, split: Any) -> Rows:
+def of_text_split(task: TextTask, split: Any) -> Rows:
     labels, titles = None, None if split.titles is None else list(split.titles)
     if split.titles is None and isinstance(split.targets, Ragged):
         targets = (split.targets[row].tolist() for row in range(len(split)))

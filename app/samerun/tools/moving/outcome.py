@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from samerun.tools.moving.observer import read_steps
 
 TOLERANCE = 1e-5  # of weights, losses and gradient norms, relative: fp32 rounding of sums in another order
@@ -75,13 +77,12 @@ def read_outcome(folder: Path, observed: Path) -> Outcome:
     Raises `ValueError` or `OSError` if one of them is missing or damaged."""
     from safetensors.torch import load_file
 
-    from samerun.tools.moving.recorder import read_predictions, read_random_calls
-
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     with (folder / "history.jsonl").open(encoding="utf-8") as file:
         events = [json.loads(line) for line in file]
     checkpoint = folder / "checkpoints" / f"step_{run['plan']['total_steps']}"
     steps = read_steps(observed, folder.name, run["world_size"])
+    arrays, random = observed.glob(f"{folder.name}.predictions_*.npz"), observed / f"{folder.name}.random.txt"
     return Outcome(
         weights=load_file(checkpoint / "model.safetensors"),
         gradients=read_gradients(checkpoint),
@@ -89,8 +90,8 @@ def read_outcome(folder: Path, observed: Path) -> Outcome:
         evaluations={event["step"]: event for event in events if "eval_loss" in event},
         rows={step + 1: line["rows"] for step, line in steps.items()},
         learning_rates={step + 1: line["learning_rates"] for step, line in steps.items()},
-        predictions=read_predictions(observed, folder.name),
-        random_calls=tuple(read_random_calls(observed, folder.name)),
+        predictions={int(path.stem.rpartition("_")[2]): dict(np.load(path)) for path in arrays},
+        random_calls=tuple(random.read_text(encoding="utf-8").splitlines() if random.exists() else ()),
     )
 
 
@@ -110,7 +111,7 @@ def compare(ours: Outcome, theirs: Outcome) -> Difference:
         losses=_worst(partial(_relative, "loss"), ours.steps, steps),
         grad_norms=_worst(partial(_relative, "grad_norm"), ours.steps, steps),
         metrics=_worst(_metrics_difference, ours.evaluations, evaluations),
-        eval_losses=_worst(_loss_difference, ours.evaluations, evaluations),
+        eval_losses=_worst(partial(_metrics_difference, only=("eval_loss",)), ours.evaluations, evaluations),
         predictions=_worst(_predictions_difference, ours.predictions, predictions),
         same_learning_rates=ours.learning_rates == {step: theirs.learning_rates[step] for step in steps},
         same_rows=ours.rows == {step: theirs.rows[step] for step in steps},
@@ -162,12 +163,13 @@ def _worst(
     return _largest(difference(ours.get(step, {}), values) for step, values in theirs.items())
 
 
-def _metrics_difference(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
+def _metrics_difference(ours: dict[str, Any], theirs: dict[str, Any], only: tuple[str, ...] = ()) -> float:
     if ours.keys() != theirs.keys():
         return math.inf
+    pairs = ((ours[name], theirs[name]) for name in only or theirs)
     return _largest(
         (0.0 if our == their else math.inf) if None in (our, their) else abs(our - their)
-        for our, their in ((ours[name], theirs[name]) for name in theirs)
+        for our, their in pairs
     )
 
 
@@ -179,11 +181,6 @@ def _predictions_difference(ours: dict[str, Any], theirs: dict[str, Any]) -> flo
         float(abs(ours[name][where] - theirs[name][where]).max(initial=0.0))
         for name, where in changed.items()
     )
-
-
-def _loss_difference(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
-    alone = ({name: x for name, x in metrics.items() if name == "eval_loss"} for metrics in (ours, theirs))
-    return _metrics_difference(*alone)
 
 
 def _relative(name: str, ours: dict[str, Any], theirs: dict[str, Any]) -> float:

@@ -1,8 +1,11 @@
-"""What `observer` records of a run besides its steps: predictions, and random numbers that are not by row."""
+"""What `observer` records of a run."""
 
 from __future__ import annotations
 
+import json
+import signal
 import traceback
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,63 +20,69 @@ from samerun.kernels import dropout
 OURS = ("/torch/", "/samerun/")  # of a file's path: the line that matters is outside of these
 
 
-def record_predictions(engine: ModuleType, folder: Path) -> None:
-    """Records the floating-point predictions of each evaluation, such as logits, in
-    FOLDER/NAME.predictions_STEP.npz."""
-    of_training, evaluate = engine.Training._evaluate, engine.evaluate
-    current: dict[str, Any] = {}
+def record(engine: ModuleType, folder: Path, stop_after: int = 0) -> None:
+    """Wraps functions of `engine`, `samerun.training`. Records the steps (`observer.observe_steps`); the
+    floating-point predictions of each evaluation, such as logits, in FOLDER/NAME.predictions_STEP.npz; and in
+    FOLDER/NAME.random.txt which lines of code draw random tensors that are not by row, in the first step of a
+    run of one process with dropout by row. `stop_after`: see `observer.observe_steps`."""
+    fit, evaluate_of_training = engine.Training.fit, engine.Training._evaluate
+    seed_step, train_step, evaluate = engine.seed_step, engine.train_step, engine.evaluate
+    current: dict[str, Any] = {}  # "file" and "random" while `fit` runs, "step", "steps", "predictions"
 
-    def evaluate_of_training(training: Any) -> Any:
-        current["name"] = f"{training.folder.name}.predictions_{training.state.step}.npz"
-        return of_training(training)
+    def fit_observed(training: Any) -> Any:
+        launch, name = training.run.launch, training.folder.name
+        folder.mkdir(parents=True, exist_ok=True)
+        if launch.world_size == 1 and launch.dropout_by_row:
+            current["random"] = folder / f"{name}.random.txt"
+        with (folder / f"{name}.rank_{launch.rank}.jsonl").open("a", encoding="utf-8") as current["file"]:
+            return fit(training)
+
+    def evaluate_of_training_observed(training: Any) -> Any:
+        name = f"{training.folder.name}.predictions_{training.state.step}.npz"
+        current["predictions"] = folder / name
+        return evaluate_of_training(training)
 
     def evaluate_observed(*inputs: Any, **named: Any) -> tuple[Any, Any]:
         metrics, predictions = evaluate(*inputs, **named)
         if predictions is not None:  # on rank 0
             floats = {name: array for name, array in predictions.items() if array.dtype.kind == "f"}
-            np.savez(folder / current["name"], **floats)
+            np.savez(current["predictions"], **floats)
         return metrics, predictions
 
-    engine.Training._evaluate, engine.evaluate = evaluate_of_training, evaluate_observed
+    def seed_step_observed(seed: int, step: int, *rest: Any) -> None:
+        current["step"] = step
+        seed_step(seed, step, *rest)
+
+    def train_step_observed(
+        run: Any, model: Any, optimizer: Any, task: Any, micro_batches: list, *rest: Any, **named: Any
+    ):
+        if "file" in current:  # skips the idle step in which a resumed run allocates its optimizer state
+            rows = [row for batch in micro_batches for row in batch.rows.tolist() if row >= 0]
+            rates = [group["lr"] for group in optimizer.param_groups]
+            line = {"step": current["step"], "rows": rows, "learning_rates": rates}
+            current["file"].write(json.dumps(line) + "\n")
+            current["file"].flush()
+            current["steps"] = current.get("steps", 0) + 1
+            if current["steps"] == stop_after:
+                signal.raise_signal(signal.SIGTERM)  # the engine finishes this step
+        step = partial(train_step, run, model, optimizer, task, micro_batches, *rest, **named)
+        return _watched(step, current.pop("random")) if "random" in current else step()
+
+    engine.Training.fit, engine.Training._evaluate = fit_observed, evaluate_of_training_observed
+    engine.seed_step, engine.train_step = seed_step_observed, train_step_observed
+    engine.evaluate = evaluate_observed
 
 
-def read_predictions(folder: Path, name: str) -> dict[int, dict[str, np.ndarray]]:
-    """Step from 1 -> predictions by name."""
-    files = folder.glob(f"{name}.predictions_*.npz")
-    return {int(path.stem.rpartition("_")[2]): dict(np.load(path)) for path in files}
-
-
-def record_random_calls(engine: ModuleType, folder: Path) -> None:
-    """Records which lines of code draw random tensors that are not by row, in the first step of a run of one
-    process with dropout by row: FOLDER/NAME.random.txt."""
-    fit, train_step = engine.Training.fit, engine.train_step
-    current: dict[str, Any] = {}
-
-    def fit_observed(training: Any) -> Any:
-        launch = training.run.launch
-        if launch.world_size == 1 and launch.dropout_by_row:
-            current["path"] = folder / f"{training.folder.name}.random.txt"
-        return fit(training)
-
-    def train_step_observed(*inputs: Any, **named: Any) -> Any:
-        if "path" not in current:
-            return train_step(*inputs, **named)
-        watch, path = RandomCalls(), current.pop("path")
-        of_other_layout = dropout.DropoutMask.keys_of_other_layout
-        dropout.DropoutMask.keys_of_other_layout = lambda mask: watch.keys_of_other_layout(mask)
-        try:
-            with watch:
-                return train_step(*inputs, **named)
-        finally:
-            dropout.DropoutMask.keys_of_other_layout = of_other_layout
-            path.write_text("".join(f"{place}\n" for place in sorted(watch.places)), encoding="utf-8")
-
-    engine.Training.fit, engine.train_step = fit_observed, train_step_observed
-
-
-def read_random_calls(folder: Path, name: str) -> list[str]:
-    path = folder / f"{name}.random.txt"
-    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+def _watched(step: partial, path: Path) -> Any:
+    """Writes the lines of code that draw random tensors in this step to `path`."""
+    watch, of_other_layout = RandomCalls(), dropout.DropoutMask.keys_of_other_layout
+    dropout.DropoutMask.keys_of_other_layout = lambda mask: watch.keys_of_other_layout(mask)
+    try:
+        with watch:
+            return step()
+    finally:
+        dropout.DropoutMask.keys_of_other_layout = of_other_layout
+        path.write_text("".join(f"{place}\n" for place in sorted(watch.places)), encoding="utf-8")
 
 
 class RandomCalls(TorchDispatchMode):

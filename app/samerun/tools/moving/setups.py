@@ -10,7 +10,7 @@ from pathlib import Path
 
 from samerun.task_scripts import shipped
 
-RUN_OBSERVED = Path(__file__).resolve().with_name("run_observed.py")
+OBSERVER = Path(__file__).resolve().with_name("observer.py")
 
 
 @dataclass(frozen=True)
@@ -52,21 +52,18 @@ REFERENCE = SETUPS[0]
 def launcher(setup: Setup, processes: int) -> list[str]:
     """The launcher with its options, up to the script. Raises `FileNotFoundError` if the launcher is not
     installed."""
-    port = str(_free_port())
     if setup.launcher == "python":
         return [sys.executable]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
     if setup.launcher == "torchrun":
         return [_tool("torchrun"), "--nproc_per_node", str(processes), "--master_port", port]
     if setup.launcher == "deepspeed":
         return [_tool("deepspeed"), "--num_gpus", str(processes), "--master_port", port]
     file = f"{setup.memory or ('ddp_bf16' if setup.precision == 'bf16' else 'ddp')}.yaml"
-    config = [
-        "--config_file",
-        str(shipped("accelerate_configs") / file),
-        "--num_processes",
-        str(processes),
-    ]
-    return [_tool("accelerate"), "launch", *config, "--main_process_port", port]
+    config = ["--config_file", str(shipped("accelerate_configs") / file), "--main_process_port", port]
+    return [_tool("accelerate"), "launch", *config, "--num_processes", str(processes)]
 
 
 def launch_arguments(setup: Setup) -> dict[str, str]:
@@ -101,9 +98,3 @@ def _tool(name: str) -> str:
     if path is None:
         raise FileNotFoundError(f"{name} is not installed beside {sys.executable}")
     return path
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -1,0 +1,279 @@
+"""Which rows are wrong? Likely wrong labels, repeated, leaked, empty and cut texts, as a page and a csv file.
+
+    samerun rows FOLDER [--output rows.html] [--csv rows.csv]
+
+FOLDER is the output folder of `samerun cross-validate`, for all training rows, or of a training, for its
+validation rows (one with --report_to html). Tasks: text classification with one or several labels. A row is
+likely wrong if a model that has not seen it gives its label a lower probability than to the mean of the rows
+without that label, and another label a higher one than to the mean of the rows with it (the thresholds of
+confident learning: Northcutt, Jiang and Chuang, "Confident Learning", JAIR 70, 2021, section 3.1). The most
+doubtful rows come first.
+
+The csv file has all these rows with three columns at its end: problem, suggestion, doubt. Correct it and
+train with it: columns other than those of texts and labels are ignored.
+
+    --output FILE    page (default: FOLDER/rows.html)
+    --csv FILE       file to correct (default: FOLDER/rows.csv)
+    --listed N       rows of each kind on the page (default 200)
+
+Exit codes: 0 done; 2 bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from samerun import task_scripts
+from samerun.console import plain_table
+from samerun.data.splits import read_split
+from samerun.data.tables import Table
+from samerun.errors import InputError
+from samerun.files import atomic_file, read_lines, write_text
+from samerun.plan import Modes
+from samerun.reports.page import render
+from samerun.run_folder import BEST_PREDICTIONS, PREDICTIONS, RUN_FILE
+from samerun.runtime import Launch
+from samerun.task import Section
+from samerun.text.multi_label_scores import sigmoid
+from samerun.text.single_label import softmax
+from samerun.tools.examining.rows import Rows, joined, of_text_split, of_texts
+
+MAX_TEXT = 300
+SHOWN = 10  # rows on the console
+ADDED = ("problem", "suggestion", "doubt")
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Rows with predictions of models that have not seen them. `given`, `probabilities`: (rows, labels)."""
+
+    task: Any
+    split: str
+    labels: Sequence[str]
+    given: np.ndarray
+    probabilities: np.ndarray
+    tables: dict[str, Table]  # of all splits
+    rows: dict[str, Rows]
+
+
+def read_held_out(folder: Path) -> HeldOut:
+    """Reads a folder of a cross-validation or of a training. Raises `InputError`."""
+    try:
+        if (folder / "cross_validation.json").exists():
+            words = json.loads((folder / "command.json").read_text(encoding="utf-8"))["command"]
+            return _of_folds(folder, words)
+        run = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+        with tempfile.TemporaryDirectory() as settings:
+            file = Path(settings) / "settings.json"
+            task_scripts.write_settings(file, {**run["arguments"], "test_file": None})
+            words = [run["fingerprint"]["task"], "--config", str(file)]
+            return _of_training(folder, words)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise InputError(
+            f"{folder}: holds no predictions of rows that a model has not seen ({error}); name the "
+            "--output_dir of a finished training or of samerun cross-validate"
+        ) from None
+
+
+def _of_folds(folder: Path, words: list[str]) -> HeldOut:
+    task = _task(words)
+    arguments, columns = task.arguments, (*task.text_columns, *task.target_columns)
+    read = {name: read_split(arguments, name, columns, (arguments.id_column,)) for name in ("train", "test")}
+    tables = {name: table for name, table in read.items() if table is not None}
+    lines = list(read_lines(folder / PREDICTIONS))
+    labels = list(lines[0]["probabilities"])
+    place = {name: number for number, name in enumerate(labels)}
+    given = np.zeros((len(lines), len(labels)), dtype=bool)
+    for row, line in enumerate(lines):
+        names = [line["reference"]] if isinstance(line["reference"], str) else line["reference"]
+        given[row, [place[name] for name in names]] = True
+    probabilities = np.array([[line["probabilities"].get(name, 0.0) for name in labels] for line in lines])
+    if len(lines) != len(tables["train"]):
+        raise InputError(f"{folder}: the training file has changed since; it has {len(tables['train'])} rows")
+    rows = {name: of_texts(_texts(task, table), None, None) for name, table in tables.items()}
+    return HeldOut(task, "train", labels, given, probabilities, tables, rows)
+
+
+def _of_training(folder: Path, words: list[str]) -> HeldOut:
+    task, path = _task(words), folder / BEST_PREDICTIONS
+    if not path.exists():
+        raise InputError(f"{folder}: has no {path.name}; train with --report_to html, or use cross-validate")
+    modes = Modes(train=True, evaluate=True, predict=False)
+    data = task.load(Launch(), modes)
+    tables, _ = task.read(task.launch, modes, [])
+    rows = {name: of_text_split(task, split) for name, split in data.splits.items()}
+    with np.load(path) as stored:
+        logits, targets = stored["logits"].astype(np.float64), stored["labels"]
+    if len(logits) != len(tables["validation"]):
+        raise InputError(f"{folder}: the validation rows have changed since")
+    probabilities = sigmoid(logits) if targets.ndim == 2 else softmax(logits)
+    if targets.ndim == 1:
+        targets = np.eye(logits.shape[1])[targets]
+    return HeldOut(task, "validation", task.labels, targets > 0, probabilities, tables, rows)
+
+
+def _texts(task: Any, table: Table) -> list[str]:
+    """The texts of each row as one; a missing one is empty."""
+    columns = [[cell or "" for cell in table.columns[name]] for name in task.text_columns]
+    return list(joined(*columns))
+
+
+def _task(words: list[str]) -> Any:
+    arguments, task_class = task_scripts.read_command(
+        task_scripts.path_of(words[0]), ["--output_dir", task_scripts.NO_OUTPUT_DIR, *words[1:]]
+    )
+    if (getattr(arguments, "problem_type", "regression") or "").startswith("regression"):
+        raise InputError("only rows of text classification with one or several labels are supported")
+    return task_class(arguments)
+
+
+def doubts(probabilities: np.ndarray, given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(doubt, suggested): (rows,) float, and (rows, labels) bool, the given labels but for the rows that are
+    likely wrong.
+
+    A given label is doubtful as far as the row's probability of it is below the mean of the rows without it;
+    another label is likely as far as its probability is above the mean of the rows with it. Both are
+    logarithms of ratios, so that rare labels, whose probabilities are low, count as much as common ones. The
+    doubt is that of the most doubtful given label and of the likeliest other one together; the row is likely
+    wrong if both are above 0, and the other label then takes the place of the doubtful ones.
+    """
+    chances = probabilities.clip(min=1e-6)
+    without = np.log(_means(chances, ~given) / chances)
+    other = np.where(given, -np.inf, np.log(chances / _means(chances, given)))
+    worst = np.where(given, without, -np.inf).max(axis=1)
+    worst = np.where(given.any(axis=1), worst, 0.0)
+    best = other.max(axis=1)
+    likely = np.eye(given.shape[1], dtype=bool)[other.argmax(axis=1)]
+    wrong = (best >= 0) & ((worst > 0) | ~given.any(axis=1))
+    suggested = np.where(wrong[:, None], (given & (without <= 0)) | likely, given)
+    return worst + best, suggested
+
+
+def _means(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """(labels,) the mean of each column over its chosen rows; 1 without any."""
+    count = chosen.sum(axis=0)
+    return np.where(count > 0, (values * chosen).sum(axis=0) / np.maximum(count, 1), 1.0)
+
+
+def names_of(chosen: np.ndarray, labels: Sequence[str]) -> list[tuple[str, ...]]:
+    """The labels of each row of a (rows, labels) bool array."""
+    return [tuple(labels[label] for label in np.flatnonzero(row)) for row in chosen]
+
+
+def problems_of(held_out: HeldOut, suggested: np.ndarray) -> dict[int, list[str]]:
+    """What is wrong with the rows of the held-out split, in words, by row."""
+    found: dict[int, list[str]] = {}
+    own = held_out.rows[held_out.split]
+    for row in np.flatnonzero((suggested != held_out.given).any(axis=1)).tolist():
+        found.setdefault(row, []).append("label")
+    first_with: dict[Hashable, str] = {}
+    # Last the held-out rows, so that they are compared with all others.
+    for name, rows in sorted(held_out.rows.items(), key=lambda item: item[0] == held_out.split):
+        for row, key in enumerate(rows.similar):
+            known = first_with.setdefault(key, where(held_out, name, row))
+            if name == held_out.split and known != where(held_out, name, row):
+                found.setdefault(row, []).append(f"text as {known}")
+    for row, blank in enumerate(own.blank):
+        if blank:
+            found.setdefault(row, []).append("empty")
+    if own.limit is not None:
+        for row in np.flatnonzero(own.lengths >= own.limit).tolist():
+            found.setdefault(row, []).append(f"cut: reaches the limit of {own.limit} tokens")
+    return found
+
+
+def where(held_out: HeldOut, split: str, row: int) -> str:
+    return held_out.tables[split].where(row)
+
+
+def write_csv(
+    path: Path, held_out: HeldOut, order: Sequence[int], added: Callable[[int], tuple[str, str, str]]
+) -> None:
+    """Writes the held-out rows in this order, with the columns that a training reads and those of `ADDED`."""
+    table, separator = held_out.tables[held_out.split], held_out.task.arguments.label_separator or "|"
+    labels = names_of(held_out.given, held_out.labels)
+    targets = held_out.task.target_columns
+    columns = [name for name in table.columns if name not in targets]
+    with atomic_file(path) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*columns, targets[0], *ADDED])
+        for row in order:
+            cells = [table.columns[name][row] for name in columns]
+            writer.writerow([*cells, separator.join(labels[row]), *added(row)])
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("--output", type=Path, metavar="FILE")
+    parser.add_argument("--csv", type=Path, metavar="FILE")
+    parser.add_argument("--listed", type=int, default=200, metavar="N")
+    options = parser.parse_args(argv)
+    page, table = options.output or options.folder / "rows.html", options.csv or options.folder / "rows.csv"
+    try:
+        held_out = read_held_out(options.folder)
+    except InputError as error:
+        return task_scripts.refused(error)
+    doubt, suggested = doubts(held_out.probabilities, held_out.given)
+    problems = problems_of(held_out, suggested)
+    order = np.argsort(-doubt, kind="stable").tolist()
+    given, better = (names_of(chosen, held_out.labels) for chosen in (held_out.given, suggested))
+
+    def added(row: int) -> tuple[str, str, str]:
+        suggestion = " ".join(better[row]) if better[row] != given[row] else ""
+        return "; ".join(problems.get(row, [])), suggestion, f"{doubt[row]:.4f}"
+
+    texts = _texts(held_out.task, held_out.tables[held_out.split])
+    listed: dict[str, list[int]] = {"label": [], "text as": [], "empty": [], "cut": []}
+    for row in order:
+        for kind, rows in listed.items():
+            if any(problem.startswith(kind) for problem in problems.get(row, [])):
+                rows.append(row)
+
+    def cells(row: int) -> list[str]:
+        return [
+            where(held_out, held_out.split, row),
+            texts[row][:MAX_TEXT],
+            " ".join(given[row]),
+            *added(row),
+        ]
+
+    header = ["row", "text", "given", *ADDED]
+    titles = ("Likely wrong labels", "Texts that occur before", "Empty texts", "Cut texts")
+    sections = [
+        Section(f"{title}: {len(rows)}", "", header, [cells(row) for row in rows[: options.listed]])
+        for title, rows in zip(titles, listed.values(), strict=True)
+        if rows
+    ]
+    summary = [
+        f"{len(texts)} {held_out.split} rows; each prediction is of a model that has not seen the row."
+    ]
+    write_text(
+        page, render("layout.html.j2", title="Rows to check", summary=summary, plots={}, sections=sections)
+    )
+    write_csv(table, held_out, order, added)
+    for title, rows in zip(titles, listed.values(), strict=True):
+        print(f"{title.lower():<26}{len(rows)} of {len(texts)} {held_out.split} rows")
+    first = [
+        [*cells(row)[:1], texts[row][:60], *cells(row)[2:3], added(row)[1]] for row in listed["label"][:SHOWN]
+    ]
+    if first:
+        print("", *plain_table(["row", "text", "given", "suggestion"], first), sep="\n")
+    print(f"\nlook through {page}; correct {table}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,174 @@
+"""--mirror_to with an S3 server over HTTP (moto) and with OpenSSH's SFTP server, each on this machine."""
+
+import contextlib
+import getpass
+import os
+import shutil
+import subprocess
+import time
+from types import SimpleNamespace
+
+import fsspec
+import pytest
+import vector_task
+from launchers import as_words, free_port, python, run
+
+from samerun import mirror
+from samerun.errors import InputError
+from samerun.tools.soak import differences
+
+pytestmark = pytest.mark.slow
+
+JOB = {
+    "learning_rate": 1e-2, "global_batch_size": 15, "eval_strategy": "steps", "eval_steps": 3,
+    "save_steps": 2, "logging_steps": 1, "report_to": "none",
+}  # fmt: skip
+SECRET = "neither shown nor written"
+INSTALL = "(examples/requirements-mirror.txt)"
+
+
+@pytest.fixture
+def s3(monkeypatch):
+    """A server with the bucket "mine"."""
+    moto = pytest.importorskip("moto.server", reason=f"moto is not installed {INSTALL}")
+    pytest.importorskip("s3fs", reason=f"s3fs is not installed {INSTALL}")
+    boto3 = pytest.importorskip("boto3")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=free_port(), verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    variables = {"ACCESS_KEY_ID": "me", "SECRET_ACCESS_KEY": SECRET, "DEFAULT_REGION": "us-east-1"}
+    for name, value in {**variables, "ENDPOINT_URL": f"http://{host}:{port}"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="mine")
+    stopped = []
+    yield SimpleNamespace(
+        url="s3://mine/runs/a",
+        address=f"http://{host}:{port}",
+        buckets=lambda: [bucket["Name"] for bucket in client.list_buckets()["Buckets"]],
+        stop=lambda: stopped.append(server.stop()),
+    )
+    if not stopped:
+        server.stop()
+
+
+@pytest.fixture
+def sftp(tmp_path, monkeypatch):
+    """OpenSSH's server with keys of its own; its folder is the test's."""
+    if not os.access("/usr/sbin/sshd", os.X_OK):
+        pytest.skip("OpenSSH's sshd is not installed (apt install openssh-server)")
+    try:
+        kind = fsspec.get_filesystem_class("sftp")
+    except ImportError as error:
+        pytest.skip(f"{error} {INSTALL}")
+    with contextlib.suppress(OSError):
+        os.mkdir("/run/sshd")  # as its service does before it starts
+    folder, port = tmp_path / "sshd", free_port()
+    folder.mkdir()
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
+    settings = {
+        "Port": port, "ListenAddress": "127.0.0.1", "HostKey": folder / "host", "PidFile": folder / "pid",
+        "AuthorizedKeysFile": folder / "user.pub", "StrictModes": "no", "PasswordAuthentication": "no",
+        "Subsystem": "sftp internal-sftp",
+    }  # fmt: skip
+    (folder / "config").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+    server = subprocess.Popen(
+        ["/usr/sbin/sshd", "-D", "-e", "-f", folder / "config"], stderr=subprocess.PIPE, text=True
+    )
+    until = time.monotonic() + 30
+    while not (folder / "pid").exists() and server.poll() is None and time.monotonic() < until:
+        time.sleep(0.05)
+    if server.poll() is not None:
+        pytest.skip(f"sshd does not start: {server.stderr.read().strip()}")
+    # fsspec uses sshfs for such URLs if it is installed, and paramiko otherwise.
+    variable = "CLIENT_KEYS" if kind.__module__.startswith("sshfs") else "KEY_FILENAME"
+    monkeypatch.setenv(f"FSSPEC_SFTP_{variable}", str(folder / "user"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    yield SimpleNamespace(
+        url=f"sftp://{getpass.getuser()}@127.0.0.1:{port}{tmp_path}/mirror/runs/a",
+        variable=f"FSSPEC_SFTP_{variable}",
+        other_key=str(folder / "host"),
+    )
+    server.terminate()
+    server.wait()
+
+
+@pytest.fixture
+def train(home, tmp_path):
+    """A function that trains vectors in `folder` for `steps` steps."""
+
+    def begin(url, folder="run", steps=6, *more):
+        words = as_words(**JOB, max_steps=steps, output_dir=tmp_path / folder, mirror_to=url)
+        command = [*python(), vector_task.__file__, "--do_train", "--do_predict", *words, *more]
+        # fsspec reads its variables when it is imported.
+        return run(command, home, real=str(url).startswith("sftp"))
+
+    return begin
+
+
+RESUME = ("--resume_from_checkpoint", "auto")
+
+
+def check_a_run_moves(train, url, tmp_path):
+    """Trains, loses the disk, and goes on from the mirror, to the bytes of a run that went on from its
+    disk. Returns everything that was printed."""
+    first = train(url).check()
+    assert first.out.endswith(f"{url} has step 6\n")
+    shutil.copytree(tmp_path / "run", tmp_path / "stayed")
+    shutil.rmtree(tmp_path / "run")
+    second = train(url, "run", 9, *RESUME).check()
+    assert f"step 6 was fetched from the mirror {url}\n" in second.out
+    train(None, "stayed", 9, *RESUME).check()
+    assert differences(tmp_path / "stayed", tmp_path / "run") == []
+    shutil.rmtree(tmp_path / "run")
+    third = train(url, "run", 9, *RESUME).check()
+    assert "training       is complete (9 steps)" in third.out
+    assert differences(tmp_path / "stayed", tmp_path / "run") == []
+    return "".join(ended.out + ended.err for ended in (first, second, third))
+
+
+def test_a_run_moves_by_s3(s3, train, tmp_path):
+    printed = check_a_run_moves(train, s3.url, tmp_path)
+    assert SECRET not in printed
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
+    assert s3.buckets() == ["mine"]
+    assert len(mirror.Mirror(s3.url)._names()) == mirror.KEPT
+
+
+def test_a_run_moves_by_sftp(sftp, train, tmp_path):
+    check_a_run_moves(train, sftp.url, tmp_path)
+    assert len(list((tmp_path / "mirror" / "runs" / "a").glob("*_step_*"))) == mirror.KEPT
+
+
+def refusal(url):
+    with pytest.raises(InputError) as caught:
+        mirror.Mirror(url)
+    assert SECRET not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_s3_refuses_is_said_at_once(s3, monkeypatch):
+    requests = pytest.importorskip("requests")
+    assert "The specified bucket does not exist" in refusal("s3://yours/runs/a")
+    assert s3.buckets() == ["mine"]
+    requests.post(f"{s3.address}/moto-api/reset-auth", data=b"0")  # from now on keys are checked
+    assert "The AWS Access Key Id you provided does not exist" in refusal(s3.url)
+    requests.post(f"{s3.address}/moto-api/reset-auth", data=b"inf")
+    with monkeypatch.context() as patch:
+        patch.delenv("AWS_SECRET_ACCESS_KEY")
+        patch.delenv("AWS_ACCESS_KEY_ID")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        assert "Unable to locate credentials" in refusal(s3.url)
+    s3.stop()
+    assert 'Could not connect to the endpoint URL: "http://127.0.0.1:' in refusal(s3.url)
+
+
+def test_what_sshd_refuses_is_said_at_once(sftp, monkeypatch):
+    kind = fsspec.get_filesystem_class("sftp")
+    monkeypatch.setitem(
+        fsspec.config.conf, "sftp", {sftp.variable.removeprefix("FSSPEC_SFTP_").lower(): sftp.other_key}
+    )
+    message = refusal(sftp.url)
+    assert "ermission denied" in message or "uthentication failed" in message, kind

@@ -1,0 +1,155 @@
+"""`samerun rows`: which rows it finds, and the file that it leaves to correct."""
+
+import csv
+import json
+
+import label_noise
+import numpy as np
+import pytest
+
+from samerun.tools import rows
+from samerun.tools.rows import doubts, main
+
+
+def test_a_row_is_wrong_if_its_label_looks_absent_and_another_one_present():
+    given = np.array([[1, 0], [1, 0], [1, 0], [0, 1], [0, 1]], dtype=bool)
+    chances = np.array([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.2, 0.8], [0.4, 0.6]])
+    doubt, suggested = doubts(chances, given)
+    assert doubt.argmax() == 2
+    assert suggested.tolist() == [*given[:2].tolist(), [False, True], *given[3:].tolist()]
+
+    # A rare label has low probabilities everywhere; its own rows say what is high.
+    given = np.zeros((40, 3), dtype=bool)
+    given[:20, 0], given[20:22, 1], given[22:, 2] = True, True, True
+    chances = np.where(given, [0.8, 0.2, 0.8], [0.2, 0.01, 0.2])
+    chances[30] = [0.2, 0.25, 0.1]
+    doubt, suggested = doubts(chances, given)
+    assert np.flatnonzero((suggested != given).any(axis=1)).tolist() == [30]
+    assert suggested[30].tolist() == [False, True, False]
+    assert doubt.argmax() == 30
+
+
+def test_a_row_without_labels_is_wrong_if_one_looks_present():
+    given = np.array([[1, 0], [0, 1], [0, 0], [0, 0]], dtype=bool)
+    chances = np.array([[0.8, 0.1], [0.1, 0.8], [0.9, 0.1], [0.1, 0.2]])
+    assert doubts(chances, given)[1].tolist() == [[True, False], [False, True], [True, False], [False, False]]
+
+
+def test_a_label_that_no_row_has_is_never_suggested():
+    given = np.array([[1, 0], [1, 0]], dtype=bool)
+    chances = np.array([[0.3, 0.7], [0.9, 0.1]])
+    assert not doubts(chances, given)[1][:, 1].any()
+
+
+@pytest.fixture
+def folds(tmp_path):
+    """The folder of a cross-validation over eight rows."""
+    texts = ["good a", "good b", "Good, B", "bad c", "bad d", "", "good e", "bad f"]
+    labels = ["pos", "pos", "pos", "neg", "pos", "neg", "pos", "neg"]
+    with (tmp_path / "train.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["id", "text", "labels"], *zip("stuvwxyz", texts, labels, strict=True)])
+    (tmp_path / "test.csv").write_text("text,labels\nBAD F,neg\n")
+    words = ["--model_name_or_path", "none/such", "--train_file", str(tmp_path / "train.csv")]
+    words += ["--test_file", str(tmp_path / "test.csv"), "--output_dir", "elsewhere"]
+    folder = tmp_path / "folds"
+    folder.mkdir()
+    (folder / "command.json").write_text(json.dumps({"command": ["classify", *words]}))
+    (folder / "cross_validation.json").write_text("{}")
+    lines = []
+    for name, label, text in zip("stuvwxyz", labels, texts, strict=True):
+        chance = 0.9 if "good" in text.lower() else 0.1
+        lines.append(
+            {
+                "id": name,
+                "labels": [],
+                "probabilities": {"pos": chance, "neg": 1 - chance},
+                "reference": [label],
+            }
+        )
+    (folder / "predictions.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return folder
+
+
+def test_all_training_rows_are_listed_the_most_doubtful_first(folds, capsys):
+    assert main([str(folds)]) == 0
+    said = capsys.readouterr().out
+    assert "likely wrong labels       1 of 8 train rows" in said
+    with (folds / "rows.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [*found[0]] == ["text", "id", "labels", "problem", "suggestion", "doubt"]
+    assert (found[0]["id"], found[0]["labels"], found[0]["suggestion"]) == ("w", "pos", "neg")
+    assert sorted(row["id"] for row in found) == [*"stuvwxyz"]
+    problems = {row["id"]: row["problem"] for row in found if row["problem"]}
+    assert problems.pop("w") == "label"
+    assert problems.pop("u") == f"text as {folds.parent / 'train.csv'}:3"
+    assert problems.pop("x") == "empty"
+    assert problems.pop("z") == f"text as {folds.parent / 'test.csv'}:2"
+    assert not problems
+    page = (folds / "rows.html").read_text()
+    assert "Likely wrong labels: 1" in page
+    assert "train.csv:6" in page
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: (folder / "command.json").unlink(), "holds no predictions of rows"),
+        (
+            lambda folder: (folder / "predictions.jsonl").write_text('{"id": 1}\n'),
+            "holds no predictions of rows",
+        ),
+        (
+            lambda folder: (folder.parent / "train.csv").write_text("text,labels\na,pos\n"),
+            "the training file has changed since; it has 1 rows",
+        ),
+        (
+            lambda folder: (folder / "command.json").write_text(json.dumps({"command": ["tag"]})),
+            "only rows of text classification",
+        ),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_refused(folds, capsys, change, message):
+    change(folds)
+    assert main([str(folds)]) == 2
+    assert message in capsys.readouterr().err
+    assert not (folds / "rows.csv").exists()
+
+
+def test_validation_rows_of_a_training(tmp_path, script, monkeypatch, bert_folder):
+    """The file, corrected or not, can be trained with."""
+    monkeypatch.chdir(tmp_path)
+    lines = [
+        {"text": f"row {row} {'good' if row % 2 else 'bad'}", "labels": ["pos"] if row % 2 else ["neg"]}
+        for row in range(12)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    words = [
+        "--model_name_or_path", str(bert_folder), "--train_file", "rows.jsonl", "--validation_split", "0.5",
+        "--do_train", "--max_steps", "1", "--output_dir", "run", "--report_to", "html", "--max_length", "4",
+    ]  # fmt: skip
+    ended = script("classify", words)
+    assert ended.code == 0, ended.err
+    assert main(["run"]) == 0
+    with (tmp_path / "run" / "rows.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert len(found) == 6
+    assert all("cut: " in row["problem"] for row in found)
+    assert {(row["text"], row["labels"]) for row in found} < {
+        (line["text"], line["labels"][0]) for line in lines
+    }
+    assert rows.read_held_out(tmp_path / "run").split == "validation"
+    again = script(
+        "classify", ["--train_file", "run/rows.csv", *words[:2], *words[6:-8], "--output_dir", "next"]
+    )
+    assert again.code == 0, again.err
+
+
+def test_the_measurement_changes_the_labels_of_as_many_rows_as_it_says(tmp_path):
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["text", "labels"], *([f"text {n}", "abc"[n % 3]] for n in range(60))])
+    changed = label_noise.change_labels(tmp_path / "rows.csv", 40, 0.1, tmp_path / "noisy.csv")
+    with (tmp_path / "noisy.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 40
+    assert len(changed) == 4
+    assert {row["id"] for row in rows if row["labels"] != "abc"[int(row["text"].split()[1]) % 3]} == changed
