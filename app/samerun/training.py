@@ -441,7 +441,8 @@ class Training:
         self.state.unevaluated = unevaluated
         self._save()
         self._wait_for_checkpoint()
-        mirror.wait(mirror.STOP_SECONDS)
+        # The other processes wait for this one.
+        mirror.wait(min(mirror.STOP_SECONDS, self.arguments.ddp_timeout / 2))
         path = self.folder / checkpoint.FOLDER / f"step_{self.state.step}"
         saved = f"step {self.state.step} of {self.plan.total_steps} is saved in {path}"
         stop_run(self.run, f"{saved}; the same command with --resume_from_checkpoint auto goes on")
