@@ -21,7 +21,7 @@ from cluster import wait_for
 from running import lines_of
 from safetensors.torch import load_file
 
-from samerun.tools.soaking.comparison import differences
+from samerun.tools.soak import differences
 
 REASON = cluster.missing()
 pytestmark = [
