@@ -277,7 +277,7 @@ class TextClassification(TextTask):
         split = None if best is None else self.splits["validation"]
         metrics = problem.fit(best, split)
         if best is not None:
-            for row in rows_to_check(np.argsort(split.lengths, kind="stable")).tolist():
+            for row in rows_to_check(np.argsort(-split.lengths, kind="stable")).tolist():
                 text = split.texts[row] if split.pairs is None else (split.texts[row], split.pairs[row])
                 expected[text] = problem.exported_outputs(best["logits"][row])
         plain = plain_model(model)

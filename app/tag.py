@@ -261,8 +261,8 @@ class TokenClassification(TextTask):
         return metrics
 
     def checked_rows(self, best: Predictions, split: TextSplit) -> Iterator[tuple]:
-        """What `tags.check_export` expects of some sentences, from the shortest to the longest."""
-        by_length = np.argsort(split.lengths, kind="stable")
+        """What `tags.check_export` expects of some sentences, from the longest to the shortest."""
+        by_length = np.argsort(-split.lengths, kind="stable")
         by_length = by_length[split.lengths[by_length] <= self.max_length]
         for row in rows_to_check(by_length, tags.CHECKED_ROWS).tolist():
             line, ids = self.line(best, split, row), split.tokens[row].tolist()

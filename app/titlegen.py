@@ -218,7 +218,8 @@ class TitleGeneration(TextTask):
         examples, validation = self.examples(best), self.splits.get("validation")
         # Rounding in half precision may change a title, so those are not compared.
         compared = examples[:2] if self.rounding == "no" else []
-        checked = {row: example["generated"] for row, example in enumerate(compared)}
+        by_length = sorted(range(len(compared)), key=lambda row: -validation.lengths[row])
+        checked = {row: compared[row]["generated"] for row in by_length}
         check = partial(titles.check_export, collate=validation and validation.collate, expected=checked)
         self.save_best(path, model, titles.plain_model(model, self.generation), weights, check)
         return {"examples": examples, "rouge_tokenizer": self.rouge_tokenizer(validation)}

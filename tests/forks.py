@@ -56,8 +56,9 @@ sys.exit(code)
 
 
 @functools.cache
-def commands() -> Path:
-    """Starts the server, which ends with this process; returns the folder of its commands."""
+def commands(*within: str) -> Path:
+    """Starts the server, which ends with this process; returns the folder of its commands. `within`: a
+    command that executes the server in its surroundings."""
     folder = Path(tempfile.mkdtemp(prefix="forks"))
     address = str(folder / "server")
     for name in ("python", *MODULES):
@@ -66,7 +67,7 @@ def commands() -> Path:
         (folder / name).chmod(0o755)
     hidden = {"CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1"}  # as `launchers.environment` has it
     server = subprocess.Popen(
-        [sys.executable, __file__, address], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        [*within, sys.executable, __file__, address], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
         env={**os.environ, **hidden}, start_new_session=True,
     )  # fmt: skip
     KEPT.append(server)

@@ -33,8 +33,9 @@ def check_run_folder(folder: Path) -> set[str]:
         path = folder / f"{name}.jsonl"
         if path.exists():
             found.add(path.name)
-            for line in path.read_text(encoding="utf-8").splitlines():
-                validator(name).validate(_no_constants(line))
+            with path.open(encoding="utf-8", newline="\n") as lines:  # a title may hold other line separators
+                for line in lines:
+                    validator(name).validate(_no_constants(line))
     return found
 
 

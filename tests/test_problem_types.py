@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from launchers import CLASSIFY, DS_CONFIGS, accelerate, run, torchrun
-from transformers import pipeline
+from transformers import BigBirdConfig, pipeline
 
 from samerun.files import read_lines
 
@@ -123,6 +123,25 @@ def test_a_regression_is_trained_further_and_its_adapter_exported(folder, script
     assert ended.code == 0, ended.err
     before, after = (json.loads(Path(f"{name}/metrics.json").read_text()) for name in ("run", "more"))
     assert after["eval_mse"] == pytest.approx(before["eval_mse"], rel=1e-3)
+
+
+def test_a_bigbird_of_short_and_long_texts_is_exported(folder, script):
+    """transformers reads all texts after a short one with full attention. The head's token, the first one,
+    sees everything in any case, so one layer would not show it."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    config = BigBirdConfig(**sizes, block_size=8, num_random_blocks=1, max_position_embeddings=128)
+    config.initializer_range = 0.5  # so that attention matters
+    config.save_pretrained("bigbird")
+    rows = [{"text": " ".join(WORDS["fruit"] * size), "kind": "ab"[size % 2]} for size in (2, 50, 3, 55)]
+    Path("valid.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 4))
+    made = {"config_name": "bigbird", "from_scratch": True, "tokenizer_type": "train", "vocab_size": 128}
+    given = [
+        part for part in training("none", **made) if "model_name" not in part and "max_length" not in part
+    ]
+    given += words(problem_type="single_label", label_column="kind", max_length=120, output_dir="run")
+    ended = script("classify", given)
+    assert ended.code == 0, ended.err
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ from samerun.files import (
     write_json,
     write_text,
 )
-from samerun.run_folder import CHECKPOINTS, status
+from samerun.run_folder import CHECKPOINTS, LOSSES, status
 from samerun.runtime import Run
 from samerun.writer_thread import Background
 
@@ -429,6 +429,8 @@ def _write(
         for each in [*old, *passed]:
             remove_folder(each)
         status.saved(step)
+        with contextlib.suppress(KeyError, OSError):
+            Path(os.environ[LOSSES]).unlink()
     except TrainingError:
         raise
     except Exception as error:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 EXIT_BAD_INPUT = 2
 EXIT_TRAINING_FAILED = 3
+EXIT_LOST = 69  # EX_UNAVAILABLE: another process is gone or hangs, which a new start may mend
 EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h, "try again later": schedulers requeue the job
 SHOWN = 20  # problems in one message
 # Characters that break lines or cannot be printed; names of files and columns may contain them.
@@ -62,7 +63,7 @@ def raise_problems(problems: Sequence[str], *advice: str) -> None:
 
 
 class TrainingError(Exception):
-    """Training failed: non-finite loss, out of memory, lost rank. Ends the job with exit code 3."""
+    """Training failed: non-finite loss, out of memory, a full disk. Ends the job with exit code 3."""
 
     exit_code = EXIT_TRAINING_FAILED
 

@@ -67,7 +67,8 @@ def hide_library_bars() -> None:
 
 
 def rows_to_check(rows: Sequence[int] | np.ndarray, most: int = CHECKED_ROWS) -> np.ndarray:
-    """At most `most` evenly spaced ones of these rows of a file, for `check_agreement`."""
+    """At most `most` evenly spaced ones of these rows of a file, for `check_agreement`. Longer texts come
+    first: a short one turns transformers' BigBird to full attention for all later ones."""
     places = np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(int)
     return np.asarray(rows, dtype=int)[places]
 

@@ -33,6 +33,7 @@ MACHINE_NAMES = "SAMERUN_MACHINES"  # variable with the machines' names by rank,
 MAX_DIFFERENCES = 20  # printed
 PORT_OPTIONS = "(--master_port of deepspeed and torchrun, --main_process_port of accelerate, MASTER_PORT)"
 READING_SECONDS = 10  # for the others to read the store before its process may end
+VERDICT = "verdict"  # key of what rank 0 found
 INTERVAL_SECONDS = 1.0  # between two heartbeats
 GRACE_SECONDS = 4.0  # the longest pause between two heartbeats of a healthy process on a busy machine
 HEAD_START_SECONDS = 3.0  # reports come this long before the backend's own timeout
@@ -116,22 +117,41 @@ def meet(store: Any, launch: Launch, compared: dict[str, Any], timeout: float) -
     address = dict(interfaces).get(chosen) or _own_address(os.environ["MASTER_ADDR"])
     own = {"rank": launch.rank, "host": socket.gethostname(), "address": address, "compared": compared}
     own["problems"] = _unknown_interfaces(interfaces)
-    ranks = range(launch.world_size)
     store.set(f"met/{launch.rank}", json.dumps(own, default=str))
     try:
-        with contextlib.suppress(RuntimeError):
-            store.wait([f"met/{rank}" for rank in ranks], timedelta(seconds=timeout))
-        present = [rank for rank in ranks if store.check([f"met/{rank}"])]
-        infos = [json.loads(store.get(f"met/{rank}")) for rank in present]
+        # Rank 0 alone reads what all have set: with a thousand processes this would be a million answers.
+        if launch.rank != 0:
+            with contextlib.suppress(RuntimeError):
+                store.wait([VERDICT], timedelta(seconds=timeout + READING_SECONDS))
+        if launch.rank == 0 or not store.check([VERDICT]):  # its machine has the store, but it did not come
+            verdict = _verdict(store, launch, timeout if launch.rank == 0 else 0.001)
+            store.set(VERDICT, json.dumps(verdict))
+        else:
+            verdict = json.loads(store.get(VERDICT))
         # The process that holds the store may fail below, and end.
         store.set(f"read/{launch.rank}", "")
-        with contextlib.suppress(RuntimeError):
-            store.wait([f"read/{rank}" for rank in present], timedelta(seconds=READING_SECONDS))
+        if launch.rank == 0:
+            with contextlib.suppress(RuntimeError):
+                read = [f"read/{rank}" for rank in verdict["present"]]
+                store.wait(read, timedelta(seconds=READING_SECONDS))
     except RuntimeError as error:
         raise InputError(
             f"{process_name()}: rank 0's machine ended before the job began; see the message there "
             f"({in_short(error)})"
         ) from None
+    if verdict["problems"]:
+        raise InputError(*verdict["problems"])
+    _choose_interface(address, verdict["addresses"], interfaces)
+
+
+def _verdict(store: Any, launch: Launch, timeout: float) -> dict[str, Any]:
+    """Waits for all processes and compares what they have set. "present": the ranks that came; "problems";
+    "addresses" of machines that others can reach."""
+    ranks = range(launch.world_size)
+    with contextlib.suppress(RuntimeError):
+        store.wait([f"met/{rank}" for rank in ranks], timedelta(seconds=timeout))
+    present = [rank for rank in ranks if store.check([f"met/{rank}"])]
+    infos = [json.loads(value) for value in store.multi_get([f"met/{rank}" for rank in present])]
     missing = [
         f"rank {rank} (machine {_machine(rank // launch.local_world_size)})"
         for rank in ranks
@@ -147,9 +167,9 @@ def meet(store: Any, launch: Launch, compared: dict[str, Any], timeout: float) -
         )
     else:
         problems += differences(infos)
-    if problems:
-        raise InputError(*problems)
-    _choose_interface(launch.rank, [info["address"] for info in infos], interfaces)
+    addresses = dict.fromkeys(info["address"] for info in infos if info["address"])
+    reachable = [address for address in addresses if not ipaddress.ip_address(address).is_loopback]
+    return {"present": present, "problems": problems, "addresses": reachable}
 
 
 def differences(infos: list[dict[str, Any]]) -> list[str]:
@@ -205,11 +225,9 @@ def _unknown_interfaces(interfaces: list[tuple[str, str]]) -> list[str]:
     return problems
 
 
-def _choose_interface(rank: int, addresses: list[str | None], interfaces: list[tuple[str, str]]) -> None:
+def _choose_interface(own: str | None, others: list[str], interfaces: list[tuple[str, str]]) -> None:
     """Sets gloo's network interface. Gloo's default is the interface of the host name, which is often
-    loopback."""
-    own = addresses[rank]
-    others = [address for address in addresses if address and not ipaddress.ip_address(address).is_loopback]
+    loopback. `own`: this machine's address; `others`: of all machines, without loopback."""
     if own and ipaddress.ip_address(own).is_loopback and others:
         own = _own_address(others[0])
     for interface, address in interfaces:

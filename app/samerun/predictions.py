@@ -55,8 +55,7 @@ def _beside_a_run(arguments: Any, name: str) -> str:
     """`name`, or with the test file's name appended if the command only predicts in the folder of a finished
     run: it must not replace that run's own predictions and metrics."""
     modes, folder = arguments.modes, Path(arguments.output_dir)
-    holds_trained_run = (folder / BEST).is_dir() or (folder / RUN_FILE).exists()
-    if modes.train or not modes.predict or not holds_trained_run:
+    if modes.train or not modes.predict or not ((folder / BEST).is_dir() or (folder / RUN_FILE).exists()):
         return name
     stem, suffix = os.path.splitext(name)
     test_file = arguments.test_file or "test"

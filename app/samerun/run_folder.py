@@ -53,6 +53,9 @@ CHECKPOINTS = "checkpoints"
 PLOTS = "plots"
 TENSORBOARD = "tensorboard"
 PROFILE = "profile"
+LOSSES = (
+    "SAMERUN_LOSSES"  # variable: our launching scripts count lost processes there; a checkpoint removes it
+)
 START_FILES = (STATUS, HISTORY, SPEED, TRACKERS, TENSORBOARD, PROFILE)  # a failed start may leave them
 # run.json is the last that is removed: it says that the others are a run's.
 OURS = (

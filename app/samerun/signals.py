@@ -26,6 +26,7 @@ import psutil
 
 from samerun import machines, writer_thread
 from samerun.errors import (
+    EXIT_LOST,
     EXIT_STOPPED,
     EXIT_TRAINING_FAILED,
     InputError,
@@ -350,7 +351,7 @@ def _report_lost_peer(error: Exception, debug: bool) -> int:
             traceback.print_exc()
         in_brief = f"{peers.lost}. {RESUME} ({message.splitlines()[0][:200]})"
         _print_error(in_brief if peers.lost else message)
-    return EXIT_TRAINING_FAILED
+    return EXIT_LOST if peers.lost else EXIT_TRAINING_FAILED
 
 
 def _end_after_lost_peer(lost: str) -> None:
@@ -358,12 +359,12 @@ def _end_after_lost_peer(lost: str) -> None:
     process."""
     if not _requests.reporting.acquire(blocking=False):
         return
-    exit_with(EXIT_TRAINING_FAILED, reported=True)
+    exit_with(EXIT_LOST, reported=True)
     status.end("failed", lost)
     _let_local_rank_0_report()
     if requested() is None:
         _print_error(f"{lost}. {RESUME}")
-    _end(EXIT_TRAINING_FAILED)
+    _end(EXIT_LOST)
 
 
 def _let_local_rank_0_report() -> None:

@@ -30,7 +30,7 @@ from samerun.tools import plan
 OWN_TASK = "docs/write-your-own-task.md"
 FOLDERS = "app|scripts|accelerate_configs|ds_configs|tests|benchmarks|docs"
 # What starts a command of a page. Those of the second line are looked at no further.
-LAUNCHERS = {"python", "samerun", "torchrun", "accelerate", "deepspeed", "bash", "sbatch"}
+LAUNCHERS = {"python", "samerun", "torchrun", "accelerate", "deepspeed", "bash", "sbatch", "salloc"}
 OTHERS = {
     "pip",
     "sky",
@@ -100,7 +100,7 @@ def check_command(words: list[str]) -> None:
     if words[0] in OTHERS:
         return
     assert words[0] in LAUNCHERS, f"unknown command {words[0]}"
-    words = ["0" if word == "N" else word for word in words]  # a machine's number
+    words = ["0" if word in ("N", "%a") else word for word in words]  # a machine's, an array's number
     file, processes = None, 1
     if words[0] == "accelerate":
         from accelerate.commands.launch import launch_command_parser
@@ -213,10 +213,12 @@ def test_code_and_settings_are_well_formed(page):
             json.loads(block.text)
 
 
-def test_the_kubernetes_job_starts_a_command_that_parses(in_folder):
-    (job,) = [block.text for block in blocks("docs/launching.md", "yaml") if "PyTorchJob" in block.text]
-    worker = yaml.safe_load(job)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
-    check_command(worker["containers"][0]["command"] + worker["containers"][0]["args"])
+def test_the_kubernetes_jobs_start_a_command_that_parses(in_folder):
+    jobs = [yaml.safe_load(block.text) for block in blocks("docs/launching.md", "yaml")]
+    specs = {job["kind"]: job["spec"] for job in jobs}
+    worker = specs["PyTorchJob"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    for trainer in (worker, specs["TrainJob"]["trainer"]):
+        check_command(trainer["command"] + trainer["args"])
 
 
 SPOT_JOB = REPOSITORY / "examples" / "skypilot.yaml"

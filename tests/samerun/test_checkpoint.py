@@ -145,6 +145,16 @@ def test_checkpoints_are_in_the_order_of_their_steps(tmp_path):
     assert list_checkpoints(tmp_path / "none") == []
 
 
+def test_a_checkpoint_begins_the_count_of_lost_processes_anew(trained, tmp_path, monkeypatch):
+    *_, save_step = trained
+    losses = tmp_path / "slurm-7.losses"
+    losses.write_text("exit code 69\n")
+    monkeypatch.setenv("SAMERUN_LOSSES", str(losses))
+    for step in (2, 3):  # without the file, too
+        save_step(step)
+        assert not losses.exists()
+
+
 def test_the_checkpoint_of_the_best_model_is_kept(trained, tmp_path):
     *_, save_step = trained
     for step, best in ((1, None), (2, 2), (3, 2), (4, 2), (5, 5), (6, 5), (7, 5)):

@@ -139,17 +139,17 @@ def test_the_interface_that_leads_to_the_others_is_chosen(job, monkeypatch):
     interfaces = [("lo", "127.0.0.1"), ("eth0", "10.0.0.1"), ("ib0", "10.9.0.1")]
     monkeypatch.setattr(machines, "_own_address", lambda host: {"10.9.0.2": "10.9.0.1"}[host])
 
-    def choose(rank, addresses):
+    def choose(own, others):
         job.pop("GLOO_SOCKET_IFNAME", None)
-        machines._choose_interface(rank, addresses, interfaces)
+        machines._choose_interface(own, others, interfaces)
         return job.get("GLOO_SOCKET_IFNAME")
 
-    assert choose(0, ["10.9.0.1", "10.9.0.2"]) == "ib0"
-    assert choose(0, ["127.0.1.1", "10.9.0.2"]) == "ib0"  # machine 0's own name stands for loopback
-    assert choose(0, ["127.0.0.1", "127.0.0.1"]) == "lo"
-    assert choose(0, [None, "10.9.0.2"]) is None
+    assert choose("10.9.0.1", ["10.9.0.1", "10.9.0.2"]) == "ib0"
+    assert choose("127.0.1.1", ["10.9.0.2"]) == "ib0"  # machine 0's own name stands for loopback
+    assert choose("127.0.0.1", []) == "lo"
+    assert choose(None, ["10.9.0.2"]) is None
     job["GLOO_SOCKET_IFNAME"] = "eth0"
-    machines._choose_interface(0, ["10.9.0.1", "10.9.0.2"], interfaces)
+    machines._choose_interface("10.9.0.1", ["10.9.0.1", "10.9.0.2"], interfaces)
     assert job["GLOO_SOCKET_IFNAME"] == "eth0"
 
 

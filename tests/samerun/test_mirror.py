@@ -35,6 +35,7 @@ def train(script, tmp_path, monkeypatch):
 
     monkeypatch.setattr(mirror.Mirror, "submit", submit_and_wait)
     monkeypatch.setattr(mirror, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(mirror, "_mirror", None)  # no other test has this one
 
     def begin(folder="run", *more, until=None, to=None):
         def requested():

@@ -201,7 +201,7 @@ def test_a_new_best_model_removes_what_belongs_to_another(tmp_path):
     assert read_metrics(tmp_path / METRICS) == {**of_old, **kept, "schema_version": 1}
     assert (tmp_path / "predictions.jsonl").exists()
     begin_best(tmp_path, 6)
-    assert read_metrics(tmp_path / METRICS) == {**kept, "best_step": 6}
+    assert read_metrics(tmp_path / METRICS) == {**kept, "best_step": 6, "schema_version": 1}
     assert not (tmp_path / "predictions.jsonl").exists()
     assert not (tmp_path / "validation_predictions.npz").exists()
     assert [path.name for path in (tmp_path / "predictions").iterdir()] == ["mine.png"]

@@ -294,7 +294,7 @@ def test_who_no_longer_answers_is_named(ended, monkeypatch, tmp_path):
     lost = "rank 1 (beta) no longer answers: killed, suspended, or cut off from the network"
     monkeypatch.setattr(machines, "peer_status", lambda: PeerStatus(lost=lost))
     code, text, _ = ended(RuntimeError("Timed out waiting 10000ms for recv operation to complete"))
-    assert code == 3
+    assert code == 69
     assert text.startswith("error on rank 0 of 1 (")
     assert (
         "rank 1 (beta) no longer answers: killed, suspended, or cut off from the network. The same "
@@ -309,7 +309,7 @@ def test_the_heartbeat_ends_a_process_that_waits_in_vain(ended, monkeypatch, tmp
     status.begin(tmp_path, 3)
     with pytest.raises(Exit) as caught, failures_end_the_job(False):
         machines._on_lost_peer("rank 1 (beta) did not enter")
-    assert caught.value.args == (3,)
+    assert caught.value.args == (69,)
     assert "): rank 1 (beta) did not enter. The same command with" in capsys.readouterr().err
     assert json.loads((tmp_path / "status.json").read_text())["state"] == "failed"
 

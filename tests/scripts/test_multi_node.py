@@ -24,6 +24,7 @@ export HERE=$host
 exec bash -c "$*"
 """
 # Leaves NODE-RANK.json; ends with the exit code of its first argument, or waits for a signal and leaves that.
+# With "saves" rank 0 is lost in each of its first five starts, after a checkpoint.
 STUB = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -46,6 +47,13 @@ waits = asked == "wait" or (asked.startswith("rank") and not asked.startswith(f"
 while waits and not heard and time.monotonic() < until:
     time.sleep(0.05)
 leave()
+if asked == "saves" and rank == "0":
+    with open("starts", "a+") as starts:
+        starts.write(".")
+    if os.path.getsize("starts") <= 5:
+        Path(os.environ["SAMERUN_LOSSES"]).unlink(missing_ok=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+asked = "0" if asked == "saves" else asked
 sys.exit(75 if heard else int(asked.partition("=")[2] or asked) if not waits else 9)
 """
 
@@ -143,6 +151,25 @@ def test_the_first_failure_ends_the_others_and_is_the_exit_code(place):
     found = left(place)
     assert found[3]["heard"] == []
     assert all(set(found[rank]["heard"]) == {"SIGTERM"} for rank in (0, 1, 2))
+
+
+@pytest.mark.slow
+def test_a_lost_process_is_started_again_at_most_three_times_without_a_new_checkpoint(place):
+    code, err = finish(place, *on("one,two", 1, "stub.py", "rank1=69"), RESTART_SECONDS="0")
+    assert code == 69
+    assert [f"a process was lost ({number} of at most 3" in err for number in (1, 2, 3, 4)] == [True] * 3 + [
+        False
+    ]
+    assert "error: a process was lost 4 times without a new checkpoint" in err
+    # Each start, each count of a loss on machine 0, and the removal of that count.
+    assert (place / "asked").read_text().split().count("two") == 4
+    assert (place / "asked").read_text().split().count("one") == 4 + 4 + 1
+
+
+@pytest.mark.slow
+def test_a_new_checkpoint_begins_the_count_of_losses_anew(place):
+    code, err = finish(place, *on("one", 1, "stub.py", "saves"), RESTART_SECONDS="0")
+    assert (code, err.count("(1 of at most 3"), err.count("starting again")) == (0, 5, 5)
 
 
 def test_a_host_that_ssh_cannot_reach_ends_the_others(place):

@@ -3,6 +3,7 @@
 import csv
 import json
 
+import label_noise
 import numpy as np
 import pytest
 
@@ -141,3 +142,14 @@ def test_validation_rows_of_a_training(tmp_path, script, monkeypatch, bert_folde
         "classify", ["--train_file", "run/rows.csv", *words[:2], *words[6:-8], "--output_dir", "next"]
     )
     assert again.code == 0, again.err
+
+
+def test_the_measurement_changes_the_labels_of_as_many_rows_as_it_says(tmp_path):
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["text", "labels"], *([f"text {n}", "abc"[n % 3]] for n in range(60))])
+    changed = label_noise.change_labels(tmp_path / "rows.csv", 40, 0.1, tmp_path / "noisy.csv")
+    with (tmp_path / "noisy.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 40
+    assert len(changed) == 4
+    assert {row["id"] for row in rows if row["labels"] != "abc"[int(row["text"].split()[1]) % 3]} == changed
