@@ -318,15 +318,21 @@ def test_a_removed_object_is_uploaded_again(train, straight, tmp_path):
     assert differences(straight, snapshots(tmp_path)[-1]) == []
 
 
-def test_a_request_to_stop_waits_for_the_upload_and_says_how_long(train, tmp_path, monkeypatch):
+@pytest.fixture
+def slow(train, monkeypatch):
+    """Uploads take longer than steps, and these do not wait for them."""
     put_file = LocalFileSystem.put_file
 
-    def slow(self, *given, **named):
+    def put_slowly(self, *given, **named):
         time.sleep(0.05)
         put_file(self, *given, **named)
 
-    monkeypatch.setattr(LocalFileSystem, "put_file", slow)
+    monkeypatch.setattr(LocalFileSystem, "put_file", put_slowly)
     monkeypatch.setattr(mirror.Mirror, "submit", SUBMIT)
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_request_to_stop_waits_for_the_upload_and_says_how_long(train, tmp_path, monkeypatch):
     stopped = train(until=5)
     assert stopped.code == 75
     assert "\nmirror         uploading step 5, for at most 100 s\n" in stopped.out
@@ -336,3 +342,12 @@ def test_a_request_to_stop_waits_for_the_upload_and_says_how_long(train, tmp_pat
     stopped = train("run", *OVERWRITE, until=5)
     assert stopped.code == 75
     assert "step 5 is not uploaded (it takes longer); file:///" in stopped.out
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_request_after_the_last_step_waits_too(train, tmp_path, monkeypatch):
+    monkeypatch.setattr("samerun.main.load_exported", lambda *_: signals._request("SIGTERM"))
+    stopped = train()
+    assert stopped.code == 75
+    assert "mirror         uploading step 6, for at most 100 s\n" in stopped.out
+    assert snapshots(tmp_path)[-1].name.split("_")[2] == "6"

@@ -1,0 +1,151 @@
+"""What --mirror_to costs the steps of a training: their time while a checkpoint is uploaded to an S3 server
+on this machine, against that of the steps between uploads, in turns.
+
+    pip install -r examples/requirements-mirror.txt
+    OMP_NUM_THREADS=1 python scripts/mirror_bench.py --steps 1200
+
+The server (moto) uses the same cores, so the ratio is an upper bound. The model is a perceptron with random
+weights. Steps during which a checkpoint is written do not count: that is not the mirror's time. The CPU time
+of the threads that upload is printed too; it does not depend on what else runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "app"))
+
+import boto3
+import psutil
+import torch
+import vector_task
+from launchers import as_words, free_port
+
+from samerun import checkpoint, mirror, training
+from samerun.main import run_task
+from samerun.parsing import parse, validate
+
+LAYERS, WIDTH, ROWS = 4, 1024, 64  # 4 million weights: a checkpoint of 51 MB
+FEWEST_STEPS = 3  # of a turn
+
+
+class Perceptron(vector_task.Regression):
+    def build(self) -> torch.nn.Module:
+        hidden = [part for _ in range(LAYERS) for part in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU())]
+        ends = torch.nn.Linear(vector_task.FEATURES, WIDTH), torch.nn.Linear(WIDTH, vector_task.TARGETS)
+        return torch.nn.Sequential(ends[0], *hidden, ends[1])
+
+    def export(self, path, model, weights, best):
+        return {}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--save_steps", type=int, default=120)
+    options = parser.parse_args()
+    port = free_port()
+    credentials = {"ACCESS_KEY_ID": "me", "SECRET_ACCESS_KEY": "mine", "DEFAULT_REGION": "us-east-1"}
+    for name, value in {**credentials, "ENDPOINT_URL": f"http://127.0.0.1:{port}"}.items():
+        os.environ[f"AWS_{name}"] = value
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        report(measure(options, boto3.client("s3")))
+    finally:
+        server.terminate()
+
+
+def measure(options: argparse.Namespace, client) -> list[tuple[bool, float]]:
+    """(whether an upload was under way, seconds) of each step that counts."""
+    create_bucket(client)
+    steps, step, writing = [], training.train_step, []
+
+    def is_uploading() -> bool:
+        return mirror._mirror.uploading is not None
+
+    def timed(*given, **named):
+        before, began = is_uploading(), time.perf_counter()
+        result = step(*given, **named)
+        if not writing and is_uploading() == before:
+            steps.append((before, time.perf_counter() - began))
+        return result
+
+    write = checkpoint._write
+
+    def noted(*given):
+        writing.append(True)
+        write(*given)
+        writing.clear()
+
+    upload, uploaded = mirror.Mirror._upload, []
+
+    def counted(self, snapshot):
+        upload(self, snapshot)
+        uploaded.append(sum(record["bytes"] for record in snapshot.files.values()))
+
+    training.train_step, checkpoint._write, mirror.Mirror._upload = timed, noted, counted
+    with tempfile.TemporaryDirectory() as folder:
+        words = as_words(
+            global_batch_size=ROWS, num_rows=ROWS * 40, max_steps=options.steps, eval_strategy="no",
+            save_steps=options.save_steps, report_to="none", output_dir=folder, mirror_to="s3://mine/a",
+        )  # fmt: skip
+        arguments = parse(vector_task.Arguments, ["--do_train", *words])
+        validate(arguments)
+        run_task(Perceptron(arguments), arguments)
+    seconds = {thread.id: thread.user_time + thread.system_time for thread in psutil.Process().threads()}
+    uploading = [t.native_id for t in threading.enumerate() if t.name in ("mirror", "fsspecIO")]
+    print(
+        f"{len(uploaded)} uploads, {sum(uploaded) / 1e6:.0f} MB; CPU of {len(uploading)} threads: "
+        f"{sum(map(seconds.get, uploading)) / (sum(uploaded) / 1e9):.2f} s per GB",
+        flush=True,
+    )
+    return steps
+
+
+def create_bucket(client) -> None:
+    for _ in range(100):  # until the server listens
+        try:
+            return client.create_bucket(Bucket="mine")
+        except Exception:
+            time.sleep(0.2)
+    raise SystemExit("the server does not start")
+
+
+def report(steps: list[tuple[bool, float]]) -> None:
+    """Compares each turn of steps during an upload with the mean of its neighbours without one."""
+    turns: list[tuple[bool, list[float]]] = []
+    for uploading, seconds in steps:
+        if not turns or turns[-1][0] != uploading:
+            turns.append((uploading, []))
+        turns[-1][1].append(seconds)
+    medians = [(kind, statistics.median(times)) for kind, times in turns if len(times) >= FEWEST_STEPS]
+    ratios = []
+    for before, during, after in zip(medians, medians[1:], medians[2:], strict=False):
+        if (before[0], during[0], after[0]) == (False, True, False):
+            ratios.append(during[1] / ((before[1] + after[1]) / 2))
+    counts = [sum(kind is uploading for kind, _ in steps) for uploading in (True, False)]
+    print(f"steps during uploads: {counts[0]}, without: {counts[1]}")
+    if len(ratios) < 2:
+        raise SystemExit("too few turns: give more --steps and --save_steps")
+    lower, middle, upper = statistics.quantiles(ratios, n=4)
+    print(
+        f"step with an upload / without: median {middle:.3f}, quartiles {lower:.3f} and {upper:.3f} "
+        f"({len(ratios)} turns)"
+    )
+
+
+if __name__ == "__main__":
+    main()
