@@ -4,7 +4,7 @@ on this machine, against that of the steps between uploads, in turns.
     pip install -r examples/requirements-mirror.txt
     OMP_NUM_THREADS=1 python scripts/mirror_bench.py --steps 1200
 
-The server (moto) uses the same cores, so the ratio is an upper bound. The model is a perceptron with random
+The server (moto) uses the same cores, at the lowest priority, so the ratio is an upper bound. The model is a perceptron with random
 weights. Steps during which a checkpoint is written do not count: that is not the mirror's time. The CPU time
 of the threads that upload is printed too; it does not depend on what else runs.
 """
@@ -58,7 +58,7 @@ def main() -> None:
     for name, value in {**credentials, "ENDPOINT_URL": f"http://127.0.0.1:{port}"}.items():
         os.environ[f"AWS_{name}"] = value
     server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-p", str(port)],
+        ["nice", "-n", "19", sys.executable, "-m", "moto.server", "-p", str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

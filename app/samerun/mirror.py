@@ -21,6 +21,7 @@ import os
 import re
 import shutil
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -110,6 +111,8 @@ class Mirror:
 
         self.fs, root = fsspec.core.url_to_fs(self.url, skip_instance_cache=True)
         self.root = root.rstrip("/")
+        if getattr(self.fs, "async_impl", False):  # then a thread of fsspec does the work
+            self.fs.loop.call_soon_threadsafe(_yield_cpu)
         self._write(".probe", "samerun")
         self.fs.rm_file(self._at(".probe"))
 
@@ -269,6 +272,7 @@ class Mirror:
                     "with --resume_from_checkpoint auto uploads it")  # fmt: skip
 
     def _work(self) -> None:
+        _yield_cpu()
         while self.taken_by is None:
             with self.changed:
                 self.changed.wait_for(lambda: self.pending is not None)
@@ -304,12 +308,13 @@ class Mirror:
             self._connect()  # the network or the credentials may have changed
         if not self._is_ours(snapshot):
             return
-        before = self.complete[-1] if self.complete else None
+        before, hashed = self.complete[-1] if self.complete else None, _checkpoint_records(snapshot.place)
         for path in files_at(snapshot.place):
             name = path.relative_to(snapshot.place).as_posix()
             if name in snapshot.files:
                 continue  # by an earlier attempt
-            record, target = file_record(path), self._new(f"{snapshot.name}/{name}")
+            record = hashed.get(name) or file_record(path)
+            target = self._new(f"{snapshot.name}/{name}")
             is_there = before is not None and before.files.get(name) == record
             if not (is_there and self._copy(f"{before.name}/{name}", target)):
                 self.fs.put_file(str(path), target)
@@ -398,6 +403,24 @@ def _local_step(folder: Path, fingerprint: dict[str, Any]) -> float:
         if checkpoint.damage(path) is None:
             return checkpoint.step_of(path)
     return state["step"] if state.get("state") == "done" and (folder / BEST).is_dir() else -1
+
+
+def _checkpoint_records(place: Path) -> dict[str, dict[str, Any]]:
+    """Size and hash, by path in the run's folder, of the files of its checkpoints: their manifests have
+    them."""
+    return {
+        (path.parent / name).relative_to(place).as_posix(): record
+        for path in place.glob(f"{CHECKPOINTS}/*/{MANIFEST}")
+        for name, record in json.loads(path.read_text(encoding="utf-8"))["files"].items()
+    }
+
+
+def _yield_cpu() -> None:
+    """Lets this thread run where the training's leave a core free. On Linux a thread has a priority of its own;
+    elsewhere nothing happens."""
+    with contextlib.suppress(AttributeError, OSError):
+        if sys.platform == "linux":
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
 def _number(name: str) -> int:
