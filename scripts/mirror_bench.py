@@ -34,7 +34,7 @@ from samerun import checkpoint, mirror, training
 from samerun.main import run_task
 from samerun.parsing import parse, validate
 
-LAYERS, WIDTH, ROWS = 4, 1024, 64  # 4 million weights: a checkpoint of 51 MB
+LAYERS, WIDTH, ROWS = 4, 2048, 128  # 17 million weights: a checkpoint of 202 MB
 FEWEST_STEPS = 3  # of a turn
 
 

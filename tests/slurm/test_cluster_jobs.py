@@ -76,8 +76,13 @@ class Job:
 
     def wait(self, *states):
         """Waits for one of these states; returns the job's facts. Fails if the job ends otherwise."""
-        wait_for(lambda: self.facts()["JobState"] in (*states, *ENDS), self.said)
-        facts = self.facts()
+        facts = {}
+
+        def is_reached():
+            facts.update(self.facts())
+            return facts["JobState"] in (*states, *ENDS)
+
+        wait_for(is_reached, self.said)
         assert facts["JobState"] in states, (facts, self.said())
         return facts
 
@@ -123,6 +128,7 @@ def a_time_limit(slurm, unbroken):
     """Slurm itself sends the signals. It looks every 30 seconds, and up to 30 seconds too early."""
     limit = ("--nodes=1", "--ntasks-per-node=2", "--time=1", "--signal=USR1@25")
     job = Job(slurm, "limit", *limit, seconds=1.8).submit()
+    job.train(1)  # it is pending at first, too
     while job.wait("PENDING", "COMPLETED", "FAILED")["JobState"] == "PENDING":
         job.go_on()
         wait_for(lambda: job.facts()["JobState"] != "PENDING", job.said)
