@@ -2,11 +2,11 @@
 on this machine, against that of the steps between uploads, in turns.
 
     pip install -r examples/requirements-mirror.txt
-    OMP_NUM_THREADS=1 python scripts/mirror_bench.py --steps 1200
+    OMP_NUM_THREADS=1 python scripts/mirror_bench.py --steps 600 --save_steps 50
 
-The server (moto) uses the same cores, at the lowest priority, so the ratio is an upper bound. The model is a perceptron with random
-weights. Steps during which a checkpoint is written do not count: that is not the mirror's time. The CPU time
-of the threads that upload is printed too; it does not depend on what else runs.
+The server (moto) uses the same cores, at the lowest priority, so the ratio is an upper bound. The model is
+a perceptron with random weights. Steps during which a checkpoint is written do not count: that is not the
+mirror's time. The CPU time of the threads that upload is printed too; it does not depend on what else runs.
 """
 
 from __future__ import annotations

@@ -416,8 +416,8 @@ def _checkpoint_records(place: Path) -> dict[str, dict[str, Any]]:
 
 
 def _yield_cpu() -> None:
-    """Lets this thread run where the training's leave a core free. On Linux a thread has a priority of its own;
-    elsewhere nothing happens."""
+    """Lets this thread run where the training's leave a core free. On Linux a thread has a priority of its
+    own; elsewhere nothing happens."""
     with contextlib.suppress(AttributeError, OSError):
         if sys.platform == "linux":
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
