@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from samerun.errors import InputError
 from samerun.tools import plan as planner
 
 ROOT = Path(__file__).parents[2]
@@ -232,3 +233,15 @@ def test_a_build_that_reads_weights_needs_no_care_for_the_meta_device(
     assert (code, err) == (0, "")  # no bar of transformers either
     assert "weights, " in out
     assert "memory         not known" not in out
+
+
+def test_how_often_to_save_on_machines_that_are_lost(tmp_path, capsys):
+    times = {"train_save_stall": 2.0, "train_step_time_p50": 0.5}
+    (tmp_path / "metrics.json").write_text(json.dumps(times))
+    assert planner.advised_saves(tmp_path, 4.0).startswith("save_steps     480 lose least: ")  # 240 s
+    (tmp_path / "metrics.json").write_text("{}")
+    with pytest.raises(InputError, match="has no times of steps and saves"):
+        planner.advised_saves(tmp_path, 4.0)
+    with pytest.raises(SystemExit):
+        planner.main(["--lost_every", "4", "classify"])
+    assert "need each other" in capsys.readouterr().err

@@ -14,6 +14,8 @@ each other, it prints all contradictions instead.
                         several processes)
     --num_processes N   processes on all machines (default: from FILE, else 1)
     --gpu_memory GIB    memory of one GPU; needed for the recommendation
+    --lost_every HOURS  mean time after which a machine is lost; with --like, also prints --save_steps
+    --like RUN          folder of a training with such steps and saves, for their times
 
 Exit codes: 0 done, and the planned launch fits; 1 it does not fit --gpu_memory; 2 contradictions or bad
 input.
@@ -22,6 +24,7 @@ input.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -36,6 +39,7 @@ from samerun import deepspeed, fsdp, optim_arguments, start, task_scripts
 from samerun.errors import EXIT_BAD_INPUT, InputError, collecting
 from samerun.parsing import parse, validate
 from samerun.plan import Plan, batch_of, describe, make_plan
+from samerun.run_folder import METRICS, read_metrics
 from samerun.runtime import Launch, Machine
 
 DOES_NOT_FIT = 1
@@ -83,7 +87,11 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--launch", metavar="FILE")
     parser.add_argument("--num_processes", type=int, metavar="N")
     parser.add_argument("--gpu_memory", type=gigabytes, metavar="GIB")
+    parser.add_argument("--lost_every", type=float, metavar="HOURS")
+    parser.add_argument("--like", type=Path, metavar="RUN")
     options = parser.parse_args(argv)
+    if (options.lost_every is None) != (options.like is None) or (options.lost_every or 1) <= 0:
+        parser.error("--lost_every HOURS, a number above 0, and --like RUN need each other")
     if options.num_processes is not None and options.num_processes < 1:
         parser.error(f"--num_processes {options.num_processes}: expected at least 1")
     return options
@@ -119,8 +127,27 @@ def plan(options: argparse.Namespace) -> int:
     if problems:
         raise InputError(*problems)
     print(*describe_run(launch, data, steps, launch_file), sep="\n")
+    if options.like is not None:
+        print(advised_saves(options.like, options.lost_every))
     several_machines = launch_file is not None and launch_file.machines > 1
     return memory_report(task, data, steps, launch, several_machines, options.gpu_memory)
+
+
+def advised_saves(run: Path, hours: float) -> str:
+    """The --save_steps with the least loss of time if a machine is lost every so many hours: a checkpoint
+    every sqrt(2 x seconds of a save x seconds to a loss) (Young, "A first order approximation to the optimum
+    checkpoint interval", CACM 17(9), 1974). Raises `InputError` if `run` has no such times."""
+    metrics = read_metrics(run / METRICS)
+    save, step = metrics.get("train_save_stall"), metrics.get("train_step_time_p50")
+    if not save or not step:
+        raise InputError(
+            f"--like {run}: {METRICS} has no times of steps and saves; name another run's folder"
+        )
+    steps = max(1, round(math.sqrt(2 * save * 3600 * hours) / step))
+    return (
+        f"save_steps     {steps} lose least: a machine is lost every {hours:g} h, a save blocks for "
+        f"{save:.2g} s, a step takes {step:.2g} s"
+    )
 
 
 def collect(problems: list[str], work: Callable[[], Any]) -> Any:
