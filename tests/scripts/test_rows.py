@@ -90,10 +90,24 @@ def test_all_training_rows_are_listed_the_most_doubtful_first(folds, capsys):
     assert "train.csv:6" in page
 
 
+def test_a_line_may_have_the_likeliest_labels_alone(folds):
+    lines = [json.loads(line) for line in (folds / "predictions.jsonl").read_text().splitlines()]
+    for line in lines:
+        chances = line["probabilities"]
+        line["probabilities"] = {max(chances, key=chances.get): max(chances.values())}
+        line["label"], line["reference"] = line.pop("labels"), line["reference"][0]
+    (folds / "predictions.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    found = rows.read_held_out(folds)
+    assert sorted(found.labels) == ["neg", "pos"]
+    assert found.given.sum(axis=1).tolist() == [1] * 8
+    assert doubts(found.probabilities, found.given)[0].argmax() == 4
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda folder: (folder / "command.json").unlink(), "holds no predictions of rows"),
+        (lambda folder: (folder / "predictions.jsonl").write_text(""), "has changed since; it has 8 rows"),
         (
             lambda folder: (folder / "predictions.jsonl").write_text('{"id": 1}\n'),
             "holds no predictions of rows",

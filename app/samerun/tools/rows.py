@@ -91,12 +91,13 @@ def _of_folds(folder: Path, words: list[str]) -> HeldOut:
     read = {name: read_split(arguments, name, columns, (arguments.id_column,)) for name in ("train", "test")}
     tables = {name: table for name, table in read.items() if table is not None}
     lines = list(read_lines(folder / PREDICTIONS))
-    labels = list(lines[0]["probabilities"])
-    place = {name: number for number, name in enumerate(labels)}
-    given = np.zeros((len(lines), len(labels)), dtype=bool)
-    for row, line in enumerate(lines):
-        names = [line["reference"]] if isinstance(line["reference"], str) else line["reference"]
-        given[row, [place[name] for name in names]] = True
+    given_names = [
+        [line["reference"]] if isinstance(line["reference"], str) else line["reference"] for line in lines
+    ]
+    # Of many labels a line has only the likeliest.
+    named = ([*line["probabilities"], *names] for line, names in zip(lines, given_names, strict=True))
+    labels = list(dict.fromkeys(name for names in named for name in names))
+    given = np.array([[name in names for name in labels] for names in given_names])
     probabilities = np.array([[line["probabilities"].get(name, 0.0) for name in labels] for line in lines])
     if len(lines) != len(tables["train"]):
         raise InputError(f"{folder}: the training file has changed since; it has {len(tables['train'])} rows")
@@ -180,8 +181,8 @@ def problems_of(held_out: HeldOut, suggested: np.ndarray) -> dict[int, list[str]
     # Last the held-out rows, so that they are compared with all others.
     for name, rows in sorted(held_out.rows.items(), key=lambda item: item[0] == held_out.split):
         for row, key in enumerate(rows.similar):
-            known = first_with.setdefault(key, where(held_out, name, row))
-            if name == held_out.split and known != where(held_out, name, row):
+            known = first_with.setdefault(key, held_out.tables[name].where(row))
+            if name == held_out.split and known != held_out.tables[name].where(row):
                 found.setdefault(row, []).append(f"text as {known}")
     for row, blank in enumerate(own.blank):
         if blank:
@@ -190,10 +191,6 @@ def problems_of(held_out: HeldOut, suggested: np.ndarray) -> dict[int, list[str]
         for row in np.flatnonzero(own.lengths >= own.limit).tolist():
             found.setdefault(row, []).append(f"cut: reaches the limit of {own.limit} tokens")
     return found
-
-
-def where(held_out: HeldOut, split: str, row: int) -> str:
-    return held_out.tables[split].where(row)
 
 
 def write_csv(
@@ -244,7 +241,7 @@ def main(argv: list[str]) -> int:
 
     def cells(row: int) -> list[str]:
         return [
-            where(held_out, held_out.split, row),
+            held_out.tables[held_out.split].where(row),
             texts[row][:MAX_TEXT],
             " ".join(given[row]),
             *added(row),
