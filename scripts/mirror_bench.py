@@ -1,24 +1,29 @@
 """What --mirror_to costs the steps of a training: their time while a checkpoint is uploaded to an S3 server
-on this machine, against that of the steps between uploads, in turns.
+on this machine, against that of the steps between uploads, in turns. In every second turn between uploads
+another process hashes bytes: cores that share caches and memory slow each other, whatever they do.
 
     pip install -r examples/requirements-mirror.txt
     OMP_NUM_THREADS=1 python scripts/mirror_bench.py --steps 600 --save_steps 50
 
-The server (moto) uses the same cores, at the lowest priority, so the ratio is an upper bound. The model is
-a perceptron with random weights. Steps during which a checkpoint is written do not count: that is not the
+The server (moto) and that process have the lowest priority, as the threads that upload. The model is a
+perceptron with random weights. Steps during which a checkpoint is written do not count: that is not the
 mirror's time. The CPU time of the threads that upload is printed too; it does not depend on what else runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -36,6 +41,8 @@ from samerun.parsing import parse, validate
 
 LAYERS, WIDTH, ROWS = 4, 2048, 128  # 17 million weights: a checkpoint of 202 MB
 FEWEST_STEPS = 3  # of a turn
+QUIET, BESIDE, UPLOAD = "alone", "beside a process", "with an upload"
+NEIGHBOUR = "import hashlib\nblock = bytes(50_000_000)\nwhile True: hashlib.sha256(block).digest()"
 
 
 class Perceptron(vector_task.Regression):
@@ -57,19 +64,42 @@ def main() -> None:
     credentials = {"ACCESS_KEY_ID": "me", "SECRET_ACCESS_KEY": "mine", "DEFAULT_REGION": "us-east-1"}
     for name, value in {**credentials, "ENDPOINT_URL": f"http://127.0.0.1:{port}"}.items():
         os.environ[f"AWS_{name}"] = value
-    server = subprocess.Popen(
-        ["nice", "-n", "19", sys.executable, "-m", "moto.server", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    with low_priority("-m", "moto.server", "-p", str(port)), low_priority("-c", NEIGHBOUR) as neighbour:
+        report(measure(options, boto3.client("s3"), Neighbour(neighbour)))
+
+
+@contextlib.contextmanager
+def low_priority(*words: str) -> Iterator[subprocess.Popen]:
+    """A Python process of the lowest priority, killed at the end."""
+    command = ["nice", "-n", "19", sys.executable, *words]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        report(measure(options, boto3.client("s3")))
+        yield process
     finally:
-        server.terminate()
+        process.kill()
 
 
-def measure(options: argparse.Namespace, client) -> list[tuple[bool, float]]:
-    """(whether an upload was under way, seconds) of each step that counts."""
+class Neighbour:
+    """A process that runs in every second turn between uploads and stands still otherwise."""
+
+    def __init__(self, process: subprocess.Popen) -> None:
+        self.process, self.runs, self.turn = process, False, 0
+        process.send_signal(signal.SIGSTOP)
+
+    def follow(self, is_uploading: bool) -> None:
+        """Called before each step."""
+        self.turn += is_uploading == (self.turn % 2 == 0)  # odd turns are uploads
+        runs = self.turn % 4 == 2
+        if runs != self.runs:
+            self.process.send_signal(signal.SIGCONT if runs else signal.SIGSTOP)
+            self.runs = runs
+
+    def kind(self) -> str:
+        return UPLOAD if self.turn % 2 else BESIDE if self.runs else QUIET
+
+
+def measure(options: argparse.Namespace, client, neighbour: Neighbour) -> list[tuple[str, float]]:
+    """(kind of its turn, seconds) of each step that counts."""
     create_bucket(client)
     steps, step, writing = [], training.train_step, []
 
@@ -77,10 +107,12 @@ def measure(options: argparse.Namespace, client) -> list[tuple[bool, float]]:
         return mirror._mirror.uploading is not None
 
     def timed(*given, **named):
-        before, began = is_uploading(), time.perf_counter()
+        before = is_uploading()
+        neighbour.follow(before)
+        began = time.perf_counter()
         result = step(*given, **named)
         if not writing and is_uploading() == before:
-            steps.append((before, time.perf_counter() - began))
+            steps.append((neighbour.kind(), time.perf_counter() - began))
         return result
 
     write = checkpoint._write
@@ -124,27 +156,28 @@ def create_bucket(client) -> None:
     raise SystemExit("the server does not start")
 
 
-def report(steps: list[tuple[bool, float]]) -> None:
-    """Compares each turn of steps during an upload with the mean of its neighbours without one."""
-    turns: list[tuple[bool, list[float]]] = []
-    for uploading, seconds in steps:
-        if not turns or turns[-1][0] != uploading:
-            turns.append((uploading, []))
+def report(steps: list[tuple[str, float]]) -> None:
+    """Compares the median step of each turn of uploads with those of the turns before and after it."""
+    turns: list[tuple[str, list[float]]] = []
+    for kind, seconds in steps:
+        if not turns or turns[-1][0] != kind:
+            turns.append((kind, []))
         turns[-1][1].append(seconds)
     medians = [(kind, statistics.median(times)) for kind, times in turns if len(times) >= FEWEST_STEPS]
-    ratios = []
-    for before, during, after in zip(medians, medians[1:], medians[2:], strict=False):
-        if (before[0], during[0], after[0]) == (False, True, False):
-            ratios.append(during[1] / ((before[1] + after[1]) / 2))
-    counts = [sum(kind is uploading for kind, _ in steps) for uploading in (True, False)]
-    print(f"steps during uploads: {counts[0]}, without: {counts[1]}")
-    if len(ratios) < 2:
+    ratios: dict[str, list[float]] = {QUIET: [], BESIDE: []}
+    for pair in itertools.pairwise(medians):
+        kinds, times = {kind for kind, _ in pair}, dict(pair)
+        if UPLOAD in kinds and len(kinds) == 2:
+            (other,) = kinds - {UPLOAD}
+            ratios[other].append(times[UPLOAD] / times[other])
+    if min(map(len, ratios.values())) < 2:
         raise SystemExit("too few turns: give more --steps and --save_steps")
-    lower, middle, upper = statistics.quantiles(ratios, n=4)
-    print(
-        f"step with an upload / without: median {middle:.3f}, quartiles {lower:.3f} and {upper:.3f} "
-        f"({len(ratios)} turns)"
-    )
+    for other, values in ratios.items():
+        lower, middle, upper = statistics.quantiles(values, n=4)
+        print(
+            f"step {UPLOAD} / {other}: median {middle:.3f}, quartiles {lower:.3f} and {upper:.3f} "
+            f"({len(values)} pairs of turns)"
+        )
 
 
 if __name__ == "__main__":
