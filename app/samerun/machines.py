@@ -2,10 +2,10 @@
 
 They meet in the store of the future process group: the launcher's own, or one that rank 0 opens at
 MASTER_ADDR:MASTER_PORT, so that no other port is needed. Later a thread of every process publishes there,
-once a second, that it lives and how many collectives it has entered, and reads what the others publish. A
-process whose record stands still was killed or suspended, or lost its network; one with fewer collectives
-than the others hangs. The backends do not name the process: gloo reports "timed out" or "closed by peer", and
-NCCL's watchdog aborts.
+once a second, that it lives and how many collectives it has entered. Rank 0 reads these records and publishes
+a summary, which the others read. A process whose record stands still was killed or suspended, or lost its
+network; one with fewer collectives than the others hangs. The backends do not name the process: gloo reports
+"timed out" or "closed by peer", and NCCL's watchdog aborts.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ MAX_DIFFERENCES = 20  # printed
 PORT_OPTIONS = "(--master_port of deepspeed and torchrun, --main_process_port of accelerate, MASTER_PORT)"
 READING_SECONDS = 10  # for the others to read the store before its process may end
 VERDICT = "verdict"  # key of what rank 0 found
+SUMMARY = "summary"  # key of what rank 0 finds in all heartbeats
+MAX_NAMED = 8  # processes in a message
 INTERVAL_SECONDS = 1.0  # between two heartbeats
 GRACE_SECONDS = 4.0  # the longest pause between two heartbeats of a healthy process on a busy machine
 HEAD_START_SECONDS = 3.0  # reports come this long before the backend's own timeout
@@ -256,8 +258,10 @@ class _Heartbeat:
     collectives: int = 0  # entered by this process
     entered: float = 0.0  # time of entering the last collective
     notice: dict[str, Any] = field(default_factory=dict)  # why this process ends
-    records: list[dict[str, Any]] = field(default_factory=list)  # by rank
-    changed: list[float] = field(default_factory=list)  # when a record was first seen
+    records: list[dict[str, Any]] = field(default_factory=list)  # by rank; on rank 0 only
+    changed: list[float] = field(default_factory=list)  # when rank 0 first saw each record
+    summary: dict[str, Any] = field(default_factory=dict)  # see `_summary`
+    seen: float = 0.0  # when this process first saw the summary
     answered: float = 0.0  # time of the store's last answer
     wake: threading.Event = field(default_factory=threading.Event)
     sent: threading.Event = field(default_factory=threading.Event)  # the notice is published
@@ -273,7 +277,7 @@ def start(store: Any, launch: Launch) -> None:
     because a pending answer blocks it."""
     global _heartbeat
     now = time.monotonic()
-    _heartbeat = _Heartbeat(store, launch, entered=now, changed=[now] * launch.world_size, answered=now)
+    _heartbeat = _Heartbeat(store, launch, entered=now, seen=now, answered=now)
     threading.Thread(target=_beat, args=(_heartbeat,), name="heartbeat", daemon=True).start()
 
 
@@ -326,43 +330,41 @@ def peer_status() -> PeerStatus:
     own, began = _heartbeat, time.monotonic()
     if own.store is None:
         return PeerStatus()
-    while time.monotonic() < began + GRACE_SECONDS:
-        for record in own.records:
-            if "stopped" in record:
-                return PeerStatus(stopped=f"{record['stopped']}; {record['process'].partition(' of ')[0]}")
-            if "failed" in record:
-                problems = [*record["failed"][:-1], f"{record['failed'][-1]} [{record['process']}]"]
-                failed = InputError(*problems)
-                failed.exit_code = record["code"]
-                return PeerStatus(failed=failed)
+    while time.monotonic() < began + GRACE_SECONDS + INTERVAL_SECONDS:
+        notice = own.summary.get("notice")
+        if notice is not None and "stopped" in notice:
+            return PeerStatus(stopped=f"{notice['stopped']}; {notice['process'].partition(' of ')[0]}")
+        if notice is not None:
+            failed = InputError(*notice["failed"][:-1], f"{notice['failed'][-1]} [{notice['process']}]")
+            failed.exit_code = notice["code"]
+            return PeerStatus(failed=failed)
         time.sleep(INTERVAL_SECONDS / 4)
-    # A process that just died may have been seen for the first time since.
-    return PeerStatus(lost=_lost(own, began + INTERVAL_SECONDS) or _hanging(own))
+    # Rank 0 may have seen the record of a process that just died an interval later, and this process the
+    # summary another one later.
+    return PeerStatus(lost=_lost(own, began + 2 * INTERVAL_SECONDS) or _hanging(own))
 
 
 def _beat(own: _Heartbeat) -> None:
-    """Publishes this process's record, reads the others', and reports who is lost."""
-    keys, beat = [f"heartbeat/{rank}" for rank in range(own.launch.world_size)], 0
+    """Publishes this process's record, brings the summary up to date, and reports who is lost.
+
+    One write and one read a second, whatever the number of processes; rank 0 reads all records instead.
+    """
+    rank, beat = own.launch.rank, 0
     limit = own.launch.timeout_seconds - HEAD_START_SECONDS  # seconds without a heartbeat
     with contextlib.suppress(Exception):  # the store is gone, so the job ends
         while not own.finished:
             beat += 1
-            record = {
-                "beat": beat,
-                "collectives": own.collectives,
-                "host": socket.gethostname(),
-                **own.notice,
-            }
-            own.store.set(keys[own.launch.rank], json.dumps(record))
-            if own.notice:
+            notice = own.notice
+            record = {"beat": beat, "collectives": own.collectives, "host": socket.gethostname(), **notice}
+            own.store.set(_key(rank), json.dumps(record))
+            if rank == 0:
+                _read_records(own)
+                own.store.set(SUMMARY, json.dumps(own.summary))
+            else:
+                _read_summary(own)
+            if notice:
                 own.sent.set()
-            records, now = [json.loads(value) for value in own.store.multi_get(keys)], time.monotonic()
-            suspended = now - own.answered > GRACE_SECONDS  # this process was, and may have missed heartbeats
-            for rank, record in enumerate(records):
-                if suspended or not own.records or record != own.records[rank]:
-                    own.changed[rank] = now
-            own.records, own.answered = records, now
-            own.entered = now if suspended else own.entered
+            now = own.answered
             lost = _lost(own, now - limit)
             if now - own.entered > limit:
                 lost = lost or _hanging(own)
@@ -373,29 +375,88 @@ def _beat(own: _Heartbeat) -> None:
             own.wake.clear()
 
 
+def _key(rank: int) -> str:
+    return f"heartbeat/{rank}"
+
+
+def _read_records(own: _Heartbeat) -> None:
+    """Reads the records of all processes, and makes the summary of them; rank 0 only."""
+    values = own.store.multi_get([_key(rank) for rank in range(own.launch.world_size)])
+    records, suspended = [json.loads(value) for value in values], _answered(own)
+    own.changed = [
+        own.answered if suspended or not own.records or record != own.records[rank] else own.changed[rank]
+        for rank, record in enumerate(records)
+    ]
+    own.records, own.seen = records, own.answered
+    own.summary = _summary(records, [own.answered - changed for changed in own.changed])
+
+
+def _read_summary(own: _Heartbeat) -> None:
+    """Reads the summary that rank 0 has made."""
+    summary = json.loads(own.store.get(SUMMARY))
+    if _answered(own) or summary != own.summary:
+        own.summary, own.seen = summary, own.answered
+
+
+def _answered(own: _Heartbeat) -> bool:
+    """Notes that the store has answered. Returns whether this process was suspended meanwhile, and may have
+    missed heartbeats."""
+    now = time.monotonic()
+    suspended = now - own.answered > GRACE_SECONDS
+    own.answered = now
+    if suspended:
+        own.entered = now
+    return suspended
+
+
+def _summary(records: list[dict[str, Any]], ages: list[float]) -> dict[str, Any]:
+    """What rank 0 tells the others: its beat and host; "silent", [rank, host, age], the processes whose
+    record has the highest age; "behind", [rank, host], those that entered the fewest collectives, empty if
+    all entered as many; "notice", the first record of a process that ends, or None. One process more than a
+    message names, so that it can say that there are more.
+
+    `ages`: seconds since each record changed.
+    """
+    counts = [record["collectives"] for record in records]
+    fewest = min(counts)
+    behind = [rank for rank, count in enumerate(counts) if count == fewest] if max(counts) > fewest else []
+    silent = sorted(range(len(ages)), key=lambda rank: -ages[rank])[: MAX_NAMED + 1]
+    notices = (record for record in records if "stopped" in record or "failed" in record)
+    return {
+        "beat": records[0]["beat"],
+        "host": records[0]["host"],
+        "silent": [[rank, records[rank]["host"], ages[rank]] for rank in silent],
+        "behind": [[rank, records[rank]["host"]] for rank in behind[: MAX_NAMED + 1]],
+        "notice": next(notices, None),
+    }
+
+
 def _lost(own: _Heartbeat, since: float) -> str | None:
     """Names the processes whose record has not changed since this time; None without any."""
-    silent = [_name(own, rank) for rank, changed in enumerate(own.changed) if changed < since]
+    silent = [[rank, host] for rank, host, age in own.summary.get("silent", []) if own.seen - age < since]
+    names = _names(sorted(silent))
+    if own.launch.rank != 0 and own.seen < since:  # then rank 0 tells nothing of the others
+        names = f"rank 0 ({own.summary['host']})" if own.summary else "rank 0"
     if own.answered < since:
         is_launchers = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         process = "the launcher of rank 0" if is_launchers else "rank 0"
-        silent = [f"{process}, which holds the rendezvous store ({os.environ.get('MASTER_ADDR')}),"]
-    if not silent:
-        return None
-    return f"{', '.join(silent)} no longer answers: killed, suspended, or cut off from the network"
+        names = f"{process}, which holds the rendezvous store ({os.environ.get('MASTER_ADDR')}),"
+    return f"{names} no longer answers: killed, suspended, or cut off from the network" if names else None
 
 
 def _hanging(own: _Heartbeat) -> str | None:
-    """Names the processes that have entered fewer collectives than others; None without any."""
-    counts = [record["collectives"] for record in own.records]
-    if not counts or min(counts) == max(counts):
+    """Names the processes that have entered fewer collectives than others; None without any, or if rank 0
+    has told nothing since this process entered its last one."""
+    behind = own.summary.get("behind")
+    if not behind or own.seen < own.entered + 2 * INTERVAL_SECONDS:
         return None
-    names = ", ".join(_name(own, rank) for rank, count in enumerate(counts) if count == min(counts))
     return (
-        f"{names} did not enter a collective that others wait in: it hangs, or computes for longer than "
-        "--ddp_timeout"
+        f"{_names(behind)} did not enter a collective that others wait in: it hangs, or computes for longer "
+        "than --ddp_timeout"
     )
 
 
-def _name(own: _Heartbeat, rank: int) -> str:
-    return f"rank {rank} ({own.records[rank]['host']})" if own.records else f"rank {rank}"
+def _names(processes: list[list[Any]]) -> str:
+    """Names processes, [rank, host] each."""
+    more = " and others" if len(processes) > MAX_NAMED else ""
+    return ", ".join(f"rank {rank} ({host})" for rank, host in processes[:MAX_NAMED]) + more

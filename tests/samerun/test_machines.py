@@ -264,6 +264,85 @@ def test_what_this_process_ends_with_is_published(peers, job):
     assert (record["failed"], record["code"], record["process"]) == (["a.csv: gone"], 2, process_name())
 
 
+class CountingStore:
+    """A store that counts the keys of its answers."""
+
+    def __init__(self, store):
+        self.store, self.answers = store, 0
+
+    def set(self, key, value):
+        self.store.set(key, value)
+
+    def get(self, key):
+        self.answers += 1
+        return self.store.get(key)
+
+    def multi_get(self, keys):
+        self.answers += len(keys)
+        return self.store.multi_get(keys)
+
+
+@pytest.fixture
+def rank_1(peers):
+    """This process is rank 1, and reads what rank 0's thread makes of the records of `size` processes."""
+    ended = []
+
+    def begin(size=3, timeout=3600.0, living=True):
+        peers.publish(*range(1, size))
+        rank_0 = machines._Heartbeat(peers.store, launch(0, size), answered=time.monotonic())
+        threading.Thread(target=machines._beat, args=(rank_0,), daemon=True).start()
+        counting = CountingStore(peers.store)
+        machines.start(counting, launch(1, size, timeout=timeout))
+        ended.append(rank_0)
+        while not machines._heartbeat.summary:
+            time.sleep(0.01)
+        rank_0.finished = not living
+        return counting
+
+    yield begin
+    for rank_0 in ended:
+        rank_0.finished = True
+
+
+@pytest.mark.parametrize("size", [3, 300])
+def test_a_process_reads_one_key_a_beat_whatever_their_number(rank_1, monkeypatch, size):
+    beats, read = [], machines._read_summary
+    monkeypatch.setattr(machines, "_read_summary", lambda own: (beats.append(1), read(own)))
+    store = rank_1(size)
+    while len(beats) < 5:
+        time.sleep(0.01)
+    assert len(beats) - 1 <= store.answers <= len(beats)
+
+
+def test_other_processes_learn_from_rank_0_who_is_silent_behind_or_ends(rank_1, peers):
+    rank_1()
+    machines.progress()
+    assert status_while(peers, 2).lost.startswith("rank 0 (")  # it entered none
+    lost = "rank 2 (machine2) no longer answers: killed, suspended, or cut off from the network"
+    assert status_while(peers) == PeerStatus(lost=lost)
+    peers.publish(2, stopped="SIGTERM", process="rank 2 of 3 (machine2)")
+    assert machines.peer_status() == PeerStatus(stopped="SIGTERM; rank 2")
+
+
+def test_a_silent_rank_0_is_reported_by_the_others(rank_1, reports):
+    rank_1(timeout=machines.HEAD_START_SECONDS + 0.3, living=False)
+    machines.progress()
+    assert reports.get(timeout=60).startswith(f"rank 0 ({socket.gethostname()}) no longer answers")
+
+
+def test_a_message_names_a_few_of_many_processes():
+    records = [{"beat": 1, "collectives": rank // 100, "host": "m"} for rank in range(300)]
+    summary = machines._summary(records, [float(rank > 250) for rank in range(300)])
+    assert [rank for rank, _, _ in summary["silent"]] == list(range(251, 260))
+    own = machines._Heartbeat(launch=launch(1, 300), summary=summary, seen=10.0, answered=10.0)
+    assert machines._lost(own, 9.5).startswith("rank 251 (m), rank 252 (m),")
+    assert "rank 258 (m) and others no longer answers" in machines._lost(own, 9.5)
+    assert machines._lost(own, 8.5) is None
+    assert "rank 7 (m) and others did not enter a collective" in machines._hanging(own)
+    own.entered = 9.5
+    assert machines._hanging(own) is None  # the summary may be older than what this process waits for
+
+
 def test_a_store_that_does_not_answer_is_rank_0s(peers, job, monkeypatch):
     peers.begin()
     # The thread ends, as with a store that is gone.
