@@ -14,6 +14,7 @@ import contextlib
 import ipaddress
 import json
 import os
+import resource
 import socket
 import threading
 import time
@@ -32,6 +33,8 @@ if TYPE_CHECKING:  # imports torch
 MACHINE_NAMES = "SAMERUN_MACHINES"  # variable with the machines' names by rank, set by our launching scripts
 MAX_DIFFERENCES = 20  # printed
 PORT_OPTIONS = "(--master_port of deepspeed and torchrun, --main_process_port of accelerate, MASTER_PORT)"
+# Connections: gloo's to each other process, and up to three of each to the store, which rank 0 may hold.
+FILES_PER_PROCESS, OTHER_FILES = 4, 512
 READING_SECONDS = 10  # for the others to read the store before its process may end
 VERDICT = "verdict"  # key of what rank 0 found
 SUMMARY = "summary"  # key of what rank 0 finds in all heartbeats
@@ -60,6 +63,7 @@ def open_store(launch: Launch, timeout: float) -> Any:
 
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     is_host = launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    _allow_open_files(OTHER_FILES + FILES_PER_PROCESS * launch.world_size)
     if not is_host:
         _wait_for_port(host, port, timeout)
     try:
@@ -83,6 +87,14 @@ def open_store(launch: Launch, timeout: float) -> Any:
     # A new prefix for each restart: with a static rendezvous (--master_port, accelerate launch) the launcher
     # keeps its store over restarts (torch 2.13), and new processes would read the addresses of dead ones.
     return dist.PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _allow_open_files(number: int) -> None:
+    """Raises the limit of open files to `number`, as far as the system allows: a shell's is often 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if soft != unlimited and soft < number:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (number if hard == unlimited else min(number, hard), hard))
 
 
 def _wait_for_port(host: str, port: int, timeout: float) -> None:

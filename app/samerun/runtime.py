@@ -8,6 +8,7 @@ operations.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import socket
@@ -55,6 +56,7 @@ INLINE = "deepspeed_config of the accelerate config"
 # With other workspaces cuBLAS may give other results when several streams run (its documentation,
 # "Results Reproducibility").
 DETERMINISTIC_CUBLAS = (":4096:8", ":16:8")
+GATHERED_BYTES = 2**26  # of predictions that rank 0 receives at once
 PADDING = -100  # of predictions of different sizes, as in transformers' Trainer
 NETWORK_WORDS = ("gloo", "connect", "address", "interface", "socket", "timed out")
 
@@ -409,17 +411,26 @@ class Run:
         machines.progress()
         return records if self.launch.world_size == 1 else gather_object(records)
 
-    def gather_rows(self, tensor: Any) -> Any:
+    def gather_rows(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Concatenates the processes' tensors, each (own rows, ...) on the CPU, along their rows, as
-        `join_rows`; the result is on the CPU."""
+        `join_rows`; the result is on rank 0's CPU, None elsewhere. In parts, because a GPU may hold its own
+        rows, but not everybody's."""
         machines.progress()
-        if self.launch.world_size == 1:
+        processes = self.launch.world_size
+        if processes == 1:
             return tensor
         shapes = self.accelerator.gather(torch.tensor([tensor.shape], device=self.device)).cpu()
         counts, shape = shapes[:, 0].tolist(), shapes.amax(dim=0).tolist()
-        padded = widened(tensor, shape).to(self.device)
-        gathered = self.accelerator.gather_for_metrics(padded).cpu().split(shape[0])
-        return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
+        padded = widened(tensor, shape)
+        received = [[padded[:0]] for _ in counts]
+        size = max(1, GATHERED_BYTES // (processes * max(1, padded[:1].nbytes)))
+        for first in range(0, shape[0], size):
+            part = padded[first : first + size].to(self.device).contiguous()
+            parts = [torch.empty_like(part) for _ in counts] if self.is_main else []
+            dist.gather(part, parts or None)
+            for own, count, other in zip(received, counts, parts, strict=False):
+                own.append(other[: max(0, count - first)].cpu())
+        return torch.cat(list(itertools.chain(*received))) if self.is_main else None
 
     def broadcast(self, value: Any) -> Any:
         """Returns rank 0's value."""

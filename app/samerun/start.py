@@ -210,9 +210,10 @@ def open_run(
     `details`: the task's own entries of run.json. Raises `InputError`.
     """
     own = {"rank": run.launch.rank, "host": platform.node(), "compared": {"data": fingerprint}}
-    differences = machines.differences(run.gather([own]))
-    if differences:
-        raise InputError(*differences)
+    # With the first process's, which is sent once: with a thousand, everybody's would be a thousand lists of
+    # labels on each.
+    if run.any(bool(machines.differences([run.broadcast(own), own]))):
+        raise InputError(*machines.differences(run.gather([own])))
     folder = Path(arguments.output_dir)
     description = {**_description(run, arguments, plan, fingerprint), **details} if plan is not None else {}
     signals.set_time_limit(arguments.max_train_time)

@@ -107,6 +107,18 @@ def test_a_port_that_is_taken_is_named(job, port):
         open_store(launch(0), timeout=1)
 
 
+def test_a_store_of_many_processes_may_open_more_files_than_a_shell_allows(job, monkeypatch):
+    limits = [(1024, 4096)]
+    monkeypatch.setattr(machines.resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(machines.resource, "setrlimit", lambda _, limit: limits.append(limit))
+    open_store(launch(0, 64), 60)
+    assert limits == [(1024, 4096)]
+    open_store(launch(0, 512), 60)
+    assert limits[1:] == [(512 + 4 * 512, 4096)]
+    open_store(launch(0, 1024), 60)
+    assert limits[2:] == [(4096, 4096)]
+
+
 def test_processes_do_not_read_what_was_stored_before_a_restart(job, port):
     """The launcher keeps its store over restarts."""
     launchers_store = dist.TCPStore("127.0.0.1", port, 1, is_master=True, wait_for_workers=False)

@@ -1,6 +1,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -490,3 +491,24 @@ def test_deepspeed_for_one_process_gets_an_address(environment):
     names = ("WORLD_SIZE", "RANK", "MASTER_ADDR")
     assert [environment[name] for name in names] == ["1", "0", "127.0.0.1"]
     assert 0 < int(environment["MASTER_PORT"]) < 65536
+
+
+def test_only_rank_0_receives_predictions_and_some_at_a_time(monkeypatch):
+    received = []
+
+    def gather(part, parts=None):
+        received.append(sum(other.nbytes for other in parts or []))
+        for number, other in enumerate(parts or []):
+            other.copy_(part + 100 * number)
+
+    monkeypatch.setattr(runtime.dist, "gather", gather)
+    monkeypatch.setattr(runtime, "GATHERED_BYTES", 48)
+    shapes, rows = torch.tensor([[3, 2], [1, 2], [2, 2]]), torch.arange(6.0).reshape(3, 2)
+    accelerator = SimpleNamespace(gather=lambda _: shapes, device=torch.device("cpu"), is_main_process=True)
+    launch = runtime.Launch(world_size=3)
+    gathered = runtime.Run(launch, accelerator, None).gather_rows(rows)
+    assert gathered.tolist() == torch.cat([rows, rows[:1] + 100, rows[:2] + 200]).tolist()
+    assert received == [48, 24]
+    accelerator.is_main_process = False
+    assert runtime.Run(launch, accelerator, None).gather_rows(rows) is None
+    assert received[2:] == [0, 0]

@@ -1,6 +1,7 @@
 """What is refused before a run, and --resume_from_checkpoint in a folder that already holds one."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,6 +27,41 @@ def test_everything_that_can_be_refused_is_refused_at_once(arguments, environmen
         assert sum(word in problem for problem in found) == 1
     assert len(found) == 4
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
+
+
+class Unlike:
+    """A run whose rank 0 has other labels than this process."""
+
+    def __init__(self, rank, first):
+        self.launch, self.first, self.gathered = SimpleNamespace(rank=rank), first, False
+
+    def broadcast(self, own):
+        return self.first
+
+    def any(self, condition):
+        return condition
+
+    def gather(self, records):
+        self.gathered = True
+        return [self.first, *records]
+
+
+def test_everybodys_fingerprint_is_sent_only_if_one_is_unlike(arguments, monkeypatch, tmp_path):
+    """It has the list of labels: a thousand processes' would be a gigabyte on each."""
+    first = {"rank": 0, "host": "m0", "compared": {"data": {"labels": ["a", "b"]}}}
+    unlike = Unlike(1, first)
+    with pytest.raises(InputError, match="labels is "):
+        start.open_run(unlike, arguments(output_dir=str(tmp_path)), None, {"labels": ["a", "c"]}, [], {})
+    assert unlike.gathered
+
+    def taken(*_):
+        raise NotImplementedError
+
+    monkeypatch.setattr(Unlike, "from_rank0", taken, raising=False)
+    alike = Unlike(1, first)
+    with pytest.raises(NotImplementedError):
+        start.open_run(alike, arguments(output_dir=str(tmp_path)), None, {"labels": ["a", "b"]}, [], {})
+    assert not alike.gathered
 
 
 def test_a_good_command_gives_its_launch(arguments, environment, tmp_path):

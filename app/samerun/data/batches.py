@@ -15,7 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
-from samerun.data.order import epoch_order, evaluation_batches, mixed_rows, share_out, share_out_tokens
+from samerun.data.order import (
+    Shares,
+    epoch_order,
+    evaluation_batches,
+    mixed_rows,
+    share_out,
+    share_out_tokens,
+)
 from samerun.errors import InputError, TrainingError, in_short
 from samerun.plan import Plan
 from samerun.signals import ignore_signals
@@ -57,14 +64,16 @@ class TrainBatches(Dataset):
 
     def _make_epoch(self, epoch: int) -> Epoch:
         split = self.split if self.split.stream is None or epoch == 0 else self.split.stream.split(epoch)
-        lengths, mixture, weights = row_lengths_of(split), split.mixture, split.weights
-        rows = np.arange(len(split))
-        if mixture is not None:
-            rows = mixed_rows(self.seed, epoch, mixture.source, mixture.counts)
-            weights = None if weights is None else weights[rows]
-        size = self.plan.batch.global_batch_size
+        mixture, size = split.mixture, self.plan.batch.global_batch_size
+        before = next((known for known in self._epochs.values() if known.split is split), None)
+        lengths, widths = before[1:3] if before is not None else (row_lengths_of(split), widths_of(split))
+        if mixture is None:
+            order = epoch_order(self.seed, epoch, lengths, size, self.length_grouping, split.weights)
+            return Epoch(split, lengths, widths, order)
+        rows = mixed_rows(self.seed, epoch, mixture.source, mixture.counts)
+        weights = None if split.weights is None else split.weights[rows]
         order = epoch_order(self.seed, epoch, lengths[rows], size, self.length_grouping, weights)
-        return Epoch(split, lengths, widths_of(split), rows[order])
+        return Epoch(split, lengths, widths, rows[order])
 
     def begin(self, step: int, start: Any) -> None:
         """Prepares a stream for training from optimizer step `step`. `start`: `start_at(step)`, from the
@@ -92,15 +101,15 @@ class TrainBatches(Dataset):
             self.split.stream.close()
 
     def rows(self, step: int) -> np.ndarray:
-        """The rows of the global batch of optimizer step `step` (0-based)."""
+        """(rows,) int64: the global batch of optimizer step `step` (0-based)."""
         position, size = self.plan.epoch_of(step)[1], self.plan.batch.global_batch_size
-        return self._epoch_at(step).order[position * size : (position + 1) * size]
+        return self._epoch_at(step).order[position * size : (position + 1) * size].astype(np.int64)
 
     def __len__(self) -> int:
         return self.plan.total_steps
 
-    def shares(self, step: int) -> list[list[np.ndarray]]:
-        """The rows of optimizer step `step`, as [micro-batch][process]."""
+    def shares(self, step: int) -> Shares:
+        """How the rows of optimizer step `step` are divided."""
         batch, rows, epoch = self.plan.batch, self.rows(step), self._epoch_at(step)
         if batch.max_tokens is not None:
             return share_out_tokens(rows, epoch.widths, batch.world_size, batch.max_tokens)
@@ -113,8 +122,7 @@ class TrainBatches(Dataset):
             return None, None
         epoch = self._epoch_at(step)
         tokens = int(epoch.lengths[self.rows(step)].sum())
-        shares = (share for micro_batch in self.shares(step) for share in micro_batch if len(share))
-        return tokens, sum(len(share) * int(epoch.widths[share].max()) for share in shares)
+        return tokens, self.shares(step).padded_tokens(epoch.widths)
 
     def largest_micro_batch(self) -> Batch:
         """A micro-batch of maximal size: the longest rows of the file, or of the first buffer of a stream."""
@@ -132,9 +140,10 @@ class TrainBatches(Dataset):
         if split.augment is not None:
             collate = partial(split.augment, epoch=self.plan.epoch_of(step)[0])
         shares = self.shares(step)
+        places = places_of(rows, shares.rows)
         return [
-            self._with_places(collate_share(collate, share[self.rank], rows), places[self.rank])
-            for share, places in zip(shares, places_of(rows, shares), strict=True)
+            self._with_places(collate_share(collate, shares.rows[share], rows), places[share])
+            for share in shares.of(self.rank)
         ]
 
     def _with_places(self, batch: Batch, places: np.ndarray) -> Batch:
@@ -142,14 +151,12 @@ class TrainBatches(Dataset):
         return replace(batch, places=tuple(places.tolist()) or (0,)) if self.by_row else batch
 
 
-def places_of(rows: np.ndarray, shares: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
-    """The place in the global batch `rows` of each row in `shares` of it, shaped as `shares`. A row that
+def places_of(rows: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """The place in the global batch `rows` of each of `given`, the same rows in another order. A row that
     occurs twice has two places."""
-    given = np.concatenate([share for micro_batch in shares for share in micro_batch])
     places = np.empty_like(given)
     places[np.argsort(given, kind="stable")] = np.argsort(rows, kind="stable")
-    parts = iter(np.split(places, np.cumsum([len(share) for m in shares for share in m])))
-    return [[next(parts) for _ in micro_batch] for micro_batch in shares]
+    return places
 
 
 def collate_share(collate: Collate, rows: np.ndarray, others: np.ndarray) -> Batch:

@@ -6,6 +6,10 @@ The order and the global batches do not depend on the number of processes.
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 
 MEGABATCH = 50  # global batches; rows are sorted by length within a megabatch
@@ -19,7 +23,7 @@ def epoch_order(
     length_grouping: bool,
     weights: np.ndarray | None = None,
 ) -> np.ndarray:
-    """(rows,) int64: the training order of an epoch. Consecutive `global_batch_size` entries are one global
+    """(rows,) the training order of an epoch. Consecutive `global_batch_size` entries are one global
     batch.
 
     Without `weights`, each row occurs once. With `weights`, (rows,), sum 1, a row of weight w occurs w * rows
@@ -29,7 +33,7 @@ def epoch_order(
     batch of a training contains the longest row, so that a job that needs too much memory fails at once.
     """
     generator = np.random.default_rng([seed, epoch])
-    order = generator.permutation(len(lengths))
+    order = generator.permutation(np.arange(len(lengths), dtype=_index_type(len(lengths))))
     if weights is not None:  # systematic sampling, which has the least variance of the counts
         ends = np.cumsum(weights[order])
         points = (np.arange(len(order)) + generator.random()) / len(order) * ends[-1]
@@ -78,22 +82,38 @@ def mixed_rows(seed: int, epoch: int, source: np.ndarray, counts: np.ndarray) ->
     return np.concatenate(parts)
 
 
-def share_out(
-    rows: np.ndarray, lengths: np.ndarray, world_size: int, accumulation: int
-) -> list[list[np.ndarray]]:
-    """Distributes the rows of a global batch as evenly as possible. Returns [micro-batch][process] -> rows,
-    maybe none.
+class Shares(NamedTuple):
+    """Rows that are divided among micro-batches and processes. Share i is of process
+    i % world_size in micro-batch i // world_size."""
+
+    rows: np.ndarray  # (rows,) from long to short
+    bounds: np.ndarray  # (shares + 1,) share i is rows[bounds[i]:bounds[i + 1]]
+    world_size: int
+
+    def of(self, rank: int) -> list[slice]:
+        """A process's share of each micro-batch, as places in `rows`; some may be empty."""
+        starts, ends = self.bounds[rank : -1 : self.world_size], self.bounds[rank + 1 :: self.world_size]
+        return list(map(slice, starts.tolist(), ends.tolist()))
+
+    def padded_tokens(self, widths: np.ndarray) -> int:
+        """The tokens of all shares, each padded to its widest row. `widths`: (rows of the file,)"""
+        counts = np.diff(self.bounds)
+        widest = np.maximum.reduceat(widths[self.rows], self.bounds[:-1][counts > 0])
+        return int((widest * counts[counts > 0]).sum())
+
+
+def share_out(rows: np.ndarray, lengths: np.ndarray, world_size: int, accumulation: int) -> Shares:
+    """Divides the rows of a global batch as evenly as possible.
 
     Rows are distributed from long to short, so that the processes of a micro-batch have similar work.
     """
     by_length = rows[np.lexsort((rows, -lengths[rows]))]
-    shares = np.array_split(by_length, world_size * accumulation)
-    return [shares[first : first + world_size] for first in range(0, len(shares), world_size)]
+    shares = world_size * accumulation
+    sizes = len(rows) // shares + (np.arange(shares) < len(rows) % shares)
+    return Shares(by_length, np.concatenate([[0], np.cumsum(sizes)]), world_size)
 
 
-def share_out_tokens(
-    rows: np.ndarray, widths: np.ndarray, world_size: int, max_tokens: int
-) -> list[list[np.ndarray]]:
+def share_out_tokens(rows: np.ndarray, widths: np.ndarray, world_size: int, max_tokens: int) -> Shares:
     """Like `share_out`, with the fewest micro-batches of at most `max_tokens` tokens per process, padding
     included.
 
@@ -102,36 +122,57 @@ def share_out_tokens(
     micro-batches. If there are fewer shares than processes, the largest shares are halved.
     """
     by_length = rows[np.lexsort((rows, -widths[rows]))]
-    micro_batches = -(-len(_chunks(by_length, widths, max_tokens)) // world_size)
+    descending = widths[by_length]
+    shares = -(-len(_chunk_starts(descending, max_tokens)) // world_size) * world_size
     low, high = 1, max_tokens  # binary search for the smallest limit
     while low < high:
         middle = (low + high) // 2
-        if len(_chunks(by_length, widths, middle)) <= micro_batches * world_size:
+        if len(_chunk_starts(descending, middle)) <= shares:
             high = middle
         else:
             low = middle + 1
-    shares = _chunks(by_length, widths, high)
-    while len(shares) < micro_batches * world_size:
-        largest = max(
-            (i for i, share in enumerate(shares) if len(share) > 1),
-            key=lambda i: len(shares[i]) * int(widths[shares[i][0]]),
-            default=None,
-        )
-        if largest is None:
-            shares.append(rows[:0])
-        else:
-            shares[largest : largest + 1] = np.array_split(shares[largest], 2)
-    return [shares[first : first + world_size] for first in range(0, len(shares), world_size)]
+    starts = _halve_largest(_chunk_starts(descending, high).tolist(), descending, shares)
+    return Shares(by_length, _bounds(starts, shares, len(rows)), world_size)
 
 
-def _chunks(rows: np.ndarray, widths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
-    """Cuts `rows`, sorted from long to short, into chunks of at most `max_tokens` tokens, or of one row."""
-    chunks, first = [], 0
-    while first < len(rows):
-        size = max(1, max_tokens // int(widths[rows[first]]))
-        chunks.append(rows[first : first + size])
-        first += size
-    return chunks
+def _bounds(starts: Sequence[int] | np.ndarray, shares: int, rows: int) -> np.ndarray:
+    """`Shares.bounds` of shares that begin at `starts`; the last ones are empty if there are fewer."""
+    bounds = np.full(shares + 1, rows)
+    bounds[: len(starts)] = starts
+    return bounds
+
+
+def _halve_largest(starts: list[int], widths: np.ndarray, shares: int) -> list[int]:
+    """Halves the share with the most tokens until there are `shares`, or each has one row. `starts`: of the
+    shares; `widths`: (rows,) from wide to narrow."""
+    ends = [*starts[1:], len(widths)]
+    largest = [  # the first of those that are equally large comes first
+        (-(end - start) * int(widths[start]), start, end)
+        for start, end in zip(starts, ends, strict=True)
+        if end - start > 1
+    ]
+    heapq.heapify(largest)
+    starts = list(starts)
+    while len(starts) < shares and largest:
+        _, start, end = heapq.heappop(largest)
+        middle = (start + end + 1) // 2
+        starts.append(middle)
+        for first, last in ((start, middle), (middle, end)):
+            if last - first > 1:
+                heapq.heappush(largest, (-(last - first) * int(widths[first]), first, last))
+    return sorted(starts)
+
+
+def _chunk_starts(widths: np.ndarray, max_tokens: int) -> np.ndarray:
+    """Where the chunks begin that have at most `max_tokens` tokens, or one row. `widths`: (rows,) from wide
+    to narrow."""
+    sizes = np.maximum(1, max_tokens // widths)  # of a chunk that begins at this row: from small to large
+    starts, first = [np.zeros(0, dtype=np.int64)], 0
+    while first < len(sizes):
+        end = np.searchsorted(sizes, sizes[first], side="right")
+        starts.append(np.arange(first, end, sizes[first]))
+        first = int(starts[-1][-1] + sizes[first])
+    return np.concatenate(starts)
 
 
 def evaluation_batches(
@@ -143,10 +184,17 @@ def evaluation_batches(
     `widths`: (rows,) tokens with padding. A batch has `batch_size` rows or, with `max_tokens`, at most so
     many tokens with padding. All processes get the same number of batches; the last ones may be empty.
     """
-    by_length = np.argsort(-widths, kind="stable")
+    rows, widest = np.arange(len(widths), dtype=_index_type(len(widths))), int(widths.max(initial=0))
+    # numpy sorts 16-bit numbers by radix, in a quarter of the time.
+    by_length = rows[np.argsort((widest - widths).astype(np.min_scalar_type(widest)), kind="stable")]
     if max_tokens is not None:
-        batches = _chunks(by_length, widths, max_tokens)
+        starts = _chunk_starts(widths[by_length], max_tokens)
     else:
-        batches = [by_length[start : start + batch_size] for start in range(0, len(by_length), batch_size)]
-    batches += [by_length[:0]] * (-len(batches) % world_size)
-    return batches[rank::world_size]
+        starts = np.arange(0, len(rows), batch_size)
+    bounds = _bounds(starts, -(-len(starts) // world_size) * world_size, len(rows))
+    return [by_length[share] for share in Shares(by_length, bounds, world_size).of(rank)]
+
+
+def _index_type(rows: int) -> type:
+    """The narrower type for row numbers: of 10^8 rows a process keeps two orders and sorts a third."""
+    return np.int32 if rows < 2**31 else np.int64

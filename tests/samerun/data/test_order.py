@@ -3,7 +3,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samerun.data.order import epoch_order, evaluation_batches, mixed_rows, share_out, share_out_tokens
+from samerun.data.order import (
+    _halve_largest,
+    epoch_order,
+    evaluation_batches,
+    mixed_rows,
+    share_out,
+    share_out_tokens,
+)
 from samerun.task import Mixture
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=200).map(np.array)
@@ -70,10 +77,17 @@ def test_rows_meet_others_in_the_next_epoch():
     assert len(set.union(*batches)) == sum(map(len, batches))
 
 
+def by_process(shares):
+    """[micro-batch][process] -> rows."""
+    return list(
+        zip(*([shares.rows[s] for s in shares.of(rank)] for rank in range(shares.world_size)), strict=True)
+    )
+
+
 @given(LENGTHS, st.integers(1, 8), st.integers(1, 6))
 def test_a_global_batch_is_shared_out_evenly(lengths, world_size, accumulation):
     rows = np.random.default_rng(0).permutation(len(lengths))[: 1 + len(lengths) // 2]
-    passes = share_out(rows, lengths, world_size, accumulation)
+    passes = by_process(share_out(rows, lengths, world_size, accumulation))
     shares = [share for shares in passes for share in shares]
     assert [len(shares) for shares in passes] == [world_size] * accumulation
     assert sorted(np.concatenate(shares)) == sorted(rows)
@@ -84,7 +98,7 @@ def test_a_global_batch_is_shared_out_evenly(lengths, world_size, accumulation):
 @given(LENGTHS, st.integers(1, 8), st.integers(1, 4000))
 def test_micro_batches_of_so_many_tokens(widths, world_size, budget):
     rows = np.random.default_rng(0).permutation(len(widths))[: 1 + len(widths) // 2]
-    micro_batches = share_out_tokens(rows, widths, world_size, budget)
+    micro_batches = by_process(share_out_tokens(rows, widths, world_size, budget))
     shares = [share for shares in micro_batches for share in shares]
     assert {len(shares) for shares in micro_batches} == {world_size}
     assert sorted(np.concatenate(shares)) == sorted(rows)
@@ -101,7 +115,8 @@ def test_passes_are_as_few_and_as_even_as_the_budget_allows():
 
     def sizes(world_size, budget):
         return [
-            [len(share) for share in shares] for shares in share_out_tokens(rows, widths, world_size, budget)
+            [len(share) for share in shares]
+            for shares in by_process(share_out_tokens(rows, widths, world_size, budget))
         ]
 
     assert sizes(1, 450) == [[3], [3], [10]]  # rather than 4, 4 and 8
@@ -109,6 +124,22 @@ def test_passes_are_as_few_and_as_even_as_the_budget_allows():
     # Four passes' worth of rows for six processes: two are halved.
     assert sizes(3, 200) == [[1, 1, 1], [1, 2, 10]]
     assert sizes(1, 5) == [[1]] * 16  # rows that pass the budget go alone
+
+
+def test_a_process_does_no_more_for_a_global_batch_the_more_processes_there_are():
+    """With a million processes, a list of all shares would take seconds, and halving one share for each of
+    them days."""
+    widths, processes = np.array([10, 30, 20, 40]), 10**6
+    for shares in (
+        share_out(np.arange(4), widths, processes, 2),
+        share_out_tokens(np.arange(4), widths, processes, 100),
+    ):
+        own = [shares.rows[shares.of(rank)[0]].tolist() for rank in (0, 1, 2, 3, 4, processes - 1)]
+        assert own == [[3], [1], [2], [0], [], []]
+        assert shares.padded_tokens(widths) == 100
+    starts = _halve_largest([0], np.full(4, 10), processes)
+    assert starts == [0, 1, 2, 3]
+    assert len(evaluation_batches(widths, 1, None, processes, 3)) == 1
 
 
 def test_evaluation_by_tokens_takes_more_rows_the_shorter_they_are():
