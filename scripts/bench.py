@@ -1,22 +1,25 @@
 """Benchmarks this application against the alternatives, on this machine, with one command.
 
-    python scripts/bench.py [--sections short,mixed,...] [--data DIR] [--model MODEL]
+    python scripts/bench.py [--sections mixed,short,...] [--data DIR] [--model MODEL]
         [--output benchmarks]
     python scripts/bench.py --quick
 
-    short, mixed  classification: ours, a bare PyTorch loop, transformers' Trainer (best settings,
-                        defaults), a hand-written loop that pads to max_length; speed, memory, start-up,
-                        held-out quality
-    tools               classification: ours, Trainer's best, Accelerate's loop, Lightning, simpletransformers
-    titles_training     titles at 1024, 1536, 2048 and 4096 tokens: ours, a bare loop, Seq2SeqTrainer
-    titles_writing      documents per second against Seq2SeqTrainer.predict; share of equal titles
+    mixed, short        training of classifiers: ours, Trainer, Accelerate's loop, Lightning
+                        (scripts/benchmarking/requirements-tools.txt)
+    titles_training     training for titles of documents: ours, Seq2SeqTrainer
+    images              training of the image tasks beside Trainer and MONAI's loop (pip install -r
+                        requirements-vision.txt)
+    prediction          classifiers: rows per second beside transformers' pipeline and sentence-transformers;
+                        the start of predict.py --text
+    quality             mixed with an epoch of 6,992 rows, then scores of held-out rows (hours)
     attention           BigBird's attention, alone and in a layer, against transformers' and full attention
     dropout             a step with dropout by row against one with torch's dropout
     startup             --help; the first step over a million rows
     serving             app/serve.py under load, against a server around transformers' pipeline
                         (requirements-serve.txt)
-    images              the image tasks against a bare loop, Trainer and MONAI's loop (pip install -r
-                        requirements-vision.txt)
+
+The first five search the settings of each contender, ours too: micro-batches, grouping by length, a fused
+optimizer; batch sizes for predictions.
 
 Results: bench_cpu.json and bench_cpu.md (bench_cuda.* on an NVIDIA GPU, unless CUDA_VISIBLE_DEVICES= hides
 it), a plot of each table, and goals.md with every goal. Sections that are not run keep their reports. The
@@ -56,7 +59,8 @@ LIBRARIES = (
     "datasets",
     "tokenizers",
     "lightning",
-    "simpletransformers",
+    "sentence-transformers",
+    "monai",
 )
 
 
@@ -65,7 +69,7 @@ def main() -> int:
         run_contender(json.loads(sys.argv[2]))
     options = parse_options(SECTIONS)
     with tempfile.TemporaryDirectory(prefix="bench_") as folder:
-        (machine,) = run_group(COMMAND, ["machine.describe"], {}, Path(folder), options.threads)
+        (machine,) = run_group(COMMAND, [("machine.describe", {})], Path(folder), options.threads)
         for name in options.sections:
             measure(Bench(options, Path(folder), machine), SECTIONS[name])
     return 0
@@ -78,7 +82,11 @@ def parse_options(sections: dict[str, Section]) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--sections", default=",".join(sections), help="sections to run, separated by commas (default: all)")
+    add(
+        "--sections",
+        default=",".join(name for name in sections if name != "quality"),
+        help="sections to run, separated by commas (default: all but quality)",
+    )
     add("--quick", action="store_true", help="tiny models and few steps; the numbers mean nothing")
     add("--data", type=Path, help="folder with the data (default: the sample corpus)")
     add(
@@ -101,13 +109,12 @@ def parse_options(sections: dict[str, Section]) -> argparse.Namespace:
         type=lambda text: [int(part) for part in text.split(",")],
         help="document lengths (titles, attention)",
     )
-    add("--rows", type=int, help="training rows for classification (default: depends on the section)")
-    add("--rounds", type=int, help="number of repetitions (default: depends on the section)")
-    add(
-        "--seconds",
-        type=float,
-        help="time for each pair of contenders (titles, images; default: depends on the section)",
-    )
+    for name, what in (
+        ("steps", "steps of a round"),
+        ("rounds", "repetitions"),
+        ("search_steps", "steps for each setting that is tried"),
+    ):
+        add(f"--{name}", type=int, help=f"{what} (default: depends on the section)")
     add("--precision", choices=("no", "bf16"), help="default: bf16 on a GPU that supports it, else fp32 (no)")
     add("--threads", type=int, default=os.cpu_count(), help="CPU threads (default: all cores)")
     add("--seed", type=int, default=42)

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 DEFAULT_GLOBAL_BATCH_SIZE = 32
 # Tokens of a micro-batch on a CPU. Larger ones pad more and overflow the CPU's caches: 640 Reuters rows in
-# batches of 16 train 1.4 times as fast as with one micro-batch per step, in half the memory
-# (benchmarks/bench_cpu.md).
+# batches of 16 train 1.4 times as fast as with one micro-batch per step, in half the memory (2026-11).
 CPU_TOKENS = 2048
 # Tasks whose --num_train_epochs is chosen: so many updates, from three epochs to so many
 # (benchmarks/quality.md, "How many updates").

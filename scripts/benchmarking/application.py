@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from benchmarking.processes import REPOSITORY
 
 Options = dict[str, Any]  # command-line arguments by name
-TRAINING, PREDICTION = {"do_train": True, "do_eval": False}, {"do_predict": True}
+TRAINING = {"do_train": True, "do_eval": False}
 
 
 class MeasurementDone(Exception):  # noqa: N818 - no error
@@ -58,14 +58,6 @@ def train(script: str, options: Options, measure: Callable[..., Any]) -> Any:
     return _run_until(Training, "fit", make_task(script, options | TRAINING), measure)
 
 
-def predict(script: str, options: Options, measure: Callable[..., Any]) -> Any:
-    """Runs app/SCRIPT.py up to the predictions; returns `measure`(predict, run, model, task, rows).
-    `predict`() computes them; the others are the arguments of the engine's `predict`."""
-    from samerun import main
-
-    return _run_until(main, "predict", make_task(script, options | PREDICTION), measure)
-
-
 def _run_until(module: Any, name: str, task: Any, measure: Callable[..., Any]) -> Any:
     from samerun.main import run_task
 
@@ -83,20 +75,14 @@ def _measure_and_leave(measure: Callable[..., Any], work: Callable[..., Any], *i
     raise MeasurementDone(measure(partial(work, *inputs), *inputs))
 
 
-def load(script: str, options: Options) -> tuple[Any, Any]:
-    """(the task, its data, read and tokenized)."""
-    from samerun.runtime import describe_launch
-
-    task = make_task(script, options)
-    return task, task.load(describe_launch(task.arguments), task.arguments.modes)
-
-
 def prepare(script: str, options: Options) -> tuple[Any, Any]:
     """(the task, its training steps). `steps[i]`: the micro-batches of optimizer step i."""
     from samerun.plan import make_plan
+    from samerun.runtime import describe_launch
     from samerun.training import train_batches
 
-    task, data = load(script, options | TRAINING)
+    task = make_task(script, options | TRAINING)
+    data = task.load(describe_launch(task.arguments), task.arguments.modes)
     plan = make_plan(task.arguments, data.splits["train"], task.launch)
     return task, train_batches(task.arguments, data, plan, task.launch)
 

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarking.data import Source, find_source, sample_rows
-from benchmarking.processes import REPOSITORY, UNTIL_DONE, WAIT_POLICY, Turns, run_group
-from benchmarking.ratios import Run, compare
-from benchmarking.report import Row
+from benchmarking.processes import REPOSITORY, WAIT_POLICY, run_group
 from benchmarking.sizes import CPU, CUDA, QUICK
 
 COMMAND = [sys.executable, str(REPOSITORY / "scripts" / "bench.py")]
-TOOLS = ("lightning", "simpletransformers")  # optional: scripts/benchmarking/requirements-tools.txt
+TOOLS = ("lightning", "sentence_transformers")  # optional: scripts/benchmarking/requirements-tools.txt
 STEPS_PER_TURN = {"cpu": 1, "cuda": 10}
 
 
@@ -43,7 +41,10 @@ class Bench:
         return 1 if self.options.quick else STEPS_PER_TURN[self.kind]
 
     def size(self, name: str) -> dict[str, Any]:
-        return (QUICK if self.options.quick else {"cpu": CPU, "cuda": CUDA}[self.kind])[name]
+        """A section's sizes, with those that the command line gives."""
+        sizes = (QUICK if self.options.quick else {"cpu": CPU, "cuda": CUDA}[self.kind])[name]
+        given = {key: getattr(self.options, key, None) for key in sizes}
+        return sizes | {key: value for key, value in given.items() if value is not None}
 
     def source(self, kind: str) -> Source:
         return find_source(kind, self.options.data, self.folder)
@@ -60,7 +61,7 @@ class Bench:
         if self.options.model is not None:
             return settings | {"model": self.options.model}, self.options.model_name
         size, settings = self.size("classifier"), settings | {"model": str(self.folder / "classifier")}
-        self.run(["classification.model"], settings | size)
+        self.run([("classification.model", {})], settings | size)
         return settings, "BERT of {layers} layers, {hidden} wide, random weights".format(**size)
 
     def others(self, section: str, names: tuple[str, ...]) -> list[str]:
@@ -74,41 +75,17 @@ class Bench:
             )
         return others
 
-    def run(
-        self, jobs: list[str], settings: dict[str, Any], turns: Turns = UNTIL_DONE
-    ) -> list[dict[str, Any]]:
-        """Runs contenders ("MODULE.NAME" of benchmarking.contenders), each in its own process. Returns their
-        results."""
-        common = {"seed": self.options.seed, "precision": self.precision, "steps_per_turn": self.per_turn}
-        results = run_group(COMMAND, jobs, common | settings, self.folder, self.options.threads, turns)
+    def run(self, jobs: list[tuple[str, dict[str, Any]]], settings: dict[str, Any]) -> list[dict[str, Any]]:
+        """Runs contenders ("MODULE.NAME" of benchmarking.contenders, and settings of its own), each in a
+        process, which take turns. Returns their results."""
+        common = {
+            "seed": self.options.seed, "precision": self.precision, "steps_per_turn": self.per_turn,
+            "choice": {},
+        }  # fmt: skip
+        jobs = [(name, common | settings | own) for name, own in jobs]
+        results = run_group(COMMAND, jobs, self.folder, self.options.threads)
         self.other_loads.append(results[0]["others_cpu_share"])
         return results
-
-    def compare(
-        self, module: str, others: list[str], settings: dict[str, Any], size: dict[str, Any], label: Row
-    ) -> tuple[dict[str, list[Run]], list[Row]]:
-        """Runs ours against each of the others. Returns (the runs of each contender, a row with the ratios
-        for each of the others, which begins with `label`). `size`: "seconds" for each pair; "turns": (warm-up
-        turns, minimum of all turns), or "NAME_turns" for one contender."""
-        runs: dict[str, list[Run]] = {}
-        rows = []
-        for other in others:
-            warm_up, min_turns = size.get(f"{other}_turns", size["turns"])
-            seconds = size["seconds"] if self.options.seconds is None else self.options.seconds
-            pair = self.run(
-                [f"{module}.ours", f"{module}.{other}"],
-                settings | {"warm_up": warm_up},
-                Turns(seconds, min_turns),
-            )
-            for run in pair:
-                runs.setdefault(run["contender"], []).append(run)
-            rows.append({**label, "": other, **compare(*pair)})
-            print(
-                *label.values(),
-                f"{other}: {rows[-1]['speed (quartiles)']['median']:.3f} times as fast",
-                flush=True,
-            )
-        return runs, rows
 
     def machine_text(self) -> str:
         m = self.machine

@@ -5,11 +5,9 @@ The parent never imports torch: a child's peak memory starts at the memory of th
 
 import itertools
 import json
-import math
 import os
 import subprocess
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +15,7 @@ import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WAIT_POLICY = "PASSIVE"  # on a busy machine, a spinning thread takes the core of the thread that it waits for
-GO, STOP = b"\n", b"q"
-
-
-@dataclass(frozen=True)
-class Turns:
-    """When contenders stop: after `seconds`, start-up included, and at least `min_turns` turns each, or when
-    all are done."""
-
-    seconds: float = math.inf
-    min_turns: int = 0
-
-
-UNTIL_DONE = Turns()
+GO = b"\n"
 
 
 class Child:
@@ -52,11 +38,10 @@ class Child:
         os.close(signals)
         self.alive = self._is_waiting()
 
-    def send(self, signal: bytes) -> bool:
-        """GO starts the next turn, STOP ends the steps. Returns whether the contender waits for another
-        turn."""
+    def take_turn(self) -> bool:
+        """Lets the contender go on. Returns whether it waits for another turn."""
         if self.alive:
-            self.process.stdin.write(signal)
+            self.process.stdin.write(GO)
             self.process.stdin.flush()
             self.alive = self._is_waiting()
         return self.alive
@@ -79,22 +64,18 @@ class Child:
 
 
 def run_group(
-    command: list[str],
-    names: list[str],
-    settings: dict[str, Any],
-    folder: Path,
-    threads: int,
-    turns: Turns = UNTIL_DONE,
+    command: list[str], jobs: list[tuple[str, dict[str, Any]]], folder: Path, threads: int
 ) -> list[dict[str, Any]]:
-    """Starts `command --child SETTINGS` for each contender and lets them take turns. Returns their results,
-    each with the CPU share of other processes in the meantime."""
+    """Starts `command --child SETTINGS` for each job, a contender's name and settings, and lets the jobs take
+    turns. Returns their results, each with the CPU share of other processes in the meantime."""
     cpu, own_cpu, started = cpu_seconds(), sum(os.times()[:4]), time.time()
     children: list[Child] = []
     try:
-        for name in names:
-            own = settings | {"contender": name, "folder": str(folder / name)}
-            children.append(Child(command, own, folder / name, environment(threads, folder)))
-        take_turns(children, turns, started)
+        for number, (name, settings) in enumerate(jobs):
+            path = folder / f"{name}_{number}"
+            own = settings | {"contender": name, "folder": str(path)}
+            children.append(Child(command, own, path, environment(threads, folder)))
+        take_turns(children)
         results = [child.result() for child in children]
     finally:
         for child in children:
@@ -123,14 +104,11 @@ def environment(threads: int, folder: Path) -> dict[str, str]:
     }
 
 
-def take_turns(children: list[Child], turns: Turns, started: float) -> None:
-    turn_seconds, waiting, end = 0.0, children, started + turns.seconds
+def take_turns(children: list[Child]) -> None:
+    """Lets all of them run to their ends."""
+    waiting = children
     for turn in itertools.count():
-        began = time.time()
-        if not waiting or (turn >= turns.min_turns and began + turn_seconds > end):
-            break
+        if not waiting:
+            return
         first = turn % len(waiting)  # the order changes from turn to turn
-        waiting = [child for child in waiting[first:] + waiting[:first] if child.send(GO)]
-        turn_seconds = time.time() - began
-    for child in waiting:
-        child.send(STOP)
+        waiting = [child for child in waiting[first:] + waiting[:first] if child.take_turn()]

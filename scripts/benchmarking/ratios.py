@@ -23,29 +23,23 @@ def spread(values: Iterable[float]) -> Spread:
     return {"low": min(values), "median": statistics.median(values), "high": max(values)}
 
 
+def two_digits(value: Any) -> Any:
+    """A number, or each number of a spread, rounded to two significant digits."""
+    if isinstance(value, dict):
+        return {name: two_digits(number) for name, number in value.items()}
+    return float(f"{value:.1e}")
+
+
 def ratios(some: list[float], others: list[float]) -> list[float]:
     """some / others by turn, up to the shorter list."""
     return [a / b for a, b in zip(some, others, strict=False)]
 
 
-def merge(runs: list[Run], one_turn_per_run: bool = False) -> Run:
-    """Merges several runs of one contender. `one_turn_per_run`: sums the turns of each run."""
-    turns = {
-        name: [sum(run[name]) for run in runs]
-        if one_turn_per_run
-        else [second for run in runs for second in run[name]]
-        for name in ("seconds", "cpu_seconds")
-    }
-    return turns | {
-        name: statistics.median(run[name] for run in runs) for name in ("memory_mb", "peak_memory_mb")
-    }
-
-
-def speed_row(run: Run, count: int, unit: str) -> dict[str, Any]:
-    """Speed and memory of a contender that processes `count` units (samples, tokens, ...) in a turn."""
+def speed_row(run: Run, count: int) -> dict[str, Any]:
+    """Speed and memory of a contender that trains `count` rows in a turn."""
     return {
         "turns": len(run["seconds"]),
-        f"{unit}/s": count / statistics.median(run["seconds"]),
+        "rows/s": count / statistics.median(run["seconds"]),
         "at best": count / min(run["seconds"]),
         "memory, MiB": run["memory_mb"],
         "of the process, MiB": run["peak_memory_mb"],

@@ -44,23 +44,6 @@ class Goal:
         return row | {"measured": f"{value:.3g}{self.unit}", "": "quick" if report["quick"] else verdict}
 
 
-def overhead_goals(name: str) -> tuple[Goal, Goal]:
-    """Our step costs at most 3% more than the bare loop's: in time, and on a CPU also in CPU time."""
-    return Goal(name, BOTH, 3, False, "%"), Goal(f"{name}, in CPU time", CPU, 3, False, "%")
-
-
-def overhead_values(name: str, compared: list[Row]) -> dict[str, tuple[float, None]]:
-    """Values for `overhead_goals`: the worst of the bare loop's rows (`ratios.compare`). Empty without
-    rows."""
-    if not compared:
-        return {}
-    slowest, most = (
-        min(row["speed (quartiles)"]["median"] for row in compared),
-        max(row["CPU time"] for row in compared),
-    )
-    return {name: (100 * (1 / slowest - 1), None), f"{name}, in CPU time": (100 * (most - 1), None)}
-
-
 @dataclass(frozen=True)
 class Section:
     """One part of the benchmark. `measure` takes a `context.Bench` and returns the report's "data", "model",
@@ -75,8 +58,13 @@ class Section:
     needs: dict[str, str] = field(default_factory=dict)
 
 
-def table(title: str, rows: list[Row], x: str, y: str, by: str | None = None) -> dict[str, Any]:
-    """A table with its chart: column `y` against column `x`, one series for each value of column `by`."""
+def table(
+    title: str, rows: list[Row], x: str | None = None, y: str = "", by: str | None = None
+) -> dict[str, Any]:
+    """A table, and with `x` its chart: column `y` against column `x`, one series for each value of column
+    `by`."""
+    if x is None:
+        return {"title": title, "rows": rows}
     series: dict[str, list[tuple[Any, float]]] = {}
     for row in rows:
         value = row[y]["median"] if isinstance(row[y], dict) else row[y]
@@ -160,8 +148,9 @@ def render(report: Report, section: Section, path: Path) -> list[str]:
             *markdown(table["rows"]),
             *([table["note"], ""] if table.get("note") else []),
         ]
-        plots.draw(f"{section.title}: {title[0].lower()}{title[1:]}", table["chart"], plot)
-        lines += [f"![{title}]({plot.name})", ""]
+        if "chart" in table:
+            plots.draw(f"{section.title}: {title[0].lower()}{title[1:]}", table["chart"], plot)
+            lines += [f"![{title}]({plot.name})", ""]
     return lines
 
 
@@ -193,9 +182,9 @@ def write_goals(folder: Path, sections: dict[str, Section]) -> None:
     (folder / "goals.md").write_text("\n".join(lines), encoding="utf-8")
 
 
-HEAD = """Written by `scripts/bench.py`. Every contender runs in its own process. Two at a time, ours and
-another, take turns (A B B A ...) of one step on a CPU and several on a GPU, so that other work on the machine
-disturbs both alike. Ratios above 1 mean that ours is faster. CPU time and memory are ours divided by the
-other's. `at best` is the fastest turn, which other work disturbs least. Spreads are minimum and maximum over
-the rounds, or quartiles over the turns where the heading says so."""
+HEAD = """Written by `scripts/bench.py`. Every contender runs in its own process. They take turns (A B B A
+...) of one step on a CPU and several on a GPU, so that other work on the machine disturbs all alike. Where
+the settings of contenders are searched, each is measured with the fastest settings found; all that were
+tried are listed. Spreads are minimum and maximum over the rounds, or quartiles over the turns where the
+heading says so."""
 GOALS = "The goals of `scripts/bench.py` and their measured values. Details: bench_cpu.md and bench_cuda.md."

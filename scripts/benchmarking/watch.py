@@ -16,10 +16,6 @@ from benchmarking.processes import GO
 from samerun.profiling import StepClock
 
 
-class Stopped(Exception):  # noqa: N818 - no error
-    """The parent wants no further steps."""
-
-
 class PeakMemory:
     """Peak memory since this object was created, and the memory at that moment.
 
@@ -64,28 +60,22 @@ class Watch:
         pass and end with the optimizer's step."""
         self._hook = model.register_forward_pre_hook(self._begin)
         hook = register_optimizer_step_post_hook(lambda *_: self.mark())
-        with suppress(Stopped):
-            train()
+        train()
         hook.remove()
 
     def _begin(self, *_: Any) -> None:
         self._hook.remove()
         self.mark()
 
-    def repeat(self, work: Callable[[], Any], count: int) -> Any:
-        """Calls `work` up to `count` times, a step each, until the parent stops it. Returns the last
-        result."""
-        result = None
-        with suppress(Stopped):
-            self.mark()
-            for _ in range(count):
-                result = work()
-                self.mark()
+    def once(self, work: Callable[[], Any]) -> Any:
+        """Calls `work` in one turn. Returns its result."""
+        self.mark()
+        result = work()
+        self.mark()
         return result
 
     def mark(self) -> None:
-        """Call before the first step and after each one. Waits at the end of a turn; raises `Stopped` after
-        the last one."""
+        """Call before the first step and after each one. Waits at the end of a turn."""
         first = self.memory is None
         if first:
             self.startup = {"startup_seconds": time.time() - self.settings["spawned"]}
@@ -98,7 +88,7 @@ class Watch:
             self.clock.pause()
             os.write(self.settings["signals"], b".")
             if os.read(0, 1) != GO:
-                raise Stopped
+                raise SystemExit("the benchmark has ended")
         if first:
             self.memory = PeakMemory(self.device)
         if wait:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 CHILD = """
 import json, os, sys
 from pathlib import Path
+from types import SimpleNamespace
 
 settings = json.loads(sys.argv[2])
 if settings["contender"] == "broken":
@@ -38,25 +40,22 @@ def load(monkeypatch):
 
 @pytest.fixture
 def start(load, tmp_path):
-    """Runs contenders that only write down their turns: (names, steps of each, limits) -> (results,
-    turns)."""
+    """Runs contenders that only write down their turns: steps of each -> (results, turns)."""
     script, log = tmp_path / "child.py", tmp_path / "turns.txt"
     script.write_text(CHILD)
     processes = load("benchmarking.processes")
 
-    def begin(names, steps, **limits):
-        settings = {"steps": steps, "log": str(log)}
-        command = [sys.executable, str(script)]
-        results = processes.run_group(command, names, settings, tmp_path, 1, processes.Turns(**limits))
-        return results, log.read_text()
+    def begin(**steps):
+        jobs = [(name, {"steps": count, "log": str(log)}) for name, count in steps.items()]
+        return processes.run_group([sys.executable, str(script)], jobs, tmp_path, 1), log.read_text()
 
     return begin
 
 
 def test_contenders_take_turns_and_nobody_always_comes_first(start):
-    results, turns = start(["a", "b"], 4)
-    assert turns == "abbabaab"
-    assert [result["steps"] for result in results] == [4, 4]
+    results, turns = start(a=4, b=6)
+    assert turns == "abbabaabbb"
+    assert [result["steps"] for result in results] == [4, 6]
 
 
 def run_of(seconds, memory=1.0):
@@ -77,11 +76,78 @@ def test_contenders_are_compared_turn_by_turn(load):
     assert found["CPU time"] == pytest.approx(1 / 3)
     assert (found["at best"], found["memory"], found["of the process"]) == (3.0, 0.5, 600 / 700)
     assert ratios.compare(ours, run_of([6.0], 0.0))["memory"] is None
-    assert ratios.merge([ours, other])["seconds"] == [2.0, 4.0, 2.0, 1.0, 6.0, 6.0, 8.0, 3.0]
-    assert ratios.merge([ours, other], one_turn_per_run=True)["seconds"] == [9.0, 23.0]
-    assert ratios.speed_row(ours, 8, "rows") == {
+    assert ratios.speed_row(ours, 8) == {
         "turns": 4, "rows/s": 4.0, "at best": 8.0, "memory, MiB": 100.0, "of the process, MiB": 600.0,
     }  # fmt: skip
+    assert ratios.two_digits({"low": 1.549, "median": 1.551, "high": 1234}) == {
+        "low": 1.5, "median": 1.6, "high": 1200,
+    }  # fmt: skip
+
+
+class Bench:
+    """Runs nothing: a step takes as long as `costs` says for the contender's settings."""
+
+    options = SimpleNamespace(seed=1)
+
+    def __init__(self, costs):
+        self.costs, self.runs = costs, []
+
+    def run(self, jobs, settings):
+        self.runs.append((jobs, settings))
+        return [self.result(name, own["choice"], settings["max_steps"]) for name, own in jobs]
+
+    def result(self, name, choice, steps):
+        run = run_of([self.costs(name, choice)] * steps)
+        return run | {"contender": name.partition(".")[2], "startup_seconds": 1.0}
+
+
+def costs(name, choice):
+    """Ours is fastest with 2 rows, the other with accumulation 4, a fused optimizer and no grouping."""
+    if name == "x.ours":
+        return {1: 3.0, 2: 1.0}[choice["rows"]]
+    return 2.0 + abs(choice["accumulation"] - 4) + choice["grouped"] + (not choice["fused"])
+
+
+def test_each_contender_is_measured_with_the_fastest_of_its_settings(load):
+    contest = load("benchmarking.contest")
+    bench = Bench(costs)
+    contenders = {"ours": [[{"rows": 1}, {"rows": 2}]], "trainer": contest.accumulating(16, grouped=True)}
+    settings = {"batch_size": 16, "steps": 6, "rounds": 3, "search_steps": 2}
+    found = contest.contest(bench, "x", contenders, settings, {"texts": "short"})
+    assert found.ratios == {"trainer": 2.0}
+    ours, trainer = found.measured
+    assert (ours["settings"], trainer["settings"]) == ("rows 2", "accumulation 4, fused, not grouped")
+    assert trainer["ours is faster by"] == {"low": 2.0, "median": 2.0, "high": 2.0}
+    tried = [row["settings"] for row in found.searched if row[""] == "trainer"]
+    assert [f"accumulation {count}, fused, grouped" for count in (1, 2, 4, 8)] == tried[:4]
+    assert [row["settings"] for row in found.searched if row["chosen"]] == [
+        ours["settings"],
+        trainer["settings"],
+    ]
+    # The same rows for all: two steps in the search, six in each round, with another seed.
+    assert [(s["max_steps"], s["rows"]) for _, s in bench.runs] == [(2, 32)] * 3 + [(6, 96)] * 3
+    assert [s["seed"] for _, s in bench.runs[3:]] == [1, 2, 3]
+
+
+def test_no_speed_is_shown_where_our_quality_is_worse(load):
+    classification, contest = load("benchmarking.sections.classification"), load("benchmarking.contest")
+    scores = {
+        "ours": (0.50, 0.40),
+        "trainer": (0.48, 0.40),
+        "accelerate": (0.50, 0.41),
+        "lightning": (0.60, 0.40),
+    }
+    runs = {
+        name: [{"held-out loss": loss, "held-out precision": precision}]
+        for name, (loss, precision) in scores.items()
+    }
+    rows = [{"": name, "ours is faster by": 2.0} for name in scores]
+    found = contest.Contest([], rows, runs, {})
+    classification.judge(found, judged=True)
+    assert [row["quality"] for row in rows] == ["", "**worse**", "equal", "better"]
+    assert [row["ours is faster by"] for row in rows] == [2.0, "not compared", 2.0, 2.0]
+    classification.judge(found, judged=False)
+    assert {row["quality"] for row in rows[1:]} == {"not judged"}
 
 
 def test_sections_have_names_of_their_own_and_an_unknown_one_is_refused(load, monkeypatch, capsys):
@@ -97,33 +163,11 @@ def test_sections_have_names_of_their_own_and_an_unknown_one_is_refused(load, mo
 
 @pytest.mark.slow
 def test_a_quick_run_compares_what_it_says(tmp_path):
-    words = [
-        "sort",
-        "the",
-        "values",
-        "of",
-        "a",
-        "matrix",
-        "and",
-        "return",
-        "its",
-        "eigenvalues",
-        "as",
-        "vectors",
-    ]
-    rows = [
-        {
-            "text": " ".join(words[n % 7 :] * (1 + n % 20)),
-            "title": " ".join(words[n % 5 : n % 5 + 4]),
-            "labels": words[n % 3 :: 4],
-        }
-        for n in range(64)
-    ]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    for name in ("mixed", "titles"):
-        (tmp_path / f"{name}.jsonl").write_text(text)
-    sections = "mixed,titles_writing"
-    argv = f"--quick --output out --threads 1 --contenders trainer --sections {sections} --data".split()
+    words = ["sort", "the", "values", "of", "a", "matrix", "and", "return", "its", "eigenvalues"]
+    rows = [{"text": " ".join(words[n % 7 :] * (1 + n % 20)), "labels": words[n % 3 :: 4]} for n in range(64)]
+    (tmp_path / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    argv = ["--quick", "--output", "out", "--threads", "1", "--sections", "quality"]
+    argv += ["--contenders", "trainer,accelerate", "--data"]
     done = subprocess.run(
         [sys.executable, SCRIPTS / "bench.py", *argv, tmp_path],
         cwd=tmp_path,
@@ -132,19 +176,12 @@ def test_a_quick_run_compares_what_it_says(tmp_path):
         timeout=900,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    found = {
-        report["section"]: report for report in json.loads((tmp_path / "out/bench_cpu.json").read_text())
-    }
-    assert list(found) == sections.split(",")
+    (report,) = json.loads((tmp_path / "out/bench_cpu.json").read_text())
     page = (tmp_path / "out/bench_cpu.md").read_text()
     assert str(tmp_path) not in page
-    assert "| quick |" in (tmp_path / "out/goals.md").read_text()
-
-    ours, trainer = found["mixed"]["tables"][0]["rows"]
-    assert (ours[""], trainer[""]) == ("ours", "trainer")
-    # The same rows.
-    assert ours["tokens/s"] / ours["samples/s"] == pytest.approx(trainer["tokens/s"] / trainer["samples/s"])
-    (compared,) = found["mixed"]["tables"][1]["rows"]
-    assert f"{compared['speed (quartiles)']['median']:.4g} (" in page
-
-    assert found["titles_writing"]["tables"][0]["rows"][0]["as written alone (first 4), %"] == 100
+    measured, searched = (table["rows"] for table in report["tables"])
+    assert [row[""] for row in measured] == ["ours", "trainer", "accelerate"]
+    # The same rows in each update, with the same loss, give about the same model.
+    losses = [row["held-out loss"] for row in measured]
+    assert max(losses) < 1.05 * min(losses)
+    assert all(row["settings"] in page for row in searched)

@@ -1,17 +1,15 @@
 """Contenders that train the same classifier on the same rows."""
 
-from collections.abc import Iterator
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import pandas
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 from benchmarking import application
-from benchmarking.contenders.training import TrainingContender
+from benchmarking.contenders.training import MAX_GRAD_NORM, TrainingContender
 from benchmarking.data import read_rows
 
 EVAL_BATCH_SIZE = 32
@@ -21,18 +19,17 @@ VOCABULARY = 8192
 def options(settings: dict[str, Any]) -> application.Options:
     """The application's arguments for a training on settings["rows"] rows."""
     s = settings
-    duration = {"max_steps": s["max_steps"]} if "max_steps" in s else {"num_train_epochs": 1}
-    return application.run_options(s) | duration | {
+    return application.run_options(s) | {
         "model_name_or_path": s["model"], "train_file": s["train_file"], "max_train_samples": s["rows"],
-        "max_length": s["max_length"], "global_batch_size": s["batch_size"],
+        "max_length": s["max_length"], "global_batch_size": s["batch_size"], "max_steps": s["max_steps"],
         "learning_rate": s["learning_rate"],
         "head_bias": "zero",  # as in the other contenders
     }  # fmt: skip
 
 
 class Classification(TrainingContender):
-    """settings: "model", "train_file", "max_length"; "rows": the first rows of the file, for training;
-    "eval_rows": the rows after them, for the quality; "max_steps": default one epoch."""
+    """settings: "model", "train_file", "max_length"; "rows": the first rows of the file, for training, an
+    epoch; "eval_rows": the rows after them, for the quality."""
 
     script = "classify"
 
@@ -63,76 +60,42 @@ class Classification(TrainingContender):
         ids = self.tokenizer(texts, truncation=True, max_length=self.settings["max_length"])["input_ids"]
         return {"input_ids": ids, "labels": targets}, self.tokenizer
 
-    def loader(self, **padding: Any) -> DataLoader:
-        """Shuffled batches. `padding`: arguments of transformers' collator."""
+    def loader(self) -> DataLoader:
+        """Micro-batches that are padded to their longest row."""
         from datasets import Dataset
         from transformers import DataCollatorWithPadding
+        from transformers.trainer_pt_utils import LengthGroupedSampler
 
         columns, tokenizer = self.token_rows()
-        rows, collate = Dataset.from_dict(columns), DataCollatorWithPadding(tokenizer, **padding)
+        collate = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8 if self.cuda else None)
+        lengths, rows = list(map(len, columns["input_ids"])), Dataset.from_dict(columns)
         torch.manual_seed(self.settings["seed"])
-        return DataLoader(
-            rows, self.settings["batch_size"], shuffle=True, collate_fn=collate, pin_memory=self.cuda
-        )
-
-    def padded(self) -> dict[str, Any]:
-        """The loop of many hand-written scripts: all rows padded to max_length, default AdamW, the loss read
-        in every step."""
-        loader = self.loader(padding="max_length", max_length=self.settings["max_length"])
-        model = self.plain_model().to(self.device)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=self.settings["learning_rate"])
-        return self.measure_training(
-            model, partial(self.loop, model, optimizer, loader, len(loader), self.read_loss)
-        )
-
-    def read_loss(self, model: Any, batch: Any) -> Iterator[torch.Tensor]:
-        with self.autocast():
-            loss = model(**batch.to(self.device)).loss
-        yield loss
-        loss.item()
+        grouped = LengthGroupedSampler(self.settings["batch_size"], lengths=lengths)
+        sampler = grouped if self.choice["grouped"] else RandomSampler(rows)
+        return DataLoader(rows, self.micro_batch, sampler=sampler, collate_fn=collate, pin_memory=self.cuda)
 
     def accelerate(self) -> dict[str, Any]:
-        """The loop of Accelerate's examples, with fused AdamW and batches padded to their longest row."""
+        """The loop of Accelerate's examples, with gradient accumulation and clipping."""
         from accelerate import Accelerator
         from transformers import get_linear_schedule_with_warmup
 
-        accelerator = Accelerator(cpu=not self.cuda, mixed_precision=self.settings["precision"])
-        model, loader = self.plain_model(), self.loader(pad_to_multiple_of=8 if self.cuda else None)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=self.settings["learning_rate"], fused=True)
-        schedule = get_linear_schedule_with_warmup(optimizer, 0, len(loader))
+        accelerator = Accelerator(
+            cpu=not self.cuda, mixed_precision=self.settings["precision"],
+            gradient_accumulation_steps=self.choice["accumulation"],
+        )  # fmt: skip
+        model, loader = self.plain_model(), self.loader()
+        optimizer = self.optimizer(model)
+        schedule = get_linear_schedule_with_warmup(optimizer, 0, self.settings["max_steps"])
         prepared = accelerator.prepare(model, optimizer, loader, schedule)
         return self.measure_training(model, partial(accelerated_epoch, accelerator, *prepared))
 
     def lightning(self) -> dict[str, Any]:
-        """Lightning's Trainer, with fused AdamW and batches padded to their longest row."""
+        """Lightning's Trainer."""
         from benchmarking.contenders import lightning_module
 
-        module = lightning_module.Classifier(self.plain_model(), self.settings["learning_rate"])
-        loader = self.loader(pad_to_multiple_of=8 if self.cuda else None)
+        module = lightning_module.Classifier(self.plain_model(), self.optimizer)
         trainer = lightning_module.trainer(self.settings, self.cuda)
-        return self.measure_training(module.model, partial(trainer.fit, module, loader))
-
-    def simpletransformers(self) -> dict[str, Any]:
-        """simpletransformers pads every row to max_length. With use_multiprocessing off it fails with
-        datasets 5."""
-        from simpletransformers.classification import MultiLabelClassificationModel
-
-        s, rows = self.settings, self.rows[0]
-        folders = {
-            name: str(Path(s["folder"], name)) for name in ("output_dir", "cache_dir", "tensorboard_dir")
-        }
-        trainer = MultiLabelClassificationModel(
-            "bert", s["model"], num_labels=len(rows["labels"][0]), use_cuda=self.cuda, args=folders | {
-                "max_seq_length": s["max_length"], "train_batch_size": s["batch_size"],
-                "learning_rate": s["learning_rate"],
-                "manual_seed": s["seed"], "num_train_epochs": 1, "warmup_ratio": 0.0, "no_save": True,
-                "save_steps": -1,
-                "silent": True, "fp16": s["precision"] == "bf16",
-                "do_lower_case": getattr(self.tokenizer, "do_lower_case", False),
-            },
-        )  # fmt: skip
-        rows = rows.assign(labels=[list(map(int, labels)) for labels in rows["labels"]])
-        return self.measure_training(trainer.model, partial(trainer.train_model, rows))
+        return self.measure_training(module.model, partial(trainer.fit, module, self.loader()))
 
     def before(self, model: Any) -> None:
         """Runs one pass over two short rows on a GPU, which loads libraries."""
@@ -147,39 +110,36 @@ class Classification(TrainingContender):
 
     @torch.no_grad()
     def result(self, model: Any) -> dict[str, Any]:
-        """Tokens of an epoch, and on the held-out rows the loss and the average precision over all pairs of
-        row and label."""
+        """On the held-out rows the loss and the average precision over all pairs of row and label."""
         from sklearn.metrics import average_precision_score
 
-        tokens = {"tokens": sum(map(len, self.token_rows()[0]["input_ids"]))}
         if not self.settings["eval_rows"]:
-            return tokens
+            return {}
         model.eval()
         rows, logits = self.rows[1].sort_values("text", key=lambda texts: texts.str.len()), []
+        cut = {"padding": True, "truncation": True, "max_length": self.settings["max_length"]}
         for start in range(0, len(rows), EVAL_BATCH_SIZE):
-            texts, longest = (
-                rows["text"][start : start + EVAL_BATCH_SIZE].tolist(),
-                self.settings["max_length"],
-            )
-            inputs = self.tokenizer(
-                texts, padding=True, truncation=True, max_length=longest, return_tensors="pt"
-            )
-            ids, mask = (inputs[name].to(self.device) for name in ("input_ids", "attention_mask"))
+            texts = rows["text"][start : start + EVAL_BATCH_SIZE].tolist()
+            inputs = self.tokenizer(texts, **cut, return_tensors="pt").to(self.device)
+            ids, mask = inputs["input_ids"], inputs["attention_mask"]
             logits.append(model(input_ids=ids, attention_mask=mask)[0].float().cpu())
         logits, targets = torch.cat(logits), torch.tensor(rows["labels"].tolist())
         precision = average_precision_score(targets.numpy().ravel(), logits.sigmoid().numpy().ravel())
         loss = binary_cross_entropy_with_logits(logits, targets)
-        return tokens | {"held-out loss": float(loss), "held-out precision": float(precision)}
+        return {"held-out loss": float(loss), "held-out precision": float(precision)}
 
 
 def accelerated_epoch(accelerator: Any, model: Any, optimizer: Any, loader: Any, schedule: Any) -> None:
     model.train()
     for batch in loader:
-        loss = model(**batch).loss
-        accelerator.backward(loss)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
+        with accelerator.accumulate(model):
+            loss = model(**batch).loss
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
 
 
 def load_model(settings: dict[str, Any], num_labels: int) -> Any:
@@ -223,15 +183,5 @@ def make_model(settings: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-METHODS = (
-    "ours",
-    "bare",
-    "torch_dropout",
-    "trainer_best",
-    "trainer",
-    "padded",
-    "accelerate",
-    "lightning",
-    "simpletransformers",
-)
+METHODS = ("ours", "trainer", "accelerate", "lightning")
 CONTENDERS = dict.fromkeys(METHODS, Classification.measure) | {"model": make_model}

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from benchmarking import application
-from benchmarking.contenders.training import TrainingContender
+from benchmarking.contenders.training import MAX_GRAD_NORM, TrainingContender
 
 
 class Images(TrainingContender):
@@ -37,15 +37,13 @@ class Images(TrainingContender):
         return application.run_options(s) | files | training | s["task_options"]
 
     def trainer(self) -> dict[str, Any]:
-        """transformers' Trainer with fused AdamW, the task's model and loss, and rows decoded by our
+        """transformers' Trainer with the task's model and loss, and rows decoded by our
         loader."""
         from transformers import Trainer
 
         from benchmarking.contenders import trainer
 
-        arguments = trainer.arguments_of(
-            self.settings, optim="adamw_torch_fused", remove_unused_columns=False
-        )
+        arguments = trainer.arguments_of(self.settings, remove_unused_columns=False)
         task, steps = self.prepared
         rows, task_loss = Rows(steps.split), partial(loss_of, task)
         hf_trainer = Trainer(
@@ -56,25 +54,28 @@ class Images(TrainingContender):
     def monai(self) -> dict[str, Any]:
         """The loop of MONAI's tutorials: MONAI's transforms (cached before the first random one), loader and
         loss."""
-        from monai.losses import DiceCELoss
-
         (task, steps), model = self.prepared, application.build(self.prepared[0]).to(self.device)
         files = [volume.file for volume in steps.split.collate.__self__.volumes]
-        batches = islice(monai_batches(self.settings, task.settings, files), len(steps))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=self.settings["learning_rate"], fused=True)
-        losses_of = partial(
-            self.monai_losses, DiceCELoss(include_background=False, to_onehot_y=True, softmax=True)
-        )
-        return self.measure_training(
-            model, partial(self.loop, model, optimizer, batches, len(steps), losses_of)
-        )
+        batches = monai_batches(self.micro_batch, task.settings, files)
+        return self.measure_training(model, partial(self.monai_steps, model, batches))
 
-    def monai_losses(
-        self, loss_of: Any, model: Any, batch: dict[str, torch.Tensor]
-    ) -> Iterator[torch.Tensor]:
-        with self.autocast():
-            logits = model(batch["image"].to(self.device))
-        yield loss_of(logits.float(), batch["label"].to(self.device))
+    def monai_steps(self, model: Any, batches: Iterator[dict[str, torch.Tensor]]) -> None:
+        from monai.losses import DiceCELoss
+
+        optimizer = self.optimizer(model)
+        scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, self.settings["max_steps"])
+        loss_of = DiceCELoss(include_background=False, to_onehot_y=True, softmax=True)
+        model.train()
+        for _ in range(self.settings["max_steps"]):
+            optimizer.zero_grad()
+            for batch in islice(batches, self.choice["accumulation"]):
+                with self.autocast():
+                    logits = model(batch["image"].to(self.device))
+                loss = loss_of(logits.float(), batch["label"].to(self.device))
+                (loss / self.choice["accumulation"]).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+            optimizer.step()
+            scheduler.step()
 
 
 class Rows(torch.utils.data.Dataset):
@@ -99,9 +100,7 @@ def loss_of(task: Any, outputs: Any, labels: torch.Tensor, num_items_in_batch: A
     return task.loss_sum(lambda pixel_values: outputs, batch) / len(labels)
 
 
-def monai_batches(
-    settings: dict[str, Any], known: Any, files: list[Any]
-) -> Iterator[dict[str, torch.Tensor]]:
+def monai_batches(rows_of_batch: int, known: Any, files: list[Any]) -> Iterator[dict[str, torch.Tensor]]:
     """Endless batches of random patches, half of them around foreground voxels, with random flips."""
     from monai import transforms as t
     from monai.data import CacheDataset, DataLoader
@@ -112,7 +111,7 @@ def monai_batches(
         t.LoadImaged(both, ensure_channel_first=True), t.Orientationd(both, axcodes="RAS", labels=None),
         t.Spacingd(both, known.spacing, mode=("bilinear", "nearest")), t.NormalizeIntensityd("image"),
         t.SpatialPadd(both, known.patch_size),
-        t.RandCropByPosNegLabeld(both, "label", known.patch_size, num_samples=settings["batch_size"]),
+        t.RandCropByPosNegLabeld(both, "label", known.patch_size, num_samples=rows_of_batch),
         *(t.RandFlipd(both, prob=0.5, spatial_axis=axis) for axis in range(3)),
     ]  # fmt: skip
     data = CacheDataset(rows, t.Compose(steps), progress=False)
@@ -120,4 +119,4 @@ def monai_batches(
         yield from DataLoader(data, batch_size=1, shuffle=True)
 
 
-CONTENDERS = dict.fromkeys(("ours", "bare", "trainer", "monai"), Images.measure)
+CONTENDERS = dict.fromkeys(("ours", "trainer", "monai"), Images.measure)

@@ -16,18 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarking.contenders.classification import load_model
 from benchmarking.data import read_rows
 from benchmarking.processes import REPOSITORY
 
-LABELS = 20
 WARM_UP_SECONDS = 1
-
-
-def make_model(settings: dict[str, Any]) -> dict[str, Any]:
-    """Adds a classification head with random weights to the model in settings["model"]."""
-    load_model(settings, LABELS).save_pretrained(settings["model"])
-    return {}
 
 
 def serve_pipeline(settings: dict[str, Any]) -> None:
@@ -103,4 +95,4 @@ def send_requests(port: int, end: float, texts: list[str]) -> list[float]:
             return seconds
 
 
-CONTENDERS = {"model": make_model, "pipeline_server": serve_pipeline, "ours": measure, "pipeline": measure}
+CONTENDERS = {"pipeline_server": serve_pipeline, "ours": measure, "pipeline": measure}

@@ -1,13 +1,10 @@
-"""Contenders that train the same encoder-decoder on rows of one length, without padding; rows and models of
-all title sections."""
+"""Contenders that train the same encoder-decoder on rows of one length, without padding; their rows and
+models."""
 
 import itertools
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from benchmarking import application
 from benchmarking.contenders.training import MAX_GRAD_NORM, TrainingContender
@@ -16,22 +13,10 @@ from benchmarking.data import read_rows, write_rows
 LEARNING_RATE = 5e-5
 SOURCE_ROWS = 2000  # rows read from a file
 VOCABULARY = 8192
-WEIGHT_SCALE = 4.0  # see `make_writer`
-
-
-def options(settings: dict[str, Any], new: bool = True) -> application.Options:
-    """The application's arguments for all title sections. `new`: builds a model from the section's
-    configuration."""
-    folder = Path(settings["inputs"], "model")
-    model = {"config_name": folder, "tokenizer_name": folder, "from_scratch": True} if new else {}
-    names = {"decoder_layers": "decoder_layers", "max_title_length": "title_length", "num_beams": "beams"}
-    return (
-        application.run_options(settings) | model | {option: settings[name] for option, name in names.items()}
-    )
 
 
 class Titles(TrainingContender):
-    """settings: "length", "batch_size", "max_steps", and the settings of `make_inputs`."""
+    """settings: "length", "batch_size", and the settings of `make_inputs`."""
 
     script = "titlegen"
     seq2seq = True
@@ -41,7 +26,10 @@ class Titles(TrainingContender):
 
     def options(self) -> application.Options:
         s = self.settings
-        return options(s) | {
+        folder = Path(s["inputs"], "model")
+        return application.run_options(s) | {
+            "config_name": folder, "tokenizer_name": folder, "from_scratch": True,
+            "decoder_layers": s["decoder_layers"], "max_title_length": s["title_length"],
             "train_file": Path(s["inputs"], f"train_{s['length']}.jsonl"), "max_length": s["length"],
             "max_steps": s["max_steps"], "global_batch_size": s["batch_size"],
             "learning_rate": s["learning_rate"],
@@ -58,7 +46,7 @@ class Titles(TrainingContender):
 
 def make_inputs(settings: dict[str, Any]) -> dict[str, Any]:
     """Writes into settings["inputs"]: training rows for each (length, batch size) of settings["train"], and
-    with settings["generate_length"] documents and a model that generates titles."""
+    the configuration of a model."""
     inputs = Path(settings["inputs"])
     inputs.mkdir(parents=True, exist_ok=True)
     rows = [
@@ -72,20 +60,7 @@ def make_inputs(settings: dict[str, Any]) -> dict[str, Any]:
     for length, batch_size in settings["train"]:
         cut = cut_rows(rows, tokenizer, [length + 8] * batch_size * settings["max_steps"])
         write_rows(inputs / f"train_{length}.jsonl", cut)
-    if settings["generate_length"]:
-        write_rows(inputs / "documents.jsonl", cut_rows(rows, tokenizer, document_lengths(settings)))
-        make_writer(settings, inputs)
     return {}
-
-
-def document_lengths(settings: dict[str, Any]) -> list[int]:
-    """Tokens of each document to generate a title for: shuffled, from half of settings["generate_length"] to
-    all of it, and always enough for transformers' BigBird to keep its sparse attention."""
-    longest, count = settings["generate_length"], settings["documents"]
-    shortest = min(longest, max(longest // 2, 12 * settings["block_size"]))
-    lengths = [shortest + (longest - shortest) * i // max(1, count - 1) for i in range(count)]
-    random.Random(settings["seed"]).shuffle(lengths)
-    return lengths
 
 
 def cut_rows(rows: list[dict[str, str]], tokenizer: Any, lengths: list[int]) -> Iterator[dict[str, str]]:
@@ -107,10 +82,7 @@ def make_model(settings: dict[str, Any], rows: list[dict[str, str]], inputs: Pat
 
     from samerun.text.tokenizer import train_tokenizer
 
-    block, longest = (
-        settings["block_size"],
-        max([*dict(settings["train"]), settings["generate_length"] or 0, 4096]),
-    )
+    block, longest = settings["block_size"], max([*dict(settings["train"]), 4096])
     tokenizer = train_tokenizer([text for row in rows for text in (row["text"], row["title"])], VOCABULARY)
     config = BigBirdConfig(
         vocab_size=len(tokenizer), hidden_size=settings["hidden"], num_hidden_layers=settings["layers"],
@@ -124,23 +96,4 @@ def make_model(settings: dict[str, Any], rows: list[dict[str, str]], inputs: Pat
     return tokenizer
 
 
-def make_writer(settings: dict[str, Any], inputs: Path) -> None:
-    """Saves a model that generates titles, in plain transformers, in inputs/writer.
-
-    Its random weights are scaled up and its output bias is zero. With the usual random weights, all documents
-    would get about the same short title, and a comparison of titles would mean nothing.
-    """
-    data = {"train_file": inputs / "documents.jsonl", "max_length": settings["generate_length"]}
-    task, _ = application.prepare("titlegen", options(settings) | data)
-    model = application.build(task, kernels="reference")
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 2 and "embeddings" not in name:
-                parameter.mul_(WEIGHT_SCALE)
-        model.get_output_embeddings().bias.zero_()
-    model.save_pretrained(inputs / "writer")
-    task.tokenizer.save_pretrained(inputs / "writer")
-
-
-METHODS = ("ours", "torch_dropout", "bare", "trainer_best", "trainer")
-CONTENDERS = dict.fromkeys(METHODS, Titles.measure) | {"inputs": make_inputs}
+CONTENDERS = {"ours": Titles.measure, "trainer": Titles.measure, "inputs": make_inputs}

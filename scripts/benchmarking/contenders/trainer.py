@@ -16,28 +16,19 @@ disable_progress_bars()
 
 
 def arguments_of(settings: dict[str, Any], seq2seq: bool = False, **more: Any) -> TrainingArguments:
-    """Arguments without reports and checkpoints. With settings["batch_size"]: for settings["max_steps"]
-    training steps, or one epoch."""
-    arguments = {
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "use_cpu": not torch.cuda.is_available(),
-    }
-    if "batch_size" in settings:
-        arguments |= {
-            "per_device_train_batch_size": settings["batch_size"],
-            "learning_rate": settings["learning_rate"],
-        }
-        arguments |= (
-            {"max_steps": settings["max_steps"]} if "max_steps" in settings else {"num_train_epochs": 1}
-        )
-    arguments |= {
-        "output_dir": settings["folder"],
-        "seed": settings["seed"],
-        "bf16": settings["precision"] == "bf16",
-    }
-    return (Seq2SeqTrainingArguments if seq2seq else TrainingArguments)(**arguments | more)
+    """Arguments for settings["max_steps"] training steps of settings["batch_size"] rows without reports and
+    checkpoints, with the settings of settings["choice"]."""
+    cuda, choice = torch.cuda.is_available(), {"accumulation": 1, "fused": True} | settings["choice"]
+    gpu = {"tf32": True, "dataloader_num_workers": 2} if cuda else {"dataloader_pin_memory": False}
+    return (Seq2SeqTrainingArguments if seq2seq else TrainingArguments)(
+        output_dir=settings["folder"], seed=settings["seed"], bf16=settings["precision"] == "bf16",
+        save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=not cuda,
+        max_steps=settings["max_steps"],
+        per_device_train_batch_size=settings["batch_size"] // choice["accumulation"],
+        gradient_accumulation_steps=choice["accumulation"], learning_rate=settings["learning_rate"],
+        optim="adamw_torch_fused" if choice["fused"] else "adamw_torch",
+        train_sampling_strategy="group_by_length" if choice.get("grouped") else "random", **gpu, **more,
+    )  # fmt: skip
 
 
 def make_trainer(

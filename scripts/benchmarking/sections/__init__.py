@@ -2,13 +2,21 @@
 tables."""
 
 from benchmarking.report import Section
-from benchmarking.sections import attention, classification, dropout, images, serving, startup, titles
+from benchmarking.sections import (
+    attention,
+    classification,
+    dropout,
+    images,
+    prediction,
+    serving,
+    startup,
+    titles,
+)
 
 SECTIONS: dict[str, Section] = {
     section.name: section
     for section in (
-        classification.SHORT, classification.MIXED, classification.BESIDE_TOOLS, titles.TRAINING,
-        titles.WRITING,
-        attention.SECTION, dropout.SECTION, startup.SECTION, images.SECTION, serving.SECTION,
+        classification.MIXED, classification.SHORT, titles.TRAINING, images.SECTION, prediction.SECTION,
+        classification.QUALITY, attention.SECTION, dropout.SECTION, startup.SECTION, serving.SECTION,
     )
 }  # fmt: skip

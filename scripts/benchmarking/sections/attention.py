@@ -9,8 +9,8 @@ from benchmarking.report import BOTH, CPU, GPU, Goal, Report, Row, Section, tabl
 
 LEGEND = """Forward and backward passes of one layer with the dimensions of BigBird-base. All variants take
 turns in one process; each turn is a warm-up pass and a measured one. `block_sparse` is transformers'
-implementation. `full_sdpa` is full attention by torch's scaled_dot_product_attention, for a whole layer in a
-BERT layer of the same size. "The attention alone" is the module without its projections."""
+implementation. `full_sdpa` is full attention by torch's scaled_dot_product_attention, for a whole layer in
+a BERT layer of the same size. "The attention alone" is the module without its projections."""
 PARTS = {"attention": "The attention alone", "layer": "A whole layer"}
 BLOCK_SPARSE = "BigBird, {} at {}: times transformers' block_sparse"
 MEMORY = "BigBird, a whole layer at 4096: share of block_sparse's peak memory"
@@ -19,7 +19,9 @@ FULL = "BigBird, attention and layer from 2048 on: times full SDPA, at worst"
 
 def measure(bench: Bench) -> Report:
     size = bench.size("attention")
-    (result,) = bench.run(["attention.measure"], size | {"lengths": bench.options.lengths or size["lengths"]})
+    (result,) = bench.run(
+        [("attention.measure", {})], size | {"lengths": bench.options.lengths or size["lengths"]}
+    )
     tables, goals, against_full = [], {}, []
     for part, title in PARTS.items():
         groups = [group for group in result["measured"] if group["part"] == part]

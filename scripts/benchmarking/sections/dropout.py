@@ -1,13 +1,13 @@
 """What dropout by row costs: our own step with it against our own step with torch's dropout."""
 
 from benchmarking.context import Bench
-from benchmarking.ratios import merge, speed_row
+from benchmarking.ratios import compare, speed_row
 from benchmarking.report import CPU, Goal, Report, Section, table
 from benchmarking.sections.titles import prepare
 
 COST = "{}: a step with dropout by row against one with torch's dropout"
-LEGEND = """`ours` is the task's own script with `--dropout_by row`, `torch_dropout` the same command with
-`--dropout_by torch`. Both train on the same batches and take turns, a step each."""
+LEGEND = """The task's own script with `--dropout_by row`, and the same command with `--dropout_by torch`.
+Both train on the same batches and take turns, a step each."""
 NAMES = {"short": "short texts", "mixed": "texts of mixed length", "titles": "titles"}
 
 
@@ -31,21 +31,28 @@ def measure(bench: Bench) -> Report:
             }
             settings["train_file"] = bench.rows(texts, settings["rows"] + batch_size)
             settings, model = bench.with_classifier(settings | {"max_steps": size["max_steps"]})
-        settings |= {"batch_size": batch_size}
+        settings |= {"batch_size": batch_size, "warm_up": size["warm_up"]}
         module = "titles" if texts == "titles" else "classification"
-        runs, more = bench.compare(module, ["torch_dropout"], settings, size, {"texts": name})
-        compared += more
-        for contender, each in runs.items():
-            speed = speed_row(merge(each), batch_size * bench.per_turn, "samples")
-            rows.append({"texts": name, "": contender, "model": model, **speed})
-        goals[COST.format(name)] = 100 * (1 / more[0]["speed (quartiles)"]["median"] - 1), None
+        jobs = [(f"{module}.ours", {"choice": {"dropout_by": by}}) for by in ("row", "torch")]
+        runs = bench.run(jobs, settings)
+        for by, run in zip(("row", "torch"), runs, strict=True):
+            rows.append(
+                {
+                    "texts": name,
+                    "dropout by": by,
+                    "model": model,
+                    **speed_row(run, batch_size * bench.per_turn),
+                }
+            )
+        compared.append({"texts": name, **compare(*runs)})
+        goals[COST.format(name)] = 100 * (1 / compared[-1]["speed (quartiles)"]["median"] - 1), None
     return {
         "data": ", ".join(bench.source(texts).name for texts in NAMES),
         "model": "dropout 0.1; see the table",
-        "about": f"at most {size['max_steps']} steps",
+        "about": f"{size['max_steps']} steps, the first {size['warm_up']} not counted",
         "tables": [
-            table("Training", rows, "texts", "samples/s", by=""),
-            table("Dropout by row against torch's", compared, "texts", "speed (quartiles)", by=""),
+            table("Training", rows),
+            table("Dropout by row against torch's", compared),
         ],
         "goals": goals,
     }

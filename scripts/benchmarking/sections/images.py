@@ -1,61 +1,48 @@
-"""Training of the image tasks against a bare loop, Trainer and MONAI's loop."""
+"""Training of the image tasks beside Trainer and MONAI's loop."""
 
 import json
 from typing import Any
 
+from benchmarking.contest import accumulating, caption, contest
 from benchmarking.context import Bench
 from benchmarking.data import make_sample_data
-from benchmarking.ratios import merge, speed_row
-from benchmarking.report import BOTH, Goal, Report, Row, Section, overhead_goals, overhead_values, table
+from benchmarking.report import BOTH, Goal, Report, Section, table
 
-# Script of app/ -> (its data in scripts/make_sample_data.py, the contender beside `bare`).
+# Script of app/ -> (its data in scripts/make_sample_data.py, the other contender).
 TASKS = {
     "image_classify": ("images", "trainer"),
     "segment": ("masks", "trainer"),
     "segment3d": ("volumes", "monai"),
 }
-TOOLS = {"trainer": "Trainer", "monai": "MONAI"}
-OVERHEAD, FASTER = "{}: our step costs more than the bare loop's", "{}: times the speed of {}"
-LEGEND = """`ours` is the script of app/ itself, from its arguments to the end of training. `bare` is a plain
-PyTorch loop over the same batches, loaded the same way, with the task's model and loss. `trainer` is
-transformers' Trainer with fused AdamW, the task's model and loss, and rows decoded by our loader. `monai` is
-the loop of MONAI's tutorials: MONAI's transforms (cached before the first random one), loader and DiceCE
-loss. Times include loading, without workers, but not the warm-up turns. Memory is the peak during training,
-above the memory before the first step."""
+FASTER = "training, {}: times {}"
+LEGEND = """`ours` is the script of app/ itself, from its arguments to the end of training. `trainer` is
+transformers' Trainer with the task's model and loss, and rows decoded by our loader. `monai` is the loop of
+MONAI's tutorials: MONAI's transforms (cached before the first random one), loader and DiceCE loss. Times
+include loading, without workers. Memory is the peak during training above the memory before the first step.
+Quality was not judged: the weights are random."""
 
 
 def measure(bench: Bench) -> Report:
-    size = bench.size("images")
-    rows, compared = [], []
+    size, searched, measured, goals = bench.size("images"), [], [], {}
     for task, (kind, other) in TASKS.items():
+        if other not in bench.others("images", ("trainer", "monai")):
+            continue
         folder = bench.folder / kind
         make_sample_data(kind, "--output_dir", folder)
-        settings = {name: size[name] for name in ("batch_size", "max_steps")} | {
-            "task": task,
-            "learning_rate": 1e-3,
-        }
-        settings |= {"data": str(folder), "task_options": options(bench, task, size["scale"])}
-        runs, more = bench.compare(
-            "images", bench.others("images", ("bare", other)), settings, size, {"task": task}
-        )
-        compared += more
-        for name, each in runs.items():
-            rows.append(
-                {
-                    "task": task,
-                    "": name,
-                    **speed_row(merge(each), size["batch_size"] * bench.per_turn, "samples"),
-                }
-            )
+        settings = size | {"task": task, "learning_rate": 1e-3, "data": str(folder)}
+        settings["task_options"] = options(bench, task, size["scale"])
+        stages = accumulating(size["batch_size"])
+        rows = [size["batch_size"] // choice["accumulation"] for choice in stages[0]]
+        contenders = {"ours": [[{"per_device_train_batch_size": count} for count in rows]], other: stages}
+        found = contest(bench, "images", contenders, settings, {"task": task})
+        searched, measured = searched + found.searched, measured + found.measured
+        goals[FASTER.format(task, other)] = found.ratios[other], None
     return {
         "data": "drawn by scripts/make_sample_data.py",
         "model": "small models, random weights",
-        "about": f"batches of {size['batch_size']} rows",
-        "tables": [
-            table("Training", rows, "task", "samples/s", by=""),
-            table("Ours against the others", compared, "task", "speed (quartiles)", by=""),
-        ],
-        "goals": goal_values(compared),
+        "about": caption(size),
+        "tables": [table("Training", measured), table("Settings tried", searched)],
+        "goals": goals,
     }
 
 
@@ -94,20 +81,6 @@ CONFIGS = {
 }  # fmt: skip
 
 
-def goal_values(compared: list[Row]) -> dict[str, tuple[float, str | None]]:
-    values: dict[str, tuple[float, str | None]] = {}
-    for row in compared:
-        if row[""] == "bare":
-            values |= overhead_values(OVERHEAD.format(row["task"]), [row])
-        else:
-            values[FASTER.format(row["task"], TOOLS[row[""]])] = row["speed (quartiles)"]["median"], None
-    return values
-
-
-GOALS = tuple(
-    goal
-    for task, (_, other) in TASKS.items()
-    for goal in (*overhead_goals(OVERHEAD.format(task)), Goal(FASTER.format(task, TOOLS[other]), BOTH, 1))
-)
+GOALS = tuple(Goal(FASTER.format(task, other), BOTH, 1) for task, (_, other) in TASKS.items())
 NEEDS = dict.fromkeys(("monai", "nibabel"), "requirements-vision.txt")
-SECTION = Section("images", "Image tasks", LEGEND, measure, GOALS, NEEDS)
+SECTION = Section("images", "Training, images", LEGEND, measure, GOALS, NEEDS)

@@ -14,8 +14,8 @@ from benchmarking.report import BOTH, Goal, Report, Row, Section, table
 HELP, AGAIN = "--help of either task", "first step over a million rows whose tokens are kept"
 SCRIPTS = ("app/classify.py", "app/titlegen.py")
 LEGEND = """`--help`: the whole process. First step: from the start of the process to the end of the first
-optimizer step, over a file of short texts; `first` without, `again` with cached rows and tokens. `trainer` is
-transformers' Trainer over rows that `datasets` reads, tokenizes and caches."""
+optimizer step, over a file of short texts; `first` without, `again` with cached rows and tokens. `trainer`
+is transformers' Trainer over rows that `datasets` reads, tokenizes and caches."""
 JOBS = {"ours": "classification.ours", "trainer": "trainer.start"}
 
 
@@ -29,7 +29,7 @@ def measure(bench: Bench) -> Report:
     runs: dict[str, list[Run]] = {name: [] for name in JOBS}
     for number in range(1 + (bench.options.rounds or size["rounds"])):
         for name in list(JOBS)[:: -1 if number % 2 else 1]:
-            runs[name] += bench.run([JOBS[name]], settings)
+            runs[name] += bench.run([(JOBS[name], {})], settings)
     starts = [start_row(name, each) for name, each in runs.items()]
     ours = starts[0]["again, s"]["median"]
     return {
@@ -37,8 +37,8 @@ def measure(bench: Bench) -> Report:
         "model": "",
         "about": f"A file of {size['rows']} rows, {path.stat().st_size / 2**20:.0f} MiB",
         "tables": [
-            table("--help", helps, "", "seconds"),
-            table(f"First step over {size['rows']} rows", starts, "", "again, s"),
+            table("--help", helps),
+            table(f"First step over {size['rows']} rows", starts),
         ],
         "goals": {
             HELP: (max(row["seconds"]["median"] for row in helps), None),
