@@ -65,7 +65,6 @@ def contest(
             values = [one[column] for one in found if one[column] is not None]
             row[f"ours / its {column}"] = None if name == "ours" or not values else two_digits(spread(values))
         row["memory, MiB"] = round(statistics.median(run["memory_mb"] for run in each))
-        row["start-up, s"] = two_digits(spread(run["startup_seconds"] for run in each))["median"]
         measured.append(row)
         if name != "ours":
             ratios[name] = times["median"]

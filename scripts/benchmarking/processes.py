@@ -36,15 +36,12 @@ class Child:
                 stderr=subprocess.STDOUT, pass_fds=[signals],
             )  # fmt: skip
         os.close(signals)
-        self.alive = self._is_waiting()
 
     def take_turn(self) -> bool:
         """Lets the contender go on. Returns whether it waits for another turn."""
-        if self.alive:
-            self.process.stdin.write(GO)
-            self.process.stdin.flush()
-            self.alive = self._is_waiting()
-        return self.alive
+        self.process.stdin.write(GO)
+        self.process.stdin.flush()
+        return self.is_waiting()
 
     def result(self) -> dict[str, Any]:
         """The measurements. Raises `SystemExit` with the end of the log if the contender failed."""
@@ -59,7 +56,8 @@ class Child:
             self.process.kill()
             self.process.wait()
 
-    def _is_waiting(self) -> bool:
+    def is_waiting(self) -> bool:
+        """Whether the contender waits for a turn, as soon as it does, or else has ended."""
         return os.read(self.signals, 1) != b""  # blocks until the turn ends; empty once the process has ended
 
 
@@ -105,8 +103,8 @@ def environment(threads: int, folder: Path) -> dict[str, str]:
 
 
 def take_turns(children: list[Child]) -> None:
-    """Lets all of them run to their ends."""
-    waiting = children
+    """Lets all of them run to their ends, after all have started."""
+    waiting = [child for child in children if child.is_waiting()]
     for turn in itertools.count():
         if not waiting:
             return
