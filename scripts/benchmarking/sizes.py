@@ -9,9 +9,9 @@ CLASSIFICATION = {"eval_rows": 0, "batch_size": 16, "steps": 60, "rounds": 3}
 CPU: dict[str, dict[str, Any]] = {
     "classifier": {"hidden": 384, "layers": 6},
     "short": CLASSIFICATION | {"max_length": 128, "search_steps": 15},
-    "mixed": CLASSIFICATION | {"max_length": 512, "search_steps": 10},
+    "mixed": CLASSIFICATION | {"max_length": 512, "search_steps": 8},
     "quality": CLASSIFICATION | {
-        "max_length": 512, "eval_rows": 764, "steps": 437, "rounds": 1, "search_steps": 10,
+        "max_length": 512, "eval_rows": 764, "steps": 437, "rounds": 1, "search_steps": 8,
     },
     "titles": {"hidden": 256, "layers": 4, "decoder_layers": 2, "block_size": 64, "tokens_per_step": 8192,
                "title_length": 32},
