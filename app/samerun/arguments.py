@@ -293,9 +293,6 @@ class RunArguments:
     overwrite_output_dir: bool = option(
         False, excludes=("resume_from_checkpoint",), help="replace the run in --output_dir"
     )
-    shared_output_dir: bool = option(
-        False, help="all machines share --output_dir: skip comparing and copying its files between machines"
-    )
     do_train: bool | None = option(help="train (default: true, unless --do_eval or --do_predict is given)")
     do_eval: bool | None = option(help="evaluate on the validation rows (default: as --do_train)")
     do_predict: bool = option(False, help="predict the test file with the best model")

@@ -16,8 +16,7 @@ import json
 import os
 import re
 import shutil
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from itertools import zip_longest
@@ -495,21 +494,20 @@ def _without_tied(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 # best model) are sent to machines without a shared disk through the process group.
 
 
-def fetch(run: Run, folder: Path, shared: bool) -> Path:
-    """Returns a path where this process can read rank 0's `folder`: the folder itself or a copy on its
-    machine (see `discard`).
+def fetch(run: Run, folder: Path) -> Path:
+    """Returns a path where this process can read rank 0's `folder`: the folder itself, if all machines share
+    it, or a copy on its machine (see `discard`).
 
-    `shared`: all machines see the folder, so nothing is sent. All processes must call this. Raises
-    `InputError` on every process if a machine cannot store its copy.
+    All processes must call this. Raises `InputError` on every process if a machine cannot store its copy.
     """
     launch = run.launch
-    if shared or launch.world_size == launch.local_world_size:
+    if launch.world_size == launch.local_world_size:
+        return folder
+    files = run.from_rank0(partial(_states, folder))
+    if all(run.gather([_states(folder) == files])):
         return folder
     leader = launch.rank - launch.local_rank
     local = folder.with_name(f".{folder.name}.of_rank_0_for_{leader}") if leader else folder
-    files = run.from_rank0(
-        lambda: [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
-    )
     target = local if leader and launch.local_rank == 0 else None
     problems = [problem for problem in run.gather([_receive(run, folder, files, target)]) if problem]
     if problems:
@@ -530,24 +528,16 @@ def discard(run: Run, local: Path, folder: Path) -> None:
             os.removedirs(local.parent)  # stops at the first folder that is not empty
 
 
-def check_shared(run: Run, folder: Path) -> None:
-    """Raises `InputError` on every process if a machine does not see rank 0's `folder`."""
-    token = folder / f".shared-{run.broadcast(os.urandom(8).hex())}"
-    run.from_rank0(token.touch)
-    for _ in range(50):  # a network file system may take a moment to show a new file
-        if token.exists():
-            break
-        time.sleep(0.1)
-    without = [process for process in run.gather([None if token.exists() else process_name()]) if process]
-    run.from_rank0(lambda: token.unlink(missing_ok=True))
-    if without:
-        raise InputError(
-            f"--shared_output_dir: {folder} on {', '.join(without)} is not rank 0's folder; mount it there, "
-            "or leave --shared_output_dir out"
-        )
+def _states(folder: Path) -> dict[str, tuple[int, ...]]:
+    """File -> size, time and number on its disk, which machines that share a folder see alike."""
+    states = {path: path.stat() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): (state.st_size, state.st_mtime_ns, state.st_ino)
+        for path, state in states.items()
+    }
 
 
-def _receive(run: Run, folder: Path, files: list[str], target: Path | None) -> str | None:
+def _receive(run: Run, folder: Path, files: Iterable[str], target: Path | None) -> str | None:
     """Takes part in the broadcasts of rank 0's files and writes them to `target`, if not None. Returns the
     reason if they cannot be written, instead of raising: the other processes wait for this one in the
     broadcasts."""

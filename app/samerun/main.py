@@ -107,7 +107,7 @@ def load_exported(run: Run, arguments: Any, task: Task, trained: bool) -> Any:
 def load_best(run: Run, arguments: Any, load: Callable[[Path], Any]) -> Any:
     """Calls `load` on best/ on every process. Machines without a shared disk receive a temporary copy."""
     folder = Path(arguments.output_dir) / BEST
-    place = checkpoint.fetch(run, folder, arguments.shared_output_dir)
+    place = checkpoint.fetch(run, folder)
     try:
         return load(place)
     finally:

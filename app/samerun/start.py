@@ -218,8 +218,6 @@ def open_run(
     description = {**_description(run, arguments, plan, fingerprint), **details} if plan is not None else {}
     signals.set_time_limit(arguments.max_train_time)
     opened, changes = run.from_rank0(partial(_take_folder, arguments, plan, fingerprint, description))
-    if arguments.shared_output_dir:
-        checkpoint.check_shared(run, folder)
     lines = [*run.summary(), *(describe(plan) if plan else [])]
     lines += [f"note           {note}" for note in [*notes, *changes]]
     if opened.complete:

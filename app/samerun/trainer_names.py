@@ -265,6 +265,7 @@ NAMES_OF_BEFORE: dict[str, Alias | Part | Only | Refused] = {
     "window_pooling": Part("long_documents", "windows:pooling={}", head="windows"),
     "base_global_batch_size": Part("lr_scaling", "linear:{}", head="linear"),
     "pos_weight_cap": Part("pos_weight", "balanced:{}", head="balanced"),
+    "shared_output_dir": Alias("output_dir", {"true": None, "false": None}, BOOLEAN),  # found out
     "hub_dry_run": Only("false", "--push_to_hub uploads best/, plots/ and README.md of --output_dir"),
     "max_tokens_per_eval_batch": Refused("--per_device_eval_batch_size bounds an evaluation batch"),
     "num_res_units": Only("2", "the network has 2 residual units per level"),

@@ -77,7 +77,7 @@ class Training:
         self.greater_is_better = higher_is_better(arguments, task.best_metric)
         place = None
         if opened.resume is not None:
-            place = checkpoint.fetch(run, opened.resume, arguments.shared_output_dir)
+            place = checkpoint.fetch(run, opened.resume)
             self.state = checkpoint.load_state(place, opened.fingerprint)
             checkpoint.load_weights(place, model)
             kept = arguments.keep_best, self._is_complete()

@@ -173,11 +173,7 @@ def test_machines_that_share_a_folder_read_the_checkpoint_there(pair, launched):
     shutil.copytree(launched("python").folder / "checkpoints" / "step_2", shared / "start")
 
     def go_on_from(checkpoint, launch, **changed):
-        asked = {
-            "shared_output_dir": "true",
-            "resume_from_checkpoint": checkpoint,
-            "deepspeed": "ds_configs/zero2.json",
-        }
+        asked = {"resume_from_checkpoint": checkpoint, "deepspeed": "ds_configs/zero2.json"}
         job = training(shared / "run", global_batch_size=UNEVEN, **asked, **changed)
         ended = [
             finished.check() for finished in run_together(list(launch(pair, free_port(), job)), pair[0].home)
@@ -191,7 +187,6 @@ def test_machines_that_share_a_folder_read_the_checkpoint_there(pair, launched):
         assert damage(path) is None
     run = json.loads((shared / "run" / "run.json").read_text(encoding="utf-8"))
     assert (run["world_size"], run["launcher"], run["zero_stage"]) == (2, "deepspeed", 2)
-    assert run["arguments"]["shared_output_dir"] is True
 
     go_on_from(checkpoints / "step_4", deepspeed_no_ssh)
     assert sorted(path.name for path in checkpoints.iterdir()) == ["step_4", "step_6"]

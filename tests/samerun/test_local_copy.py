@@ -6,8 +6,8 @@ import pytest
 from thread_processes import Exchange, Process, run_concurrently
 
 from samerun import checkpoint
-from samerun.checkpoint import check_shared, discard, fetch
-from samerun.errors import InputError, process_name
+from samerun.checkpoint import discard, fetch
+from samerun.errors import InputError
 
 FILES = {"model.bin": b"x" * 70, "empty": b"", "deep/er/config.json": b"{}"}
 
@@ -51,7 +51,7 @@ def test_a_machine_that_lacks_the_folder_gets_a_copy_for_the_time(disks):
     (disks[1].parent.parent / "mine").touch()
 
     def work(member, rank):
-        place = fetch(member, disks[rank // 2], shared=False)
+        place = fetch(member, disks[rank // 2])
         found = content(place)
         discard(member, place, disks[rank // 2])
         return place, found
@@ -67,39 +67,27 @@ def test_a_machine_that_lacks_the_folder_gets_a_copy_for_the_time(disks):
 
 def test_what_an_earlier_run_left_there_is_not_taken_for_it(disks):
     fill(disks[1], {**FILES, "model.bin": b"y" * 70})
-    outcome = run(lambda member, rank: content(fetch(member, disks[rank // 2], False)))
+    outcome = run(lambda member, rank: content(fetch(member, disks[rank // 2])))
     assert outcome == [FILES] * 4
     assert content(disks[1])["model.bin"] == b"y" * 70
 
 
-def test_nothing_is_sent_on_one_machine_or_a_shared_disk(disks):
+def test_nothing_is_sent_on_one_machine_or_a_shared_disk(disks, monkeypatch):
     def alone(member, rank):
         member.gather = None
-        return fetch(member, disks[1], False)
+        return fetch(member, disks[1])
 
     assert run(alone, size=2) == [disks[1]] * 2
 
-    def shared(member, rank):
-        member.gather = None
-        return fetch(member, disks[0], True)
-
-    assert run(shared) == [disks[0]] * 4
+    monkeypatch.setattr(checkpoint, "_receive", None)
+    disks[1].parent.parent.mkdir()
+    disks[1].parent.symlink_to(disks[0].parent)
+    assert run(lambda member, rank: fetch(member, disks[rank // 2])) == [disks[0]] * 2 + [disks[1]] * 2
 
 
 def test_a_machine_without_room_ends_all(disks):
     disks[1].parent.parent.mkdir()
     disks[1].parent.touch()  # a file where the folder should be: even root cannot write there
-    outcome = run(lambda member, rank: fetch(member, disks[rank // 2], False))
+    outcome = run(lambda member, rank: fetch(member, disks[rank // 2]))
     assert all(isinstance(error, InputError) for error in outcome)
     assert [problem.count("cannot store rank 0's") for problem in outcome[0].problems] == [1]
-
-
-def test_a_disk_that_is_said_to_be_shared_is_looked_at(disks, monkeypatch):
-    monkeypatch.setattr(checkpoint.time, "sleep", lambda seconds: None)
-    assert run(lambda member, rank: check_shared(member, disks[0].parent)) == [None] * 4
-    assert [path.name for path in disks[0].parent.iterdir()] == ["best"]
-    disks[1].parent.mkdir(parents=True)
-    outcome = run(lambda member, rank: check_shared(member, disks[rank // 2].parent))
-    assert all(
-        f" on {process_name()}, {process_name()} is not rank 0's folder" in str(error) for error in outcome
-    )

@@ -90,19 +90,16 @@ def test_a_failure_is_sent_to_the_machines_that_wait(environment, monkeypatch, c
     capsys.readouterr()
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_the_best_model_is_loaded_from_where_this_machine_has_it(arguments, monkeypatch, tmp_path, shared):
+def test_the_best_model_is_loaded_from_where_this_machine_has_it(arguments, monkeypatch, tmp_path):
     seen = []
-    monkeypatch.setattr(
-        checkpoint, "fetch", lambda run, folder, shared: seen.append((folder, shared)) or tmp_path / "copy"
-    )
+    monkeypatch.setattr(checkpoint, "fetch", lambda run, folder: seen.append(folder) or tmp_path / "copy")
     monkeypatch.setattr(checkpoint, "discard", lambda run, place, folder: seen.append((place, folder)))
-    given = arguments(output_dir="runs/a", shared_output_dir=shared)
+    given = arguments(output_dir="runs/a")
     best = Path("runs/a/best")
     assert main.load_best(SimpleNamespace(), given, lambda place: place) == tmp_path / "copy"
     with pytest.raises(KeyError):
         main.load_best(SimpleNamespace(), given, {}.__getitem__)
-    assert seen == [(best, shared), (tmp_path / "copy", best)] * 2
+    assert seen == [best, (tmp_path / "copy", best)] * 2
 
 
 @pytest.mark.parametrize("machines", [1, 2])

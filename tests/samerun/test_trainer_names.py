@@ -127,6 +127,7 @@ MERGED = {
     "--lora_r 2 --load_in_4bit": "--lora_r 2 --quantize 4",
     "--load_in_8bit true": "--quantize 8",
     "--load_in_8bit false": "",
+    "--shared_output_dir true": "",
     "--deepspeed_config a.json": "--deepspeed a.json",
     "--focal_gamma 1 --loss focal --focal_alpha none": "--loss focal --loss_args gamma=1,alpha=none",
     "--adam_beta1 0.9 --adam_beta2 0.98 --adam_epsilon 1e-6": "--optim_args beta2=0.98,eps=1e-6",
