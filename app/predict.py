@@ -25,10 +25,10 @@ from typing import NamedTuple
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from samerun.cli import prepare_process
+from samerun.cli import prepare_process, shows_traces
+from samerun.console import STDOUT
 from samerun.errors import InputError
 from samerun.files import as_line, temporary_folder
-from samerun.predictions import STDOUT
 from samerun.run_folder import record_predictions
 from samerun.signals import failures_end_the_job
 from samerun.task_scripts import task_of
@@ -122,8 +122,7 @@ def task_command(request: Request) -> list[str]:
     }
     parts = [part for name, value in named.items() if value is not None for part in (f"--{name}", value)]
     script = str(Path(__file__).with_name(f"{task}.py"))
-    quiet = ["--quiet"] if output in STDOUT else []
-    return [script, "--do_predict", *parts, *quiet, *task_arguments]
+    return [script, "--do_predict", *parts, *task_arguments]
 
 
 def _allow_replacing(file: Path, output_dir: Path, options: argparse.Namespace) -> None:
@@ -164,7 +163,7 @@ def _write_texts(texts: list[str], pairs: list[str] | None) -> Path:
 
 if __name__ == "__main__":
     prepare_process()
-    with failures_end_the_job(debug="--debug" in sys.argv):
+    with failures_end_the_job(debug=shows_traces(sys.argv)):
         request = read_request()
         if request.runs_in_memory:
             print_predictions(request)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from samerun.cli import prepare_process
+from samerun.cli import prepare_process, shows_traces
 from samerun.errors import InputError
 from samerun.files import temporary_folder
 from samerun.signals import failures_end_the_job
@@ -108,7 +108,7 @@ def say(event: str, message: str) -> None:
 
 if __name__ == "__main__":
     prepare_process()
-    with failures_end_the_job(debug="--debug" in sys.argv):
+    with failures_end_the_job(debug=shows_traces(sys.argv)):
         options, task_arguments = parse_options()
         sock = bind_socket(options.host, options.port)
         server = make_server(options, task_arguments, str(temporary_folder("serve_")))

@@ -20,6 +20,7 @@ from run_folders import check_run_folder
 from safetensors.torch import load_file
 
 from samerun import signals
+from samerun.cli import shows_traces
 from samerun.parsing import parse, validate
 from samerun.signals import failures_end_the_job
 from samerun.tools.moving.outcome import TOLERANCE, read_gradients, rounding_alone, weight_differences
@@ -101,7 +102,7 @@ def script(monkeypatch, environment, token_cache, capfd) -> Callable[[str, list[
         module, code = importlib.import_module(task), 0
         with default_logging() as messages:
             try:
-                with failures_end_the_job(debug="--debug" in argv):
+                with failures_end_the_job(debug=shows_traces(argv)):
                     arguments = parse(module.Arguments, argv)
                     validate(arguments)
                     run_task(getattr(module, TASKS[task])(arguments), arguments)

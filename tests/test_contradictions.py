@@ -11,8 +11,7 @@ from samerun.parsing import validate
 STREAM = {
     "train_file": "a",
     "validation_file": "b",
-    "streaming": True,
-    "streaming_buffer_rows": 9,
+    "streaming": 9,
     "max_steps": 3,
 }
 TEXTS = [
@@ -34,7 +33,6 @@ TEXTS = [
      "--streaming and --mixing_weights are both given; "),
     (STREAM | {"sampling": "class_balanced"}, "--streaming and --sampling class_balanced are both given; "),
     (STREAM | {"do_train": False, "do_eval": True}, "--streaming is for training"),
-    (STREAM | {"streaming": False}, "--streaming_buffer_rows is given but --streaming is not"),
     ({"loss": "focal", "pos_weight": "balanced"}, "--pos_weight needs --loss bce, but --loss is focal"),
     ({"loss": "asymmetric", "label_smoothing_factor": 0.1}, "--label_smoothing_factor needs --loss bce, but"),
     ({"loss_args": "gamma=1"}, "--loss_args: bce has no gamma; it has none"),

@@ -158,7 +158,7 @@ def test_a_text_in_memory_is_tagged_at_its_own_places(command, environment, toke
 @pytest.mark.parametrize(
     "more",
     [
-        {"streaming": "true", "streaming_buffer_rows": 30, "ema_decay": 0.9},
+        {"streaming": 30, "ema_decay": 0.9},
         {"lora_r": 2, "label_all_tokens": "false"},
     ],
     ids=["streaming", "lora"],

@@ -103,7 +103,7 @@ def launch(name: str, home: Path) -> Path:
     `home`."""
     job, folder = JOBS[name], home / "runs" / name
     changed: dict[str, object] = {"output_dir": folder, "deepspeed": job.deepspeed_file}
-    changed |= {"streaming": "true", "streaming_buffer_rows": 31}  # all rows: every buffer is an epoch
+    changed |= {"streaming": 31}  # all rows: every buffer is an epoch
     if job.resumes:
         other, step = job.resumes
         changed["resume_from_checkpoint"] = home / "runs" / other / "checkpoints" / f"step_{step}"

@@ -41,7 +41,8 @@ class ModelArguments:
     )
     attn_implementation: str | None = option(
         choices=("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
-        help="attention of the model, as in transformers (default: sdpa if available)",
+        help="attention of the model, as in transformers (default: sdpa if available; BigBird: ours, which "
+        "eager turns off)",
     )
 
     def hub_options(self, name: str | None) -> dict[str, Any]:
@@ -368,18 +369,23 @@ class RunArguments:
     hub_private_repo: bool = option(
         False, needs="push_to_hub", help="create the hub repository as a private one"
     )
-    license: str | None = option(help="license for the model card, by the hub's names: apache-2.0, cc-by-4.0")
-    language: tuple[str, ...] | None = option(help="languages for the model card: en,zh")
+    model_card: tuple[str, ...] | None = option(
+        help="languages and license of the model card, by the hub's names: en,zh,license=apache-2.0"
+    )
     predictions_file: str | None = option(
         path=True,
         per_machine=True,
         help="file for predictions, csv if it ends in .csv (default: predictions.jsonl in --output_dir)",
     )
-    quiet: bool = option(False, per_machine=True, help="print only warnings and errors")
-    debug: bool = option(False, per_machine=True, help="show the stack trace of an error")
+    log_level: str = option(
+        "info",
+        choices=("debug", "info", "warning"),
+        per_machine=True,
+        help="warning: print only warnings and errors; debug: show the stack trace of an error, too",
+    )
 
     test_file = None  # an argument of tasks with DataArguments
-    streaming = False  # an argument of text tasks (samerun/text/arguments.py)
+    streaming = None  # an argument of text tasks (samerun/text/arguments.py)
 
     @property
     def modes(self) -> Modes:
@@ -405,6 +411,9 @@ class RunArguments:
                 f"--{name} needs evaluations during the training; --eval_strategy is no"
                 for name in several_best
             ]
+        card = [part for part in self.model_card or () if "=" in part]
+        if len(card) > 1 or not all(part.startswith("license=") for part in card):
+            messages.append(f"--model_card: {','.join(card)}: expected languages and one license=NAME")
         if "none" in self.report_to and len(self.report_to) > 1:
             messages.append("--report_to none excludes other trackers; keep one")
         if not any(modes):
@@ -431,11 +440,6 @@ class LaunchArguments:
 
     deepspeed: str | None = option(
         path=True, per_machine=True, help="DeepSpeed config file, for the deepspeed launcher or torchrun"
-    )
-    kernels: str = option(
-        "auto",
-        choices=("auto", "reference"),
-        help="auto: faster kernels with equal results; reference: none of them",
     )
     tf32: bool = option(
         False,

@@ -15,7 +15,7 @@ import sys
 from typing import Any, TypeVar
 
 from samerun import signals
-from samerun.console import be_quiet, say, survive_a_lost_console
+from samerun.console import STDOUT, be_quiet, say, survive_a_lost_console
 from samerun.errors import EXIT_TRAINING_FAILED, SHOWN_AS, InputError, in_short, is_out_of_memory
 from samerun.files import temporary_folder
 from samerun.parsing import SpaceSeparated, names_of, parse, validate
@@ -81,16 +81,27 @@ def read_arguments(cls: type[T], description: str) -> T:
     """Parses the command line into `cls`, a dataclass of argument groups. Errors end the process."""
     prepare_process()
     _exit_stack.enter_context(signals.listen())  # until the process exits, including the imports of libraries
-    with failures_end_the_job(debug="--debug" in sys.argv):
+    with failures_end_the_job(debug=shows_traces(sys.argv)):
         notes: list[str] = []
         arguments = parse(cls, description=description, notes=notes)
         validate(arguments)
-        if getattr(arguments, "quiet", False):
+        if is_quiet(arguments):
             be_quiet()
         if os.environ.get("RANK", "0") == "0":
             say(*(f"note           {note}" for note in notes))
         arguments = with_standard_input(arguments, names_of(arguments, reads=True))
     return arguments
+
+
+def shows_traces(argv: list[str]) -> bool:
+    """Whether a command asks for stack traces, before its arguments are parsed."""
+    return "--debug" in argv or "--log_level debug" in " ".join(argv).replace("=", " ")
+
+
+def is_quiet(arguments: Any) -> bool:
+    """Whether lines on standard output are unwanted: they would be among the predictions there."""
+    to_stdout = arguments.predictions_file in STDOUT and not arguments.modes.train
+    return to_stdout or arguments.log_level == "warning"
 
 
 def with_standard_input(arguments: Any, names: list[str]) -> Any:

@@ -21,6 +21,7 @@ from samerun.errors import as_shown
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+STDOUT = ("-", "/dev/stdout")  # as the name of a file
 NAME_WIDTH = 15  # columns of the name that begins a line: "note           ..."
 BAR_DELAY = 1.0  # seconds before a phase gets a bar
 REFRESH_INTERVAL = 0.1  # seconds
@@ -31,13 +32,13 @@ _quiet = False
 
 
 def be_quiet() -> None:
-    """Silences `say` and progress (--quiet)."""
+    """Silences `say` and progress (--log_level warning)."""
     global _quiet
     _quiet = True
 
 
 def say(*lines: str) -> None:
-    """Prints lines to stdout, unless --quiet. Warnings and errors go to stderr instead.
+    """Prints lines to stdout, unless silenced. Warnings and errors go to stderr instead.
 
     On a terminal, long lines are wrapped at words, and their continuations line up behind the 15 columns of a
     line's name.

@@ -27,7 +27,7 @@ BASELINE_SECONDS, BASELINE_SHARE = 60.0, 0.05
 def run(task_class: type[Task], arguments: Any) -> None:
     """Trains, evaluates and predicts as the arguments request. Reports errors and ends the process with their
     exit code."""
-    with signals.failures_end_the_job(debug=arguments.debug):
+    with signals.failures_end_the_job(debug=arguments.log_level == "debug"):
         if run_task(task_class(arguments), arguments):
             signals.exit_done()
 

@@ -412,7 +412,8 @@ def _translated(
     for name, given_values in given.items():
         argument, values, source = name, given_values, f"{prefix}{name}"
         is_ours, spec = name in cls.__dataclass_fields__, OTHER_NAMES.get(name)
-        if values == [] and (not is_ours or type_of(cls, name) is bool):
+        is_switch = isinstance(spec, Alias) and "true" in spec.values
+        if values == [] and (not is_ours or is_switch or type_of(cls, name) is bool):
             values = ["true"]
         if isinstance(spec, Part):
             argument = spec.argument
@@ -446,6 +447,7 @@ def _join_parts(found: dict[str, tuple[Values, str]], problems: list[str], notes
         if not values or values[0].lower() in part.ignored:
             continue
         text = " ".join(found.get(part.argument, (None, ""))[0] or [])
+        text = "" if text in part.instead else text
         form = part.form.format(" ".join(values))
         piece = form.removeprefix(part.head)
         if part.head and not text:

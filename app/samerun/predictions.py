@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from samerun.console import STDOUT
 from samerun.errors import TrainingError
 from samerun.files import as_line, atomic_file
 from samerun.run_folder import (
@@ -27,7 +28,6 @@ from samerun.run_folder import (
 )
 from samerun.task import Predictions, Split, Task
 
-STDOUT = ("-", "/dev/stdout")
 WILDCARDS = re.compile(r"[-_.]*[*?\[\]]+")
 DATA_SUFFIX = re.compile(r"\.(csv|tsv|txt|json|jsonl|parquet)(\.gz)?$", re.IGNORECASE)
 SEPARATORS = {".csv": ",", ".tsv": "\t"}

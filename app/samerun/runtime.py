@@ -213,7 +213,6 @@ def _dropout_by_row(arguments: Any, device_type: str, compiles: bool, problems: 
     """Whether dropout is by row; adds what prevents --dropout_by row to `problems`."""
     attention = getattr(arguments, "attn_implementation", None)
     obstacles = {
-        "--kernels reference": arguments.kernels == "reference",
         "torch.compile": compiles,
         f"--attn_implementation {attention}": attention not in (None, "eager", "sdpa"),
     }

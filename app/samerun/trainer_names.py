@@ -33,6 +33,7 @@ class Part(NamedTuple):
     form: str  # how the argument is written with it
     head: str = ""  # of `form`: what the argument has before this part
     ignored: tuple[str, ...] = ("none", "null")  # values that set nothing
+    instead: tuple[str, ...] = ()  # values of `argument` that it replaces
 
 
 class Only(NamedTuple):
@@ -69,13 +70,14 @@ def translate(spec: Alias | Only | Refused, values: list[str] | None) -> tuple[s
 
 
 BOOLEAN = "expected true or false"
-LIGER = "Liger has no kernels for these models; --kernels auto, the default, has faster ones"
+LIGER = "Liger has no kernels for these models"
 FIXED_PRECISION = Only("false", "evaluation computes in --mixed_precision, as training does")
 FSDP = Only("false", "accelerate launch --config_file accelerate_configs/fsdp.yaml enables FSDP")
 LOW_RANK_OPTIMIZER = Refused("GaLore and APOLLO are not supported; ds_configs/zero*.json save memory")
 CHECKPOINTING_OPTIONS = Only('{"use_reentrant":false}', "autograd is not re-entered; leave it out")
 TOKEN = Refused("other users can see a token on a command line; set HF_TOKEN, or log in (hf auth login)")
 TRACKIO = Refused("Trackio spaces are not supported; use --report_to trackio, --project_name and --run_name")
+BUFFER = "100000"  # rows of --streaming true
 UPLOADED_ONCE = "the best model is uploaded once, at the end of the run"
 
 TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
@@ -110,9 +112,9 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
     "log_on_each_node": Only("false", "rank 0 reports for all machines"),
     "logging_nan_inf_filter": Only("false", "a non-finite loss ends the run and names the rows of its batch"),
     "include_num_input_tokens_seen": Only("false", "metrics.json has train_tokens_per_second; leave it out"),
-    "log_level": Only("passive", "the log level is fixed; --debug shows the stack trace of an error"),
-    "log_level_replica": Only("passive", "the log level is fixed; --debug shows the stack trace of an error"),
-    "disable_tqdm": Refused("progress bars appear on terminals only; --quiet disables them"),
+    "log_level": Alias("log_level", {"passive": None, "error": "warning", "critical": "warning"}),
+    "log_level_replica": Only("passive", "all processes have one --log_level"),
+    "disable_tqdm": Refused("progress bars appear on terminals only; --log_level warning disables them"),
     "project": Alias("project_name"),
     "trackio_space_id": TRACKIO,
     "trackio_bucket_id": TRACKIO,
@@ -233,9 +235,15 @@ NAMES_OF_BEFORE: dict[str, Alias | Part | Only | Refused] = {
         "batches are padded; little, with --length_grouping, the default: leave it out",
     ),
     "attention": Alias(
-        "kernels",
-        {"auto": None, "blocks": None, "transformers": "reference"},
-        "BigBird attends by gathered blocks; --kernels reference uses transformers' implementation",
+        "attn_implementation",
+        {"auto": None, "blocks": None, "transformers": "eager"},
+        "BigBird attends by gathered blocks; --attn_implementation eager is transformers' implementation",
+        was_ours=True,
+    ),
+    "kernels": Alias(
+        "attn_implementation",
+        {"auto": None},
+        "--dropout_by torch is torch's dropout, --attn_implementation eager transformers' BigBird",
     ),
     "deepspeed_config": Alias("deepspeed"),  # without a note: the deepspeed launcher's own habit
     "warmup_ratio": Alias(
@@ -265,6 +273,12 @@ NAMES_OF_BEFORE: dict[str, Alias | Part | Only | Refused] = {
     "window_pooling": Part("long_documents", "windows:pooling={}", head="windows"),
     "base_global_batch_size": Part("lr_scaling", "linear:{}", head="linear"),
     "pos_weight_cap": Part("pos_weight", "balanced:{}", head="balanced"),
+    "license": Part("model_card", "license={}"),
+    "language": Part("model_card", "{}"),
+    "quiet": Alias("log_level", {"true": "warning", "false": None}, BOOLEAN, was_ours=True),
+    "debug": Alias("log_level", {"true": "debug", "false": None}, BOOLEAN, was_ours=True),
+    "streaming": Alias("streaming", {"true": BUFFER, "false": "none", "1": "1"}),
+    "streaming_buffer_rows": Part("streaming", "{}", instead=(BUFFER,)),
     "shared_output_dir": Alias("output_dir", {"true": None, "false": None}, BOOLEAN),  # found out
     "hub_dry_run": Only("false", "--push_to_hub uploads best/, plots/ and README.md of --output_dir"),
     "max_tokens_per_eval_batch": Refused("--per_device_eval_batch_size bounds an evaluation batch"),

@@ -87,7 +87,7 @@ def test_a_process_says_it_once_and_exits_with_2(place):
 def test_debug_shows_where_it_was_found(workplace, script):
     lay_out(RAGGED, "classify", workplace)
 
-    ended = script("classify", [*command_line(RAGGED, "classify"), "--debug"])
+    ended = script("classify", [*command_line(RAGGED, "classify"), "--log_level", "debug"])
 
     assert ended.code == 2
     assert ended.err.startswith("Traceback")

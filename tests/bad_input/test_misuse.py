@@ -26,7 +26,7 @@ TASKS = ("classify", "titlegen", "image_classify", "segment")
 LEFT_OUT = {
     "deepspeed", "ddp_backend", "start_timeout", "push_to_hub",
     "output_dir", "train_file", "validation_file", "config_name", "from_scratch", "max_steps", "use_cpu",
-    "dataset_name", "tokenizer_type", "vocab_size", "profile", "torch_compile", "config", "debug",
+    "dataset_name", "tokenizer_type", "vocab_size", "profile", "torch_compile", "config", "log_level",
     "report_to", "test_file", "image_size", "max_train_time", "trust_remote_code", "num_train_epochs",
 }  # fmt: skip
 NUMBERS = ["0", "1", "2", "-1", "0.5", "1e-3", "1e9", "nan"]

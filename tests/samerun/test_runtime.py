@@ -155,7 +155,6 @@ def test_precision_beside_a_deepspeed_file(machine, arguments, ds_file, sections
     [
         (0, {}, True),
         (0, {"dropout_by": "torch"}, False),
-        (0, {"kernels": "reference"}, False),
         (0, {"torch_compile": True}, False),
         (0, {"torch_compile": True, "deepspeed": "ds_configs/zero3.json"}, True),  # which ignores it
         (1, {}, False),
@@ -171,7 +170,6 @@ def test_dropout_is_by_row_on_cpus_and_where_it_is_requested(machine, arguments,
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"kernels": "reference"}, "--kernels reference"),
         ({"torch_compile": True}, "torch.compile"),
         ({"attn_implementation": "flash_attention_2"}, "--attn_implementation flash_attention_2"),
     ],

@@ -151,7 +151,7 @@ class Buffers:
 
     def __init__(self, arguments: Any, columns: tuple[str, ...]) -> None:
         """`columns`: the columns to read. Raises `InputError` for missing files."""
-        self.size = arguments.streaming_buffer_rows or arguments.default_buffer_rows
+        self.size = arguments.streaming
         self.columns, self.text_column = tuple(dict.fromkeys(columns)), arguments.text_column
         self.seed = arguments.seed
         self.classes: dict[str, list[str]] = {}

@@ -36,22 +36,23 @@ def write_card(folder: Path, card: ModelCard, arguments: Any = None) -> None:
     resolved = run["arguments"]
     base = None if resolved.get("from_scratch") else _hub_id(resolved.get("model_name_or_path"))
     dataset = _hub_id(resolved.get("dataset_name"))
+    metadata = resolved.get("model_card") or []
     results = [] if card.pipeline_tag is None else _results(card.pipeline_tag, dataset, values, card.metrics)
     data = ModelCardData(
         library_name="transformers" if card.pipeline_tag else None,
         pipeline_tag=card.pipeline_tag,
-        license=resolved.get("license"),
-        language=resolved.get("language"),
+        license=next((part.removeprefix("license=") for part in metadata if "=" in part), None),
+        language=[part for part in metadata if "=" not in part] or None,
         base_model=base,
         datasets=dataset,
         model_name=card.title if results else None,
         eval_results=results or None,
     )
-    metadata = ["---", data.to_yaml(), "---", ""] if data.to_dict() else []
+    front = ["---", data.to_yaml(), "---", ""] if data.to_dict() else []
     code = ["```python", card.usage, "```", ""] if card.usage else []
     prefixes = [p for p in SPLITS if any(values.get(f"{p}_{metric}") is not None for metric in card.metrics)]
     rows = [[metric, *(values.get(f"{prefix}_{metric}") for prefix in prefixes)] for metric in card.metrics]
-    body = [*metadata, f"# {card.title}", "", *code, "## Metrics", ""]
+    body = [*front, f"# {card.title}", "", *code, "## Metrics", ""]
     body += markdown_table(["metric", *(SPLITS[prefix] for prefix in prefixes)], rows)
     plots = [f"![{path.stem}]({PLOTS}/{path.name})\n" for path in sorted((folder / PLOTS).glob("*.png"))]
     body += ["", *plots, *card.sections, "", "## Training", "", *_facts(run, values), ""]

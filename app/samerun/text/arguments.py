@@ -88,19 +88,12 @@ class StreamingArguments:
 
     listed_last = True
 
-    streaming: bool = option(
-        False,
-        excludes=("mixing_weights", "max_train_samples", "sampling"),
-        help="read the training rows in buffers during training, for data larger than the disk; needs "
-        "--max_steps",
-    )
-    streaming_buffer_rows: int | None = option(
+    streaming: int | None = option(
         at_least=1,
-        needs="streaming",
-        help="streaming: rows per buffer; a buffer is shuffled as a whole and is one epoch (default: 100000)",
+        excludes=("mixing_weights", "max_train_samples", "sampling"),
+        help="read the training rows in buffers of so many rows during training, for data larger than the "
+        "disk (true: 100000); a buffer is shuffled as a whole and is one epoch; needs --max_steps",
     )
-
-    default_buffer_rows = 100_000
 
     def problems(self) -> list[str]:
         if not self.streaming:

@@ -445,9 +445,9 @@ class TextTask(Task):
         return load_exported(auto_class, self.arguments, path, has_head, config)
 
     def with_kernels(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Checks the vocabulary, and applies --kernels and --long_documents to the model."""
+        """Checks the vocabulary, and applies our BigBird and --long_documents to the model."""
         check_vocabulary(model, self.tokenizer)
-        if self.arguments.kernels != "reference":
+        if self.arguments.attn_implementation != "eager":
             use_bigbird_attention(model)
         return self.long_documents.prepare(model, self.tokenizer.padding_side)
 
@@ -502,7 +502,7 @@ def first_buffer(buffers: Buffers, notes: list[str]) -> Table:
     if len(table) < requested:
         notes.append(
             f"there are {len(table)} training rows with a text, fewer than a buffer of {requested}: "
-            "every buffer has all of them (--streaming_buffer_rows)"
+            "every buffer has all of them (--streaming)"
         )
     notes.append(
         f"an epoch is a buffer of {len(table)} training rows (--streaming); labels, tokens and "

@@ -284,7 +284,12 @@ def main(argv: list[str] | None = None) -> int:
     print(f"written        {output} ({size:.1f} MB; torch's weights are {weights:.1f} MB)")
     if options.test_file is not None:
         print(
-            *measure(options.model, task, graphs, ["--test_file", options.test_file, "--quiet", *rest]),
+            *measure(
+                options.model,
+                task,
+                graphs,
+                ["--test_file", options.test_file, "--log_level=warning", *rest],
+            ),
             sep="\n",
         )
     return 0

@@ -48,7 +48,7 @@ OVERRIDES = {
 # What can change a number. Of `samerun.tools.diff.facts_of` and `arguments_of`.
 REASONS = (
     *("versions.", "device", "hardware", "mixed_precision", "zero_stage", "fsdp", "plan.", "fingerprint."),
-    *("--kernels", "--dropout_by", "--tf32", "--torch_compile", "--attn_implementation", "--optim"),
+    *("--dropout_by", "--tf32", "--torch_compile", "--attn_implementation", "--optim"),
 )
 
 

@@ -51,7 +51,7 @@ def arguments(folder, **given):
     common = {"encoding": "utf-8", "id_column": "id", "image_column": "image", "label_column": "label"}
     common |= dict.fromkeys(["train_file", "dataset_config_name", "dataset_revision", "dataset_split"])
     common |= {"max_train_samples": None, "cache_dir": None, "streaming": False}
-    stream = {"streaming_buffer_rows": 1, "text_column": "text", "seed": 0, "output_dir": folder / "run"}
+    stream = {"text_column": "text", "seed": 0, "output_dir": folder / "run"}
     return SimpleNamespace(**(common | stream | {"dataset_name": str(folder)} | given))
 
 

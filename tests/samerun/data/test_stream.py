@@ -119,7 +119,7 @@ def buffers(folder, size=4, seed=0, columns=("text", "labels"), **given):
         "output_dir": folder,
         **given,
     }
-    arguments = SimpleNamespace(streaming=True, streaming_buffer_rows=size, **values)
+    arguments = SimpleNamespace(streaming=size, **values)
     return Buffers(arguments, columns)
 
 

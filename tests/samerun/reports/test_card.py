@@ -72,7 +72,7 @@ def test_only_a_hub_model_is_the_base_model(folder, changes, expected, tmp_path,
 def test_license_languages_arguments_and_limits(folder, arguments, tmp_path):
     run = {
         **RUN,
-        "arguments": {**RUN["arguments"], "license": "cc-by-4.0", "language": ["en", "zh"]},
+        "arguments": {**RUN["arguments"], "model_card": ["en", "license=cc-by-4.0", "zh"]},
         "hardware": "a GPU",
     }
     paths = {
