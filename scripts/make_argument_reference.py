@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "app"))
 
 from samerun.parsing import MOST_USED, describe_value, groups_of, takes_several, written  # noqa: E402
-from samerun.trainer_names import TRAINER_NAMES, Alias, Only  # noqa: E402
+from samerun.trainer_names import TRAINER_NAMES, Alias, Only, Part  # noqa: E402
 
 PAGE = ROOT / "docs" / "arguments.md"
 TRAINER_PAGE = ROOT / "docs" / "from-trainer.md"
@@ -199,6 +199,8 @@ def trainer_page() -> str:
             )
             named = f"`--{spec.argument}`" if spec.argument != name else "the same name"
             lines.append(f"| `{name}` | {named}{f'; {values}' if values else ''} |")
+        elif isinstance(spec, Part):
+            lines.append(f"| `{name}` | `--{spec.argument} {spec.form.format('NAME')}` |")
         elif isinstance(spec, Only):
             lines.append(f"| `{name}` | only `{spec.value}`: {spec.advice} |")
         else:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from samerun import optim_arguments
-from samerun.parsing import Setting, SpaceSeparated, option
+from samerun.parsing import Setting, SpaceSeparated, option, read_settings
 from samerun.plan import SCHEDULES, Modes, check_schedule
 
 # The trackers of Accelerate.
 TRACKERS = ("tensorboard", "wandb", "mlflow", "comet_ml", "aim", "clearml", "dvclive", "swanlab", "trackio")
+DATASET_SPLITS = {"": Setting(""), "validation": Setting(""), "test": Setting("")}
 BASE_BATCH = Setting(32, at_least=1)  # the global batch size that a learning rate was chosen for
 
 
@@ -154,21 +155,16 @@ class FileArguments:
 class DataArguments(FileArguments):
     """Data"""
 
-    dataset_name: str | None = option(reads=True, help="hub id or folder of a dataset, instead of files")
-    dataset_config_name: str | None = option(
-        reads=True, needs="dataset_name", help="configuration of --dataset_name"
-    )
-    dataset_revision: str | None = option(
-        needs="dataset_name", help="branch, tag or commit of --dataset_name (default: main)"
+    dataset_name: str | None = option(
+        reads=True,
+        help="hub id or folder of a dataset, instead of files; glue:sst2 names a configuration, "
+        "ag_news@v1.2 a branch, tag or commit",
     )
     dataset_split: str | None = option(
         needs="dataset_name",
-        help="split of --dataset_name to train on, or a part of one: train[:80%] (default: train)",
+        help="splits of --dataset_name, or parts, to train on, evaluate and predict: "
+        "'train[:80%],validation=train[80%:],test=holdout' (default: train, validation and test)",
     )
-    dataset_validation_split: str | None = option(
-        needs="dataset_name", help="split to evaluate, such as train[80%:] (default: validation)"
-    )
-    dataset_test_split: str | None = option(needs="dataset_name", help="split to predict (default: test)")
     validation_split: float = option(
         0.1,
         above=0,
@@ -182,6 +178,17 @@ class DataArguments(FileArguments):
     max_train_samples: int | None = option(at_least=1, help="use only the first N training rows")
     max_eval_samples: int | None = option(at_least=1, help="use only the first N validation rows")
     max_predict_samples: int | None = option(at_least=1, help="use only the first N test rows")
+
+    @property
+    def dataset_splits(self) -> dict[str, str]:
+        """The names of "train", "validation" and "test" in the dataset, as far as they are given."""
+        given = read_settings("dataset_split", "a dataset", DATASET_SPLITS, self.dataset_split, [])
+        return {split or "train": name for split, name in given.items()}
+
+    def problems(self) -> list[str]:
+        problems: list[str] = []
+        read_settings("dataset_split", "a dataset", DATASET_SPLITS, self.dataset_split, problems)
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,8 +99,7 @@ def task_to_read(script: Path, words: list[str]) -> tuple[Any, Modes]:
     """(the task of a training command whose data are read without training, modes that read all its files).
     Raises `InputError`."""
     arguments, task_class = read_command(script, ["--output_dir", NO_OUTPUT_DIR, *words])
-    sources = (getattr(arguments, name, None) for name in ("test_file", "dataset_test_split"))
-    has_test = any(source is not None for source in sources)
+    has_test = arguments.test_file is not None or "test" in getattr(arguments, "dataset_splits", ())
     return task_class(arguments), Modes(train=True, evaluate=True, predict=has_test)
 
 

@@ -80,7 +80,7 @@ TRACKIO = Refused("Trackio spaces are not supported; use --report_to trackio, --
 BUFFER = "100000"  # rows of --streaming true
 UPLOADED_ONCE = "the best model is uploaded once, at the end of the run"
 
-TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
+TRAINER_NAMES: dict[str, Alias | Part | Only | Refused] = {
     # Arguments with the same name here, and values that only transformers has.
     "local_rank": Alias("local_rank", {"-1": None}),
     "max_steps": Alias("max_steps", {"-1": None}),
@@ -202,15 +202,15 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
     "overwrite_cache": Only("false", "caches are found by hashes of content, so they are never outdated"),
     "pad_to_max_length": Only("false", "batches are padded to their longest row"),
     "remove_columns": Refused("only the columns that the arguments name are read"),
-    "remove_splits": Refused("--dataset_split, --dataset_validation_split, --dataset_test_split choose"),
+    "remove_splits": Refused("--dataset_split chooses"),
     "resize_position_embeddings": Only("false", "--max_length may not exceed the model's position table"),
     "return_entity_level_metrics": Only("true", "metrics.json always has the scores of each type"),
     "revision": Alias("model_revision"),
     "shuffle_seed": Refused("--seed sets the order of rows"),
     "shuffle_train_dataset": Only("true", "training rows are shuffled in every epoch"),
     "summary_column": Alias("title_column"),
-    "task_name": Refused("--dataset_name and --dataset_config_name name a data set of the hub: glue, sst2"),
-    "test_split_name": Alias("dataset_test_split"),
+    "task_name": Refused("--dataset_name names a data set of the hub: glue:sst2"),
+    "test_split_name": Part("dataset_split", "test={}"),
     "tags_column": Alias("label_column"),
     "text_column_delimiter": Refused("one text is read, --text_column, or two, --text_pair_column"),
     "text_column_name": Alias("text_column"),
@@ -224,7 +224,7 @@ TRAINER_NAMES: dict[str, Alias | Only | Refused] = {
     "use_fast_tokenizer": Only("true", "fast tokenizers are always used"),
     "val_max_target_length": Alias("max_title_length"),
     "validation_dir": Alias("validation_file"),
-    "validation_split_name": Alias("dataset_validation_split"),
+    "validation_split_name": Part("dataset_split", "validation={}"),
 }
 
 # Ours until version 1.0
@@ -273,6 +273,10 @@ NAMES_OF_BEFORE: dict[str, Alias | Part | Only | Refused] = {
     "window_pooling": Part("long_documents", "windows:pooling={}", head="windows"),
     "base_global_batch_size": Part("lr_scaling", "linear:{}", head="linear"),
     "pos_weight_cap": Part("pos_weight", "balanced:{}", head="balanced"),
+    "dataset_config_name": Part("dataset_name", "NAME:{}", head="NAME"),
+    "dataset_revision": Part("dataset_name", "NAME@{}", head="NAME"),
+    "dataset_validation_split": Part("dataset_split", "validation={}"),
+    "dataset_test_split": Part("dataset_split", "test={}"),
     "license": Part("model_card", "license={}"),
     "language": Part("model_card", "{}"),
     "quiet": Alias("log_level", {"true": "warning", "false": None}, BOOLEAN, was_ours=True),

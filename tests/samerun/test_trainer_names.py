@@ -10,7 +10,7 @@ from transformers import Seq2SeqTrainingArguments
 
 from samerun.errors import InputError
 from samerun.parsing import parse
-from samerun.trainer_names import NAMES_OF_BEFORE, OTHER_NAMES, TRAINER_NAMES, Alias
+from samerun.trainer_names import NAMES_OF_BEFORE, OTHER_NAMES, TRAINER_NAMES, Alias, Part
 
 TASKS = [module.Arguments for module in (classify, titlegen, image_classify, segment3d)]
 FIELDS = [{field.name for field in dataclasses.fields(task)} for task in TASKS]
@@ -47,6 +47,9 @@ def test_every_name_of_the_installed_trainer_is_accepted_or_refused_with_advice(
             assert spec.argument in known, name
             assert name not in known or spec.argument == name, name  # only values are translated
             advice = spec.otherwise
+        elif isinstance(spec, Part):
+            assert spec.argument in known, name
+            advice = None
         else:
             assert name not in known, name
             advice = spec.advice
@@ -127,6 +130,10 @@ MERGED = {
     "--lora_r 2 --load_in_4bit": "--lora_r 2 --quantize 4",
     "--load_in_8bit true": "--quantize 8",
     "--load_in_8bit false": "",
+    "--dataset_config_name sst2 --dataset_name glue --dataset_revision v1": "--dataset_name glue:sst2@v1",
+    "--dataset_split a --dataset_test_split c --dataset_validation_split b": (
+        "--dataset_split a,validation=b,test=c"
+    ),
     "--quiet": "--log_level warning",
     "--debug true": "--log_level debug",
     "--attention transformers": "--attn_implementation eager",

@@ -21,11 +21,6 @@ if TYPE_CHECKING:
     import datasets
 
 T = TypeVar("T")
-SPLIT_ARGUMENTS = {
-    "train": "dataset_split",
-    "validation": "dataset_validation_split",
-    "test": "dataset_test_split",
-}
 LIMIT_ARGUMENTS = {
     "train": "max_train_samples",
     "validation": "max_eval_samples",
@@ -191,7 +186,7 @@ def _dataset_split(
 ) -> Table | None:
     import datasets
 
-    name = getattr(arguments, SPLIT_ARGUMENTS[split])
+    name = arguments.dataset_splits.get(split)
     if arguments.streaming:  # `load_dataset` would download all splits
         rows = load_from(arguments, split, partial(_read_stream, name or split))
     else:
@@ -224,14 +219,14 @@ def load_from(arguments: Any, split: str, load: Callable[..., Any]) -> Any:
     """Calls `load` with --dataset_name, its configuration and its revision. Raises `InputError` if loading
     fails.
 
-    `split`: "train", "validation" or "test", whose argument the message names.
+    `split`: "train", "validation" or "test".
     """
     import datasets
 
     datasets.disable_progress_bars()  # they would also appear in log files
-    name, argument = arguments.dataset_name, SPLIT_ARGUMENTS[split]
-    if arguments.dataset_revision and Path(name).is_dir():
-        raise InputError(f"--dataset_revision: {name} is a folder, which has no revisions; leave it out")
+    name, config, revision = parts_of(arguments.dataset_name)
+    if revision and Path(name).is_dir():
+        raise InputError(f"--dataset_name: {name} is a folder, which has no revisions; leave @{revision} out")
     cache_dir, files = arguments.cache_dir, local_files(name)
     if files and not arguments.streaming:  # `datasets` knows local files by their times of modification alone
         content = fingerprint(map(content_hash, files))[:40]
@@ -240,19 +235,24 @@ def load_from(arguments: Any, split: str, load: Callable[..., Any]) -> Any:
         with Phase(f"reading {name}"):
             return load(
                 name,
-                arguments.dataset_config_name,
-                revision=arguments.dataset_revision,
+                config,
+                revision=revision,
                 cache_dir=None if cache_dir is None else str(cache_dir),
             )
     except Exception as error:
-        requested = getattr(arguments, argument)
-        is_split_error = requested is not None and isinstance(error, ValueError | AssertionError)
-        what = (
-            f"--{argument} {requested} of --dataset_name {name}"
-            if is_split_error
-            else f"--dataset_name {name}"
-        )
+        is_split_error = split in arguments.dataset_splits and isinstance(error, ValueError | AssertionError)
+        what = f"--dataset_split {arguments.dataset_split} of " if is_split_error else ""
+        what += f"--dataset_name {arguments.dataset_name}"
         raise InputError(f"{what}: cannot be loaded ({in_short(error)})") from error
+
+
+def parts_of(name: str) -> tuple[str, str | None, str | None]:
+    """(name, configuration, revision) of NAME:CONFIG@REVISION. A folder's name may have these signs."""
+    if Path(name).exists():
+        return name, None, None
+    name, _, revision = name.partition("@")
+    name, _, config = name.partition(":")
+    return name, config or None, revision or None
 
 
 def local_files(name: str) -> list[Path]:

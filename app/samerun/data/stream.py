@@ -30,7 +30,7 @@ import numpy as np
 from samerun.console import counted
 from samerun.data.cache import cache_folder, file_version, fingerprint, get_or_create, use_cache_folder
 from samerun.data.files import Row, kind_of, location, read_rows
-from samerun.data.splits import check_columns, expand_patterns, load_from, local_files, open_stream
+from samerun.data.splits import check_columns, expand_patterns, load_from, local_files, open_stream, parts_of
 from samerun.data.tables import FILE, Source, Table, cell_of, class_names, is_blank, open_rows, write_rows
 from samerun.errors import InputError, collecting, in_short
 from samerun.signals import ignore_signals
@@ -286,7 +286,7 @@ def _files(arguments: Any, columns: tuple[str, ...]) -> tuple[list[Shard], list[
 def _dataset(arguments: Any, columns: tuple[str, ...]) -> tuple[list[Shard], list[str], dict[str, list[str]]]:
     """Returns (shards of the training split of --dataset_name, their cache key parts, class names by
     column)."""
-    split = arguments.dataset_split or "train"
+    split = arguments.dataset_splits.get("train", "train")
     dataset, version = load_from(arguments, "train", partial(open_stream, split))
     if dataset.column_names is not None:  # unknown for some formats; then the reader of the rows finds it
         check_columns(dataset, f"dataset {arguments.dataset_name}, split {split}", columns)
@@ -299,7 +299,7 @@ def _dataset(arguments: Any, columns: tuple[str, ...]) -> tuple[list[Shard], lis
         )
         for index in range(dataset.num_shards)
     ]
-    files = map(file_version, local_files(arguments.dataset_name))
+    files = map(file_version, local_files(parts_of(arguments.dataset_name)[0]))
     classes = {name: labels for name, labels in names.items() if labels is not None}
     return shards, [version, split, *files], classes
 

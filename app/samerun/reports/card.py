@@ -14,6 +14,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from samerun.console import say
+from samerun.data.splits import parts_of
 from samerun.files import write_text
 from samerun.run_folder import CARD, CARD_MARK, METRICS, PLOTS, foreign, read_metrics
 from samerun.task import ModelCard
@@ -35,7 +36,7 @@ def write_card(folder: Path, card: ModelCard, arguments: Any = None) -> None:
     values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     resolved = run["arguments"]
     base = None if resolved.get("from_scratch") else _hub_id(resolved.get("model_name_or_path"))
-    dataset = _hub_id(resolved.get("dataset_name"))
+    dataset = _hub_id(parts_of(resolved.get("dataset_name") or "")[0])
     metadata = resolved.get("model_card") or []
     results = [] if card.pipeline_tag is None else _results(card.pipeline_tag, dataset, values, card.metrics)
     data = ModelCardData(
@@ -69,7 +70,7 @@ def write_card(folder: Path, card: ModelCard, arguments: Any = None) -> None:
 def _hub_id(name: str | None) -> str | None:
     """The name if it can be a repository on the hub; None for a local path, which the hub rejects and others
     must not see."""
-    if name is None or Path(name).exists():
+    if not name or Path(name).exists():
         return None
     try:
         validate_repo_id(name)

@@ -49,7 +49,7 @@ def write_parquet(path, label, folder):
 
 def arguments(folder, **given):
     common = {"encoding": "utf-8", "id_column": "id", "image_column": "image", "label_column": "label"}
-    common |= dict.fromkeys(["train_file", "dataset_config_name", "dataset_revision", "dataset_split"])
+    common |= {"train_file": None, "dataset_split": None, "dataset_splits": {}}
     common |= {"max_train_samples": None, "cache_dir": None, "streaming": False}
     stream = {"text_column": "text", "seed": 0, "output_dir": folder / "run"}
     return SimpleNamespace(**(common | stream | {"dataset_name": str(folder)} | given))
@@ -123,7 +123,7 @@ def test_streamed_labels(tmp_path, kind):
     files = {"train_file": [str(path)]} if kind == "files" else {}
 
     def labels():
-        table, _, _ = Buffers(arguments(path.parent, **files), ("text", "labels")).read(0)
+        table, _, _ = Buffers(arguments(path.parent, streaming=1, **files), ("text", "labels")).read(0)
         return list(table.columns["labels"])
 
     assert labels() == ["x"]

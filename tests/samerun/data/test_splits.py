@@ -80,9 +80,7 @@ def test_a_part_of_a_split_or_another_one(arguments, tmp_path, token_cache):
         (folder / f"{split}.jsonl").write_text(
             "".join(json.dumps({"text": f"{split} {row}"}) + "\n" for row in range(10))
         )
-    named = arguments(
-        dataset_name=str(folder), dataset_split="train[:80%]", dataset_validation_split="train[80%:]"
-    )
+    named = arguments(dataset_name=str(folder), dataset_split="train[:80%],validation=train[80%:]")
     assert list(read_split(named, "train", ("text",)).columns["text"]) == [f"train {row}" for row in range(8)]
     held = read_split(named, "validation", ("text",))
     assert (list(held.columns["text"]), held.path) == (["train 8", "train 9"], f"{folder} (train[80%:])")
@@ -96,13 +94,15 @@ def test_a_part_of_a_split_or_another_one(arguments, tmp_path, token_cache):
         read_split(arguments(dataset_name=str(folder), dataset_split="train[:0]"), "train", ("text",))
 
 
-def test_the_revision_is_asked_of_the_hub(arguments, monkeypatch):
-    asked = {}
-    monkeypatch.setattr(
-        datasets, "load_dataset", lambda *_, **given: asked.update(given) or datasets.DatasetDict()
-    )
-    read_split(arguments(dataset_name="a/b", dataset_revision="v1", cache_dir="c"), "train")
-    assert asked == {"split": None, "revision": "v1", "cache_dir": "c"}
+def test_configuration_and_revision_are_asked_of_the_hub(arguments, monkeypatch):
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *names, **given: asked.append((names, given)) or {})
+    for name in ("a/b", "a/b:c", "a/b@v1", "a/b:c@v1"):
+        assert read_split(arguments(dataset_name=name, cache_dir="d"), "train") is None
+    assert [(*names[1:], given["revision"]) for names, given in asked] == [
+        (None, None), ("c", None), (None, "v1"), ("c", "v1")
+    ]  # fmt: skip
+    assert asked[3] == (("a/b", "c"), {"split": None, "revision": "v1", "cache_dir": "d"})
 
 
 @pytest.fixture

@@ -107,12 +107,13 @@ def test_the_next_buffer_is_read_by_another_process_and_earlier_ones_are_removed
 
 # Buffers of rows
 
-NONE = ("train_file", "dataset_name", "dataset_config_name", "dataset_revision", "dataset_split", "cache_dir")
+NONE = ("train_file", "dataset_name", "dataset_split", "cache_dir")
 
 
 def buffers(folder, size=4, seed=0, columns=("text", "labels"), **given):
     values = {
         **dict.fromkeys(NONE),
+        "dataset_splits": {},
         "seed": seed,
         "text_column": "text",
         "encoding": "utf-8",
@@ -257,4 +258,9 @@ def test_the_shards_of_a_data_set_with_names_of_classes(tmp_path, token_cache, a
     with pytest.raises(
         InputError, match=r"--dataset_split dev of --dataset_name .*: cannot be loaded \(Bad split: dev"
     ):
-        buffers(tmp_path / "run", dataset_name=str(tmp_path / "hub"), dataset_split="dev")
+        buffers(
+            tmp_path / "run",
+            dataset_name=str(tmp_path / "hub"),
+            dataset_split="dev",
+            dataset_splits={"train": "dev"},
+        )
