@@ -12,13 +12,14 @@ eval "$(samerun completion)" in ~/.bashrc, after `autoload bashcompinit; bashcom
 
 from __future__ import annotations
 
+import importlib
 import re
 import runpy
 import shutil
 import sys
 from pathlib import Path
 
-from samerun.task_scripts import scripts, shipped, tools
+from samerun.task_scripts import run_tool, scripts, shipped, tools
 
 OLD_NAMES = {"compare": "diff"}
 CONFIGS = ("accelerate_configs", "ds_configs")
@@ -39,9 +40,12 @@ def main() -> None:
     name = OLD_NAMES.get(given, given.replace("-", "_"))
     if name in files:
         sys.argv.remove(given)
-        # argparse names a tool by it; a task's folder is that of its script
-        sys.argv[0] = f"samerun {dashed(name)}" if name in tools() else str(files[name])
-        runpy.run_path(str(files[name]), run_name="__main__")
+    if name in tools():
+        sys.argv[0] = f"samerun {dashed(name)}"  # by which argparse names it
+        sys.exit(run_tool(importlib.import_module(f"samerun.tools.{name}").main, sys.argv[1:]))
+    elif name in files:
+        sys.argv[0] = str(files[name])  # in whose folder the task is
+        runpy.run_path(sys.argv[0], run_name="__main__")
     elif name == "configs":
         copy_configs(Path(sys.argv[2] if len(sys.argv) > 2 else "."))
     elif name == "completion":

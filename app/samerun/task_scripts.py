@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +78,18 @@ def load(script: Path) -> tuple[type, type]:
     return module.Arguments, tasks[0]
 
 
-def tool_parser(description: str, **settings: Any) -> argparse.ArgumentParser:
-    """A parser for a tool's own options, then TASK and the command's ARGS. Its --help is `description`."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, **settings
-    )
-    parser.add_argument("script", type=path_of, metavar="TASK")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
-    return parser
+def parser(description: str, **settings: Any) -> argparse.ArgumentParser:
+    """A parser whose --help is `description`, with its lines as they are."""
+    layout = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=description, formatter_class=layout, **settings)
+
+
+def tool_parser(description: str) -> argparse.ArgumentParser:
+    """A `parser` for a tool's own options, then TASK and the command's ARGS."""
+    made = parser(description)
+    made.add_argument("script", type=path_of, metavar="TASK")
+    made.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
+    return made
 
 
 def read_command(script: Path, words: list[str]) -> tuple[Any, type]:
@@ -111,10 +116,13 @@ def write_settings(file: Path, arguments: dict[str, Any]) -> None:
     write_json(file, settings)
 
 
-def refused(error: InputError) -> int:
-    """Prints the problems of a tool's input. Returns the exit code."""
-    print(*(f"error: {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
-    return EXIT_BAD_INPUT
+def run_tool(main: Callable[[list[str]], int], argv: list[str]) -> int:
+    """The exit code of a tool. Prints the problems of its input."""
+    try:
+        return main(argv)
+    except InputError as error:
+        print(*(f"error: {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
+        return EXIT_BAD_INPUT
 
 
 def task_of(folder: Path) -> str:

@@ -4,6 +4,7 @@ import json
 
 from launchers import CLASSIFY, as_words
 
+from samerun.task_scripts import run_tool
 from samerun.tools import baseline
 
 
@@ -24,5 +25,5 @@ def test_the_simplest_method_is_scored_on_every_labelled_split(tmp_path, monkeyp
     assert ["tuned_f1_macro", "1.0000"] in lines
     assert {path.name for path in tmp_path.iterdir()} - {"cache"} == {*files.values(), "config.json"}
 
-    assert baseline.main([str(CLASSIFY.with_name("segment3d.py")), "--train_file", "volumes"]) == 2
+    assert run_tool(baseline.main, [str(CLASSIFY.with_name("segment3d.py")), "--train_file", "v"]) == 2
     assert "has no baseline" in capsys.readouterr().err

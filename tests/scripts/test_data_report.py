@@ -9,6 +9,7 @@ from images_job import write_folder
 from launchers import REPOSITORY
 from PIL import Image
 
+from samerun.task_scripts import run_tool
 from samerun.tools import data_report as script
 from samerun.tools.examining.report import examine
 from samerun.tools.examining.rows import Rows, of_texts
@@ -108,7 +109,7 @@ def test_a_command_without_a_model_is_enough(ending, tmp_path, token_cache, caps
     else:
         assert content.count("data:image/png;base64,") == 2
         assert "<b>" not in content
-    assert script.main([task, "--train_file", str(tmp_path / "missing.csv")]) == 2
+    assert run_tool(script.main, [task, "--train_file", str(tmp_path / "missing.csv")]) == 2
     assert "missing.csv" in capsys.readouterr().err
 
 
@@ -126,5 +127,5 @@ def test_images_are_compared_by_their_bytes_and_pixels(tmp_path, token_cache, ca
 
 def test_a_task_of_other_rows_is_refused(capsys):
     task = str(REPOSITORY / "tests" / "vector_task.py")
-    assert script.main([task]) == 2
+    assert run_tool(script.main, [task]) == 2
     assert "a data report needs a task of texts, images or volumes" in capsys.readouterr().err

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from samerun.errors import InputError
+from samerun.task_scripts import run_tool
 from samerun.text.multi_label_scores import decision_scores, ranking_scores
 from samerun.tools import diff
 
@@ -110,7 +111,7 @@ def test_runs_that_predicted_other_rows_are_not_compared_row_by_row(tmp_path, ca
 def test_a_folder_without_a_run_is_named(tmp_path, capsys):
     with pytest.raises(InputError, match="no finished run"):
         diff.read_run(tmp_path)
-    assert diff.main([str(tmp_path)]) == 2
+    assert run_tool(diff.main, [str(tmp_path)]) == 2
     assert "error:" in capsys.readouterr().err
     run = Path(finished(tmp_path / "cut"))
     (run / "predictions.jsonl").write_text('{"id": 1, "la')

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from samerun.kernels.dropout import dropout_by_row
+from samerun.task_scripts import run_tool
 from samerun.tools import parity
 from samerun.tools.moving import recorder
 from samerun.tools.moving.observer import read_steps
@@ -91,7 +92,7 @@ def test_a_command_that_fails_has_nothing_to_compare(tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     launchers.write_corpus(tmp_path)
     job = training(tmp_path / "never", train_file="nothing.csv", test_file=None)
-    assert parity.main(["--setups", "ddp", *job]) == 2
+    assert run_tool(parity.main, ["--setups", "ddp", *job]) == 2
     error = capsys.readouterr().err
     assert error.startswith(
         "error: the command fails in one process, so there is nothing to compare with: error: "
@@ -115,7 +116,7 @@ def test_a_command_that_fails_has_nothing_to_compare(tmp_path, monkeypatch, caps
 )
 def test_bad_input_is_told_before_anything_is_run(given, told, capsys, monkeypatch):
     monkeypatch.setattr(parity, "run_setup", pytest.fail)
-    assert parity.main(given) == 2
+    assert run_tool(parity.main, given) == 2
     assert capsys.readouterr().err.startswith(told)
 
 

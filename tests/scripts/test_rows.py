@@ -7,6 +7,7 @@ import label_noise
 import numpy as np
 import pytest
 
+from samerun.task_scripts import run_tool
 from samerun.tools import rows
 from samerun.tools.rows import doubts, main
 
@@ -124,7 +125,7 @@ def test_a_line_may_have_the_likeliest_labels_alone(folds):
 )
 def test_a_folder_that_cannot_be_used_is_refused(folds, capsys, change, message):
     change(folds)
-    assert main([str(folds)]) == 2
+    assert run_tool(main, [str(folds)]) == 2
     assert message in capsys.readouterr().err
     assert not (folds / "rows.csv").exists()
 

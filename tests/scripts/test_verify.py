@@ -8,6 +8,7 @@ import pytest
 from launchers import free_port
 
 from samerun.errors import InputError
+from samerun.task_scripts import run_tool
 from samerun.tools import verify
 from samerun.tools.moving.activations import first_difference
 
@@ -96,7 +97,7 @@ def test_steps_are_chosen_so_that_one_was_logged(tmp_path, logged, saved, steps,
 )
 def test_a_checkpoint_without_steps_to_compare_is_refused(tmp_path, capsys, words, message):
     folder = run_folder(tmp_path / "run", (2, 4), (4,))
-    assert verify.main([str(folder), *words]) == 2
+    assert run_tool(verify.main, [str(folder), *words]) == 2
     assert message in capsys.readouterr().err
 
 

@@ -10,13 +10,14 @@ model. The last command evaluates it.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
+
+from samerun import task_scripts
 
 
 def average(run: Path, output: Path) -> list[str]:
@@ -43,11 +44,10 @@ def average(run: Path, output: Path) -> list[str]:
     return [model.name for model in models]
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(argv: list[str]) -> int:
+    parser = task_scripts.parser(__doc__)
     parser.add_argument("run", type=Path, help="folder of a run with --keep_best")
     parser.add_argument("output", type=Path, help="new folder for the averaged model")
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     print(f"average of {', '.join(average(given.run, given.output))}: {given.output}")
+    return 0

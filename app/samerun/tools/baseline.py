@@ -12,7 +12,6 @@ Exit codes: 0 done; 2 bad input.
 from __future__ import annotations
 
 import math
-import sys
 
 from samerun import task_scripts
 from samerun.errors import InputError
@@ -22,21 +21,14 @@ from samerun.runtime import Launch
 
 def main(argv: list[str]) -> int:
     options = task_scripts.tool_parser(__doc__).parse_args(argv)
-    try:
-        task, modes = task_scripts.task_to_read(options.script, options.arguments)
-        if not task.baseline_name:
-            raise InputError(f"{options.script}: this task has no baseline")
-        splits = task.load(Launch(), modes).splits
-        scores = {
-            name: task.baseline(split, math.inf)
-            for name, split in splits.items()
-            if name != "train" and split.labelled
-        }
-    except InputError as error:
-        return task_scripts.refused(error)
+    task, modes = task_scripts.task_to_read(options.script, options.arguments)
+    if not task.baseline_name:
+        raise InputError(f"{options.script}: this task has no baseline")
+    splits = task.load(Launch(), modes).splits
+    scores = {
+        name: task.baseline(split, math.inf)
+        for name, split in splits.items()
+        if name != "train" and split.labelled
+    }
     print(f"{'baseline':<15}{task.baseline_name}", *metrics_table(scores, task.shown_metrics), sep="\n")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

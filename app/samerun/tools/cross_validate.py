@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -110,7 +109,3 @@ def main(argv: list[str]) -> int:
     parser = task_scripts.tool_parser(__doc__)
     parser.add_argument("--folds", type=int, default=5)
     return run_script(parser, argv, cross_validate)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -16,7 +16,6 @@ Exit codes: 0 done, with or without findings; 2 bad input.
 from __future__ import annotations
 
 import io
-import sys
 from pathlib import Path
 
 from PIL import Image
@@ -70,10 +69,7 @@ def main(argv: list[str]) -> int:
         parser.error(
             f"--output {output}: expected a name that ends in .html or .json, in a folder that exists"
         )
-    try:
-        report, notes = report_of(options.script, options.arguments)
-    except InputError as error:
-        return task_scripts.refused(error)
+    report, notes = report_of(options.script, options.arguments)
     for table in report.shown.sections:
         rows = [[str(cell)[:MAX_CELL_WIDTH] for cell in row] for row in table.rows]
         print(table.title, *plain_table(table.header, rows), "", sep="\n")
@@ -90,7 +86,3 @@ def main(argv: list[str]) -> int:
         findings = [finding._asdict() for finding in report.findings]
         write_json(output, {"findings": findings, "notes": notes, **tables})
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

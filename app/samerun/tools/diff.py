@@ -17,9 +17,7 @@ Exit codes: 0 done; 2 a folder holds no finished run.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -365,9 +363,7 @@ def plot(runs: list[dict[str, Any]], path: Path) -> None:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = task_scripts.parser(__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args(argv)
@@ -375,15 +371,8 @@ def main(argv: list[str]) -> int:
         parser.error(
             f"--plot {options.plot}: expected a name that ends in {', '.join(PLOTS)}, in a folder that exists"
         )
-    try:
-        runs = [read_run(folder) for folder in options.runs]
-    except InputError as error:
-        return task_scripts.refused(error)
+    runs = [read_run(folder) for folder in options.runs]
     print(*report(runs), sep="\n")
     if options.plot is not None:
         plot(runs, options.plot)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -15,7 +15,6 @@ Exit codes: 0 done; 1 ONNX Runtime's logits differ from torch's by more than 1e-
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import logging
@@ -231,11 +230,9 @@ def measure(folder: Path, task_name: str, graphs: dict[str, OnnxModel], argv: li
     return lines
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     """Returns the exit code. Raises `InputError`."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = task_scripts.parser(__doc__, allow_abbrev=False)
     parser.add_argument(
         "model", type=Path, metavar="MODEL_FOLDER", help="the folder best/ of a run or another exported model"
     )
@@ -306,10 +303,3 @@ def quiet() -> Any:
             yield
     finally:
         logging.disable(before)
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except InputError as problem:
-        sys.exit(task_scripts.refused(problem))

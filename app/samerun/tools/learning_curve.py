@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,7 +113,3 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rows", default=f"100,300,1000,{ALL}")
     parser.add_argument("--repeats", type=int, default=1)
     return run_script(parser, argv, learning_curve)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

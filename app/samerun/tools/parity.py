@@ -28,7 +28,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -92,12 +91,9 @@ class Row:
 
 def main(argv: list[str]) -> int:
     options = read_options(argv)
-    try:
-        arguments, _ = task_scripts.read_command(options.script, options.arguments)
-        setups = choose_setups(options.setups, options.processes, gpus(options.device))
-        rows = run_setups(options, setups, arguments)
-    except InputError as error:
-        return task_scripts.refused(error)
+    arguments, _ = task_scripts.read_command(options.script, options.arguments)
+    setups = choose_setups(options.setups, options.processes, gpus(options.device))
+    rows = run_setups(options, setups, arguments)
     print("", *table(rows), sep="\n")
     write_report(options, rows)
     print(f"\nwritten to {options.output_dir / 'parity.json'}")
@@ -318,7 +314,3 @@ def write_report(options: argparse.Namespace, rows: list[Row]) -> None:
     }
     path = options.output_dir / "parity.json"
     path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

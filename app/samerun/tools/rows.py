@@ -21,10 +21,8 @@ Exit codes: 0 done; 2 bad input.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -210,19 +208,14 @@ def write_csv(
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = task_scripts.parser(__doc__)
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("--output", type=Path, metavar="FILE")
     parser.add_argument("--csv", type=Path, metavar="FILE")
     parser.add_argument("--listed", type=int, default=200, metavar="N")
     options = parser.parse_args(argv)
     page, table = options.output or options.folder / "rows.html", options.csv or options.folder / "rows.csv"
-    try:
-        held_out = read_held_out(options.folder)
-    except InputError as error:
-        return task_scripts.refused(error)
+    held_out = read_held_out(options.folder)
     doubt, suggested = doubts(held_out.probabilities, held_out.given)
     problems = problems_of(held_out, suggested)
     order = np.argsort(-doubt, kind="stable").tolist()
@@ -270,7 +263,3 @@ def main(argv: list[str]) -> int:
         print("", *plain_table(["row", "text", "given", "suggestion"], first), sep="\n")
     print(f"\nlook through {page}; correct {table}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -404,7 +404,3 @@ def _reproducible(content: Any) -> Any:
     if not isinstance(content, dict):
         return content
     return {key: value for key, value in content.items() if not TIME_OR_MEMORY.search(key)}
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

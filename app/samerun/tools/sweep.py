@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -178,7 +177,3 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--trials", type=int, default=20)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return run_script(parser, argv, sweep)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

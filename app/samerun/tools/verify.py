@@ -54,19 +54,14 @@ REASONS = (
 
 def main(argv: list[str]) -> int:
     options = read_options(argv)
-    try:
-        run = read_run(options.run)
-        start, steps = choose_steps(options, run)
-        return verify(options, run, start, steps)
-    except InputError as error:
-        return task_scripts.refused(error)
+    run = read_run(options.run)
+    start, steps = choose_steps(options, run)
+    return verify(options, run, start, steps)
 
 
 def read_options(argv: list[str]) -> argparse.Namespace:
     split = argv.index("--") if "--" in argv else len(argv)
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = task_scripts.parser(__doc__, allow_abbrev=False)
     parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("--steps", type=int, default=10, metavar="N")
     parser.add_argument("--tolerance", type=float, metavar="X")
@@ -221,7 +216,3 @@ def explain(
         if line.strip().startswith(REASONS)
     ]
     return [*lines, "likely reasons (there, here):", *(changed or ["  none is recorded"])]
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -15,13 +15,7 @@ from samerun.files import write_text
 from samerun.tools.trials.command import Command, claim
 
 # Arguments that files of some rows replace.
-REPLACED = (
-    *(
-        f"dataset_{name}"
-        for name in ("name", "config_name", "revision", "split", "validation_split", "test_split")
-    ),
-    *("max_train_samples", "max_eval_samples"),
-)
+REPLACED = ("dataset_name", "dataset_split", "max_train_samples", "max_eval_samples")
 
 
 def open_rows(
