@@ -64,10 +64,9 @@ def multilabel_scores(
 ) -> dict[str, float | None]:
     """METRICS: `loss`, DECISION_METRICS at 0.5 and as `tuned_*` of the decisions `tuned`, RANKING_METRICS.
 
-    `logits`, `targets` of 0 and 1, `tuned` of bool: (rows, labels). Without cells every score is None. Raises
-    ValueError as `checked_matrices` does.
+    `logits`, `targets` of 0 and 1, `tuned` of bool: (rows, labels). Without cells every score is None.
     """
-    probabilities, targets = checked_matrices(sigmoid(logits), targets)
+    probabilities, targets = sigmoid(logits), np.asarray(targets, dtype=bool)
     scores = {"loss": loss, **decision_scores(probabilities >= 0.5, targets)}
     scores |= ranking_scores(probabilities, targets)
     return scores | {f"tuned_{name}": score for name, score in decision_scores(tuned, targets).items()}
@@ -162,7 +161,7 @@ def per_label_table(
     `probabilities`, `targets` and `decisions`: (rows, labels); `thresholds` (labels,) are shown, `decisions`
     scored.
     """
-    probabilities, targets = checked_matrices(probabilities, targets)
+    targets = np.asarray(targets, dtype=bool)
     columns: dict[str, list] = {
         "label": list(names),
         "support": targets.sum(axis=0).tolist(),
@@ -182,7 +181,7 @@ def calibration_bins(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(number of cells, mean probability, share of positives), (CALIBRATION_BINS,) each, in bins of equal
     width over all rows and labels; 0 in empty bins."""
-    probabilities, targets = (matrix.ravel() for matrix in checked_matrices(probabilities, targets))
+    probabilities, targets = probabilities.ravel(), targets.ravel()
     bins = np.minimum((probabilities * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
     sizes = np.bincount(bins, minlength=CALIBRATION_BINS)
     sums = (np.bincount(bins, weights, minlength=CALIBRATION_BINS) for weights in (probabilities, targets))
@@ -214,29 +213,6 @@ def binary_cross_entropy(
 def sigmoid(logits: np.ndarray) -> np.ndarray:
     """The logistic function, in float64, without overflow."""
     return np.exp(-np.logaddexp(0, -np.asarray(logits, dtype=np.float64)))
-
-
-def checked_matrices(probabilities: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(probabilities as float64, targets as bool), both (rows, labels).
-
-    Raises ValueError for different shapes, other targets than 0 and 1, and values outside [0, 1]: logits,
-    percentages and NaN would give plausible but wrong scores.
-    """
-    probabilities, targets = np.asarray(probabilities, dtype=np.float64), np.asarray(targets)
-    if probabilities.ndim != 2 or probabilities.shape != targets.shape:
-        raise ValueError(
-            f"probabilities {probabilities.shape} and targets {targets.shape} must have one shape "
-            "(rows, labels)"
-        )
-    # The condition is false for NaN, too.
-    for row, label in np.argwhere(~((probabilities >= 0) & (probabilities <= 1)))[:1]:
-        raise ValueError(
-            f"probability {probabilities[row, label]} at row {row}, label {label} is not between 0 and 1; "
-            "NaN means that the model diverged, other values that a sigmoid is missing"
-        )
-    for row, label in np.argwhere((targets != 0) & (targets != 1))[:1]:
-        raise ValueError(f"target {targets[row, label]} at row {row}, label {label} is neither 0 nor 1")
-    return probabilities, targets.astype(bool)
 
 
 # Thresholds
@@ -288,9 +264,9 @@ def tune_thresholds(probabilities: np.ndarray, targets: np.ndarray, objective: O
     back, too; without any positive all thresholds are 0.5.
 
     F1 on the rows that tuned the thresholds is optimistic, the more the fewer positives a label has: see
-    `ThresholdTuner.held_out`. Raises ValueError as `checked_matrices` does.
+    `ThresholdTuner.held_out`.
     """
-    probabilities, targets = checked_matrices(probabilities, targets)
+    targets = np.asarray(targets, dtype=bool)
     tuned = best_thresholds(probabilities, targets, objective)
     if objective.name != "f1" or not targets.any():
         return tuned

@@ -319,21 +319,6 @@ def test_a_label_without_positives_is_given_only_above_what_others_scored():
     assert thresholds.tolist() == pytest.approx([0.55, 0.03])
 
 
-@pytest.mark.parametrize(
-    ("probabilities", "targets", "message"),
-    [
-        ([[0.1, np.nan]], [[0, 1]], r"probability nan at row 0, label 1 .* diverged"),
-        ([[0.1, 0.2], [3.0, 0.2]], [[0, 1], [0, 0]], r"probability 3.0 at row 1, label 0 .* sigmoid"),
-        ([[0.1, 0.2]], [[0, -100]], r"target -100 at row 0, label 1"),
-        ([[0.1, 0.2]], [[0, 1, 1]], r"\(1, 2\) and targets \(1, 3\)"),
-        ([0.1, 0.2], [0, 1], r"\(2,\) and targets \(2,\)"),
-    ],
-)
-def test_what_cannot_be_scored_is_refused(probabilities, targets, message):
-    with pytest.raises(ValueError, match=message):
-        tune_thresholds(np.array(probabilities), np.array(targets))
-
-
 def exhaustive(objective, scores, truth):
     """The best value that any threshold has, predicting nothing among them."""
     values = []
