@@ -61,7 +61,6 @@ from samerun.images.segmentation import (
     iou,
     largest_logit,
     pack,
-    packed_bytes,
     report_content,
     scored_outputs,
     scores_of_commonest_class,
@@ -82,7 +81,7 @@ from samerun.models.pretrained import (
 from samerun.models.processors import load_processor
 from samerun.plan import Modes
 from samerun.reports.card import class_tables
-from samerun.runtime import Launch
+from samerun.runtime import Launch, join_rows
 from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent, check_finite, check_metric
 
 KINDS = {"iou": "IoU", "dice": "Dice"}  # metric of a class -> header of a table
@@ -169,8 +168,7 @@ class Segmentation(ImageTask):
         sizes = [(header.height, header.width) for header in inspected.headers]
         values = None if targets is None else targets.values
         train = partial(self.collate, rows.images, values)
-        room = max(packed_bytes(height * width, self.num_classes) for height, width in sizes)
-        evaluate = partial(self.collate_whole, rows.images, values, room if name == "test" else None)
+        evaluate = partial(self.collate_whole, rows.images, values, name == "test")
         return semantic_segmentation.MaskSplit(
             collate=train if name == "train" else evaluate,
             augment=train if name == "train" and not self.augmentation.is_off else None,
@@ -192,19 +190,19 @@ class Segmentation(ImageTask):
         return image_batch(rows, self.processing, pixels, torch.from_numpy(np.stack(labels)))
 
     def collate_whole(
-        self, images: Images, truth: Images | None, room: int | None, rows: np.ndarray
+        self, images: Images, truth: Images | None, keeps_masks: bool, rows: np.ndarray
     ) -> Batch:
         """The batch of these rows with masks, and with windows images too, in their own size, padded to the
-        largest of the batch. Inputs: `size`, (b, 2) height and width; with `room`, the bytes of a packed
-        mask, `mask`, an empty buffer for one."""
+        largest of the batch. Inputs: `size`, (b, 2) height and width; with `keeps_masks`, `keeps_mask`
+        (b,)."""
         loaded = [images.load(int(row), self.processing.mode) for row in rows]
         sizes = torch.tensor([image.size[::-1] for image in loaded])
         largest, to_array = sizes.amax(0).tolist(), np.asarray if self.uses_windows else self.processing.fit
         pixels = [self.processing.normalize(np.stack([to_array(image)]))[0] for image in loaded]
         size = largest if self.uses_windows else self.processing.size
         inputs = {"pixel_values": semantic_segmentation.pad_and_stack(pixels, size, 0), "size": sizes}
-        if room is not None:
-            inputs["mask"] = torch.empty(len(rows), room, dtype=torch.uint8)
+        if keeps_masks:
+            inputs["keeps_mask"] = torch.ones(len(rows), dtype=torch.bool)
         labels = None
         if truth is not None:
             own = [self.class_of_value[np.asarray(truth.load_mask(int(row)))] for row in rows]
@@ -238,7 +236,7 @@ class Segmentation(ImageTask):
 
     def predict(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
         rows = [self.predict_row(logits, batch, row) for row, logits in enumerate(self.logits(model, batch))]
-        return {name: torch.stack([outputs[name] for outputs in rows]) for name in rows[0]}
+        return {name: join_rows([outputs[name][None] for outputs in rows]) for name in rows[0]}
 
     def logits(
         self, model: torch.nn.Module, batch: Batch, one_process: bool = False
@@ -262,8 +260,8 @@ class Segmentation(ImageTask):
         if batch.labels is not None:
             truth = batch.labels[row, : logits.shape[1], : logits.shape[2]]
             outputs |= scored_outputs(self.loss, logits, predicted, truth, self.num_classes)
-        if "mask" in batch.inputs:
-            packed = pack(predicted.cpu().numpy(), self.num_classes, batch.inputs["mask"].shape[1])
+        if "keeps_mask" in batch.inputs:
+            packed = pack(predicted.cpu().numpy(), self.num_classes)
             outputs["mask"] = torch.from_numpy(packed).to(logits.device)
         return outputs
 

@@ -64,7 +64,7 @@ from samerun.images.segmentation import (
 from samerun.main import run
 from samerun.plan import Modes
 from samerun.reports.card import class_tables
-from samerun.runtime import Launch
+from samerun.runtime import Launch, join_rows
 from samerun.task import (
     Batch,
     Data,
@@ -203,7 +203,7 @@ class VolumeSegmentation(Task):
 
     def predict(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
         rows = [self.predict_volume(model, batch, row) for row in range(len(batch.rows))]
-        return {name: torch.stack([outputs[name] for outputs in rows]) for name in rows[0]}
+        return {name: join_rows([outputs[name][None] for outputs in rows]) for name in rows[0]}
 
     def predict_volume(self, model: torch.nn.Module, batch: Batch, row: int) -> dict[str, torch.Tensor]:
         """Loss and counts of a labelled volume, in its file's grid; the packed mask or a slice of it."""
@@ -219,7 +219,7 @@ class VolumeSegmentation(Task):
             scores |= scored_outputs(self.loss, logits, predicted, truth, num_classes)
             distances = network.hausdorff95(mask, truth.cpu().numpy(), spacing, num_classes)
             scores["hd95"] = torch.from_numpy(distances).to(logits.device)
-        split = self.whole["test" if "mask" in batch.inputs else "validation"]
+        split = self.whole["test" if "keeps_mask" in batch.inputs else "validation"]
         return scores | split.mask_output(batch, row, mask)
 
     def score(self, predictions: Predictions, split: Split) -> dict[str, float | None]:

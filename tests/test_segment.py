@@ -27,7 +27,7 @@ from transformers import (
 from samerun.errors import InputError, TrainingError
 from samerun.images.segmentation import unpack
 from samerun.plan import Modes, evaluation_batch
-from samerun.runtime import Launch
+from samerun.runtime import Launch, join_rows
 
 LAUNCH = Launch(
     launcher="python", rank=0, local_rank=0, world_size=1, local_world_size=1, use_cpu=True, backend="gloo",
@@ -85,7 +85,7 @@ def test_images_of_mixed_sizes_are_predicted_in_their_own(inference, tmp_path, t
         together = task.predict(model, test.collate(np.arange(4)))
         alone = [task.predict(model, test.collate(np.array([row]))) for row in range(4)]
     for name, values in together.items():
-        torch.testing.assert_close(values, torch.cat([each[name] for each in alone]), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(values, join_rows([each[name] for each in alone]), rtol=1e-4, atol=1e-4)
     totals = together["counts"][..., 2].sum(1).tolist()  # of the truth
     masks = [np.asarray(Image.open(mask)) for mask in test.targets.values.sources[0].cells]
     assert totals == [int((mask != 255).sum()) for mask in masks]

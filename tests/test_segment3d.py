@@ -102,7 +102,7 @@ def test_nan_logits_end_the_run_before_a_mask_is_written(labelled, tmp_path):
     image = torch.zeros(2, 1, 4, 4, 4)
     image[1] = torch.nan
     sizes = torch.tensor([[4, 4, 4]] * 2)
-    inputs = {"image": image, "shape": sizes, "size": sizes, "spacing": sizes, "mask": torch.empty(2, 8)}
+    inputs = {"image": image, "shape": sizes, "size": sizes, "spacing": sizes, "keeps_mask": sizes[0]}
     batch = Batch(torch.arange(2), inputs, torch.zeros(2, 4, 4, 4, dtype=torch.uint8) if labelled else None)
     task.whole = {"test": WholeVolumes([], labelled, True, 2)}
     predictions = {name: values.numpy() for name, values in task.predict(torch.nn.Identity(), batch).items()}

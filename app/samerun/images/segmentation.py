@@ -259,27 +259,17 @@ def file_names(ids: Sequence[str], suffix: str) -> list[str]:
     return [f"{name}{suffix}" for name in names]
 
 
-def bits(num_classes: int) -> int:
-    return max(1, (num_classes - 1).bit_length())
-
-
-def packed_bytes(num_pixels: int, num_classes: int) -> int:
-    """Size of a mask packed by `pack`."""
-    return bits(num_classes) * -(-num_pixels // 8)
-
-
-def pack(mask: np.ndarray, num_classes: int, room: int) -> np.ndarray:
-    """(room,) uint8: the class numbers of a uint8 mask as bit planes, one after the other. `room`: at least
-    `packed_bytes`."""
-    planes = [np.packbits(mask.ravel() >> bit & 1) for bit in range(bits(num_classes))]
-    return np.concatenate([np.pad(plane, (0, room // len(planes) - len(plane))) for plane in planes])
+def pack(mask: np.ndarray, num_classes: int) -> np.ndarray:
+    """(bytes,) uint8: the class numbers of a uint8 mask, each in as few bits as it needs."""
+    size = (num_classes - 1).bit_length()
+    return np.packbits(np.unpackbits(mask.reshape(-1, 1), axis=1, count=size, bitorder="little"))
 
 
 def unpack(packed: np.ndarray, size: Sequence[int], num_classes: int) -> np.ndarray:
-    """The inverse of `pack`, for a mask of this size."""
-    planes = np.split(packed, bits(num_classes))
-    values = sum(np.unpackbits(plane, count=int(np.prod(size))) << bit for bit, plane in enumerate(planes))
-    return np.asarray(values, dtype=np.uint8).reshape(size)
+    """The inverse of `pack`, for a mask of this size. More bytes may follow those of the mask."""
+    shape = int(np.prod(size)), (num_classes - 1).bit_length()
+    values = np.unpackbits(packed, count=shape[0] * shape[1]).reshape(shape)
+    return np.packbits(values, axis=1, bitorder="little").reshape(size)
 
 
 # Figures and tables

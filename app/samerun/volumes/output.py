@@ -18,7 +18,7 @@ import torch
 
 from samerun.data.cache import fingerprint
 from samerun.files import add_to_list
-from samerun.images.segmentation import file_names, pack, packed_bytes, unpack
+from samerun.images.segmentation import file_names, pack, unpack
 from samerun.reports.figures import with_legend
 from samerun.task import Batch
 from samerun.volumes.data import Prepared
@@ -47,8 +47,8 @@ class WholeVolumes:
     def batch(self, rows: np.ndarray) -> Batch:
         """Inputs: `image` (b, 1, x, y, z) float32, padded to the largest of the batch; `shape` (b, 3), the
         size of each without padding; `size` (b, 3) and `spacing` (b, 3), grid and voxel size in nanometres of
-        the file; if masks are kept, `mask`, an empty buffer of the size of a packed mask. Labels: (b, x, y,
-        z) uint8 in the file's grid, or None."""
+        the file; if masks are kept, `keeps_mask` (b,). Labels: (b, x, y, z) uint8 in the file's grid, or
+        None."""
         volumes = [self.volumes[row] for row in rows]
         facts = {name: [volume.facts[name] for volume in volumes] for name in ("shape", "size", "spacing")}
         inputs = {
@@ -58,7 +58,7 @@ class WholeVolumes:
             "spacing": (torch.tensor(facts["spacing"], dtype=torch.float64) * NANOMETRES).round().long(),
         }
         if self.keeps_masks:
-            inputs["mask"] = torch.empty(len(rows), self.packed_bytes, dtype=torch.uint8)
+            inputs["keeps_mask"] = torch.ones(len(rows), dtype=torch.bool)
         labels = None
         if self.labelled:
             labels = torch.from_numpy(_pad_and_stack([volume.label for volume in volumes], IGNORED))
@@ -68,8 +68,7 @@ class WholeVolumes:
         """Converts a predicted mask, (x, y, z) uint8, for gathering: `mask`, packed, or `slice`, padded to
         the largest."""
         if self.keeps_masks:
-            buffer = batch.inputs["mask"]
-            return {"mask": torch.from_numpy(pack(mask, self.num_classes, buffer.shape[1])).to(buffer.device)}
+            return {"mask": torch.from_numpy(pack(mask, self.num_classes)).to(batch.rows.device)}
         number = int(batch.rows[row])
         height = self.slice_of(number) if number >= 0 else 0
         shown = torch.from_numpy(crop(mask[:, :, height], (0, 0), self.slice_size, 0))
@@ -82,12 +81,6 @@ class WholeVolumes:
     def mask_files(self) -> list[str]:
         """The name of each row's mask file."""
         return file_names([volume.file.id for volume in self.volumes], ".nii.gz")
-
-    @property
-    def packed_bytes(self) -> int:
-        """The size of the packed mask of the largest volume."""
-        largest = max(int(np.prod(volume.facts["size"])) for volume in self.volumes)
-        return packed_bytes(largest, self.num_classes)
 
     @property
     def slice_size(self) -> tuple[int, int]:

@@ -50,9 +50,7 @@ def test_volumes_with_similar_ids_have_masks_of_their_own(volumes, tmp_path):
     ids = ["p/1", "p_1"]
     volumes = [replace(each, file=replace(each.file, id=id_)) for each, id_ in zip(volumes, ids, strict=True)]
     split = WholeVolumes(volumes, False, True, 2)
-    packed = np.stack(
-        [pack(np.zeros(each.facts["size"], np.uint8), 2, split.packed_bytes) for each in volumes]
-    )
+    packed = [pack(np.zeros(each.facts["size"], np.uint8), 2) for each in volumes]
     paths = [path for path, _ in write_masks(split, packed, tmp_path / "predictions", tmp_path)]
     assert paths == ["predictions/p_1.nii.gz", "predictions/p_1_1.nii.gz"]
     assert all((tmp_path / path).is_file() for path in paths)
