@@ -281,7 +281,7 @@ NAMES_OF_BEFORE: dict[str, Alias | Part | Only | Refused] = {
     "language": Part("model_card", "{}"),
     "quiet": Alias("log_level", {"true": "warning", "false": None}, BOOLEAN, was_ours=True),
     "debug": Alias("log_level", {"true": "debug", "false": None}, BOOLEAN, was_ours=True),
-    "streaming": Alias("streaming", {"true": BUFFER, "false": "none", "1": "1"}),
+    "streaming": Alias("streaming", {"true": BUFFER, "false": "none", "1": "1", "0": "0"}),
     "streaming_buffer_rows": Part("streaming", "{}", instead=(BUFFER,)),
     "shared_output_dir": Alias("output_dir", {"true": None, "false": None}, BOOLEAN),  # found out
     "hub_dry_run": Only("false", "--push_to_hub uploads best/, plots/ and README.md of --output_dir"),
