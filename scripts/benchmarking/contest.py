@@ -33,6 +33,11 @@ def accumulating(batch_size: int, **more: bool) -> Stages:
     return [first, [*({name: not value} for name, value in more.items()), {"fused": False}]]
 
 
+def micro_batches(batch_size: int, stages: Stages) -> Stages:
+    """The same micro-batches for ours."""
+    return [[{"per_device_train_batch_size": batch_size // choice["accumulation"]} for choice in stages[0]]]
+
+
 def contest(
     bench: Bench, module: str, contenders: dict[str, Stages], settings: dict[str, Any], label: Row
 ) -> Contest:

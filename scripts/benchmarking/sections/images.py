@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from benchmarking.contest import accumulating, caption, contest
+from benchmarking.contest import accumulating, caption, contest, micro_batches
 from benchmarking.context import Bench
 from benchmarking.data import make_sample_data
 from benchmarking.report import BOTH, Goal, Report, Section, table
@@ -32,8 +32,7 @@ def measure(bench: Bench) -> Report:
         settings = size | {"task": task, "learning_rate": 1e-3, "data": str(folder)}
         settings["task_options"] = options(bench, task, size["scale"])
         stages = accumulating(size["batch_size"])
-        rows = [size["batch_size"] // choice["accumulation"] for choice in stages[0]]
-        contenders = {"ours": [[{"per_device_train_batch_size": count} for count in rows]], other: stages}
+        contenders = {"ours": micro_batches(size["batch_size"], stages), other: stages}
         found = contest(bench, "images", contenders, settings, {"task": task})
         searched, measured = searched + found.searched, measured + found.measured
         goals[FASTER.format(task, other)] = found.ratios[other], None

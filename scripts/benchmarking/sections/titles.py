@@ -1,8 +1,9 @@
 """Titles: training."""
 
+import math
 from typing import Any
 
-from benchmarking.contest import accumulating, caption, contest
+from benchmarking.contest import accumulating, caption, contest, micro_batches
 from benchmarking.context import Bench
 from benchmarking.report import BOTH, Goal, Report, Section, table
 
@@ -17,16 +18,14 @@ step. Quality was not judged: the weights are random."""
 def measure(bench: Bench) -> Report:
     size, searched, measured, goals = bench.size("titles_training"), [], [], {}
     lengths = sorted(bench.options.lengths or size["lengths"])
-    # About the same number of tokens at every length.
-    batches = {length: max(1, bench.size("titles")["tokens_per_step"] // length) for length in lengths}
+    # About the same number of tokens at every length; powers of two, for equal micro-batches.
+    tokens = bench.size("titles")["tokens_per_step"]
+    batches = {length: 2 ** int(math.log2(max(1, tokens // length))) for length in lengths}
     settings, model = prepare(bench, {"max_steps": size["steps"], "train": list(batches.items())})
     for length, batch_size in batches.items():
         own = size | {"length": length, "batch_size": batch_size}
-        micro_batches = sorted({batch_size, -(-batch_size // 2), 1})
-        contenders = {
-            "ours": [[{"per_device_train_batch_size": rows} for rows in micro_batches]],
-            "trainer": accumulating(batch_size),
-        }
+        stages = accumulating(batch_size)
+        contenders = {"ours": micro_batches(batch_size, stages), "trainer": stages}
         found = contest(
             bench, "titles", contenders, settings | own, {"tokens": str(length), "rows": batch_size}
         )
