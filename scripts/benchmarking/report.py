@@ -82,6 +82,8 @@ def show(value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     if isinstance(value, dict):
+        if value["low"] == value["high"]:
+            return show(value["median"])
         return f"{show(value['median'])} ({show(value['low'])} to {show(value['high'])})"
     return f"{value:.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.4g}"
 

@@ -54,7 +54,8 @@ def measure(bench: Bench) -> Report:
         searched += found.searched
         for row in found.measured:
             run, mine = found.runs[row[""]][0], found.runs["ours"][0]
-            row["largest difference"] = difference(run, mine) if run["probabilities"] else None
+            compared = run is not mine and run["probabilities"]
+            row["largest difference"] = difference(run, mine) if compared else None
         measured += found.measured
         goals[FASTER.format(name)] = min(found.ratios.values()), None
     starts, longer = starting(bench, settings["classifier"], size["rounds"])

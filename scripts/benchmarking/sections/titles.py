@@ -31,10 +31,11 @@ def measure(bench: Bench) -> Report:
         )
         searched, measured = searched + found.searched, measured + found.measured
         goals[FASTER.format(length)] = found.ratios["trainer"], None
+    rows = " or ".join(map(str, batches.values()))
     return {
         "data": bench.source("titles").name,
         "model": model,
-        "about": f"Real documents, joined and cut to one length; {caption(settings | own)}",
+        "about": f"Real documents, joined and cut to one length; {caption(size | {'batch_size': rows})}",
         "tables": [table("Training", measured), table("Settings tried", searched)],
         "goals": goals,
     }
