@@ -1,4 +1,4 @@
-"""--kernels. Each kernel's own tests compare it with its reference."""
+"""When kernels are used. Each kernel's own tests compare it with its reference."""
 
 import copy
 from types import SimpleNamespace
@@ -34,29 +34,31 @@ def kinds(model):
     return [type(module) for module in model.modules()]
 
 
-def with_kernels(model, kernels):
+def with_kernels(model, attention=None):
     tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 1}, padding_side="right")
     documents = SimpleNamespace(prepare=lambda model, side: model)
     return TextTask.with_kernels(
         SimpleNamespace(
-            arguments=SimpleNamespace(kernels=kernels), tokenizer=tokenizer, long_documents=documents
+            arguments=SimpleNamespace(attn_implementation=attention),
+            tokenizer=tokenizer,
+            long_documents=documents,
         ),
         model,
     )
 
 
-def test_auto_uses_the_kernels_of_a_big_bird():
-    found = set(kinds(with_kernels(big_bird(), "auto")))
+def test_a_big_bird_has_our_kernels():
+    found = set(kinds(with_kernels(big_bird())))
     assert {FastBigBirdAttention, FusedGELU} <= found
     assert not {BigBirdBlockSparseAttention, NewGELUActivation} & found
-    assert kinds(with_kernels(bert(), "auto")) == kinds(bert())
+    assert kinds(with_kernels(bert())) == kinds(bert())
 
 
 @pytest.mark.parametrize("make", [big_bird, bert])
-def test_reference_leaves_everything_to_torch_and_transformers(make):
+def test_eager_leaves_everything_to_torch_and_transformers(make):
     plain = make().train()
     model = copy.deepcopy(plain)
-    with_kernels(model, "reference")
+    with_kernels(model, "eager")
     assert kinds(model) == kinds(plain)
     assert model.config._attn_implementation == plain.config._attn_implementation
     results = []
