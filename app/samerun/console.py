@@ -66,6 +66,13 @@ def plain_table(header: list[str], rows: list[list[str]]) -> list[str]:
     ]
 
 
+def duration(seconds: float) -> str:
+    """In hours, minutes or seconds, whichever is at least 2."""
+    units = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
+    size, unit = next((each for each in units if seconds >= 2 * each[0]), units[-1])
+    return f"{seconds / size:.1f} {unit}"
+
+
 class _LossyFile(io.FileIO):
     """A file that drops what it cannot write."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from samerun import checkpoint, mirror, runtime, signals, start
-from samerun.console import Phase, plain_table
+from samerun.console import Phase, duration, plain_table
 from samerun.evaluate import eval_rows, evaluate, open_saved_parts, predict, score
 from samerun.export import hide_library_bars, push_to_hub
 from samerun.plan import Modes, make_plan
@@ -81,6 +81,8 @@ def run_task(task: Task, arguments: Any) -> bool:
     if run.accelerator.trackers and final:
         run.accelerator.log(final, step=metrics.get("train_steps"))
     push_to_hub(run, arguments)
+    if modes.train and not opened.complete:
+        run.print(time_taken(run, arguments, metrics))
     report(run, arguments, task, metrics)
     has_group = signals.finish(run)
     mirror.upload(Path(arguments.output_dir))
@@ -151,6 +153,16 @@ def predict_test(run: Run, arguments: Any, task: Task, model: Any, data: Data) -
             scores = run.from_rank0(lambda: score(task, predictions, split))
         metrics |= {f"test_{name}": value for name, value in scores.items()}
     return metrics
+
+
+def time_taken(run: Run, arguments: Any, metrics: dict[str, Any]) -> str:
+    """A line on what this start took, beside what its first steps foretold. Adds the time before and after
+    the training to metrics.json, for `samerun plan --like`."""
+    total, foretold = signals.seconds_since_start(), metrics.get("train_runtime_forecast")
+    outside = {"train_outside_runtime": total - metrics.get("train_fit_runtime", 0.0)}
+    run.from_rank0(lambda: merge_metrics(Path(arguments.output_dir), outside))
+    beside = f" ({duration(foretold)} foretold after the first)" if foretold is not None else ""
+    return f"time           {duration(total)}; training steps {duration(metrics['train_runtime'])}{beside}"
 
 
 def report(run: Run, arguments: Any, task: Task, metrics: dict[str, Any]) -> None:

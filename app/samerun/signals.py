@@ -114,6 +114,11 @@ def listen() -> Iterator[None]:
         _requests = _Requests()
 
 
+def seconds_since_start() -> float:
+    """Seconds of this run so far: since `listen` or `forget`."""
+    return time.monotonic() - _requests.started
+
+
 def requested() -> str | None:
     """The reason why this process should stop, or None. Requests may reach single processes: agree before
     acting on one."""

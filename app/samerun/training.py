@@ -49,6 +49,7 @@ from samerun.writer_thread import Background
 
 SYNCHRONOUS = ("cpu",)  # devices on which reading a result does not wait
 SKIPPED_LIMIT = 20  # fp16 updates skipped in a row; a loss scale of 2**16 is down to 1 after 16
+FORECAST_STEPS = 5  # that foretell the time of all; the one before them is slower
 READ_SECONDS = 2.0  # the host waits for a GPU at least this often, and then learns of requests to stop
 
 
@@ -74,6 +75,8 @@ class Training:
         self.folder, self.fingerprint = Path(arguments.output_dir), opened.fingerprint
         self.state, self.writer = TrainState(), Background()
         self.save_stalls: list[float] = []  # seconds for which each checkpoint blocked the training
+        self.evaluation_stalls: list[float] = []  # likewise each evaluation, with the export of a best model
+        self.forecast: float | None = None  # train_runtime, from the first steps
         self.greater_is_better = higher_is_better(arguments, task.best_metric)
         place = None
         if opened.resume is not None:
@@ -173,6 +176,7 @@ class Training:
             run.print(f"training       is complete ({state.step} steps); nothing to do")
             metrics = self._train_metrics(clock)
             return {k: value for k, value in metrics.items() if value is not None and k != "peak_memory_mb"}
+        started = time.perf_counter()
         signals.defer()
         if stop_requested(run):
             stop_run(run, f"before step {state.step + 1}; there was nothing new to save")
@@ -186,7 +190,7 @@ class Training:
         self._wait_for_checkpoint()
         synchronise_buffers(run, self.model)
         signals.exit_with(EXIT_STOPPED)  # everything is on disk
-        return self._train_metrics(clock)
+        return {**self._train_metrics(clock), "train_fit_runtime": time.perf_counter() - started}
 
     def _is_complete(self) -> bool:
         return self.state.step >= self.plan.total_steps and not self.state.unevaluated
@@ -229,6 +233,8 @@ class Training:
                 norms, requested, mean_pace = self._read_losses(unread, pace)
                 seconds = clock.read()
                 state.train_seconds += seconds
+                if self.forecast is None and len(clock.seconds) > FORECAST_STEPS:
+                    self.forecast = self._forecast(clock.seconds)
                 pace = seconds / len(norms)
                 next_read = state.step + (int(READ_SECONDS / mean_pace) if mean_pace else 0)
             tracker.advance(state.losses[-1] if state.losses else None, global_batch_size)
@@ -245,6 +251,16 @@ class Training:
                     return
                 clock.pause()
                 clock.mark()
+
+    def _forecast(self, seconds: list[float]) -> float | None:
+        """train_runtime, from the `seconds` of this process's first steps. None for a stream, which may no
+        longer have their rows."""
+        batches, first = self.batches, self.state.step - len(seconds) + 1
+        if batches.split.stream is not None:
+            return None
+        work = sum(batches.work(step) for step in range(first, first + FORECAST_STEPS))
+        left = (self.plan.total_steps - self.state.step) * batches.mean_work(first)
+        return self.state.train_seconds + left * sum(seconds[1 : 1 + FORECAST_STEPS]) / work
 
     def _count_update(self, scale_fell: bool) -> None:
         """Counts the step as an update, or as skipped after an fp16 overflow."""
@@ -325,8 +341,10 @@ class Training:
         stops_early = False
         try:
             if eval_due:
+                started = time.perf_counter()
                 with averaged(self.average):
                     stops_early = self._evaluate()
+                self.evaluation_stalls.append(time.perf_counter() - started)
         except StopRequested:
             self._save_and_stop(unevaluated=True)
         save_steps = self.plan.save_steps
@@ -479,6 +497,7 @@ class Training:
 
     def _train_metrics(self, clock: StepClock) -> dict[str, float | None]:
         state, seconds, stalls = self.state, self.state.train_seconds, self.save_stalls
+        evaluations = self.evaluation_stalls
         rows, of_tokens = self.plan.rows_before(state.step), {}
         if self.batches.has_tokens:
             tokens, padded = state.tokens, state.padded_tokens
@@ -494,6 +513,9 @@ class Training:
             "train_step_time_p50": clock.percentile(0.5),
             "train_step_time_p95": clock.percentile(0.95),
             "train_save_stall": statistics.median(stalls) if stalls else None,
+            "train_evaluation_stall": statistics.fmean(evaluations) if evaluations else None,
+            "train_evaluation_rows": None if self.validation is None else len(self.validation),
+            "train_runtime_forecast": self.forecast,
             "train_steps": state.step,
             "train_skipped_steps": state.step - state.updates,
             "peak_memory_mb": peak_memory_mb(self.run.device),

@@ -18,11 +18,11 @@ pytestmark = pytest.mark.slow
 HEADINGS = (
     "launcher  ", "precision  ", "global batch  ", "steps  ", "learning rate  ", "note  ", "resume  ",
     "step ", "predictions  ", "baseline  ",
-    "optimizer  ", "dropout  ", "results  ", "done  ", "memory  ", "training  ", "average  ",
+    "optimizer  ", "dropout  ", "results  ", "done  ", "memory  ", "training  ", "average  ", "time  ",
     "               (weights ", "               and ",
     *(f"               {metric}" for metric in ("loss  ", "f1_", "tuned_f1_", "average_precision_macro  ")),
 )  # fmt: skip
-ONCE = {*HEADINGS[:5], "memory  ", "predictions  ", "optimizer  ", "results  ", "done  "}
+ONCE = {*HEADINGS[:5], "memory  ", "predictions  ", "optimizer  ", "results  ", "done  ", "time  "}
 # Its launcher logs to the standard output.
 OF_DEEPSPEED = re.compile(r"^\[\d{4}-\d\d-\d\d [\d:,]+\] \[(INFO|WARNING)\] ")
 METRICS = (

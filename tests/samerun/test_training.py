@@ -226,6 +226,19 @@ def test_training_is_that_of_plain_torch(begin):
     assert figures["train_samples_per_second"] * figures["train_runtime"] == pytest.approx(44)
 
 
+def test_the_first_steps_foretell_the_time_of_all(begin):
+    session = begin(plan=make_plan(22, epochs=30))
+    figures = session.fit()
+    assert figures["train_runtime_forecast"] > 0
+    batches, state = session.training.batches, session.state
+    state.step, state.train_seconds = 8, 50.0
+    seconds = [40.0, *(0.1 * batches.work(step) for step in range(1, 6)), 3.0, 3.0]  # the first is left out
+    left = 0.1 * batches.mean_work() * (90 - 8)
+    assert session.training._forecast(seconds) == pytest.approx(50 + left)
+    assert begin().fit()["train_runtime_forecast"] is not None  # of six steps
+    assert begin(plan=make_plan(22, epochs=1)).fit()["train_runtime_forecast"] is None
+
+
 def test_a_logged_loss_is_the_mean_since_the_last(begin):
     one = begin(plan=make_plan(22))
     one.fit()

@@ -7,6 +7,7 @@ import pytest
 
 from samerun.errors import InputError
 from samerun.tools import plan as planner
+from samerun.tools.moving.forecast import Times
 
 ROOT = Path(__file__).parents[2]
 TASK = str(ROOT / "app" / "classify.py")
@@ -235,13 +236,11 @@ def test_a_build_that_reads_weights_needs_no_care_for_the_meta_device(
     assert "memory         not known" not in out
 
 
-def test_how_often_to_save_on_machines_that_are_lost(tmp_path, capsys):
-    times = {"train_save_stall": 2.0, "train_step_time_p50": 0.5}
-    (tmp_path / "metrics.json").write_text(json.dumps(times))
-    assert planner.advised_saves(tmp_path, 4.0).startswith("save_steps     480 lose least: ")  # 240 s
-    (tmp_path / "metrics.json").write_text("{}")
-    with pytest.raises(InputError, match="has no times of steps and saves"):
-        planner.advised_saves(tmp_path, 4.0)
+def test_how_often_to_save_on_machines_that_are_lost(capsys):
+    times = Times(step=0.5, evaluation=0.0, save=2.0, outside=0.0)
+    assert planner.advised_saves(times, 4.0).startswith("save_steps     480 lose least: ")  # 240 s
+    with pytest.raises(InputError, match="the time of a checkpoint is not known"):
+        planner.advised_saves(times._replace(save=0.0), 4.0)
     with pytest.raises(SystemExit):
         planner.main(["--lost_every", "4", "classify"])
-    assert "need each other" in capsys.readouterr().err
+    assert "--like RUN or --measure here" in capsys.readouterr().err

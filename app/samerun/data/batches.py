@@ -124,6 +124,16 @@ class TrainBatches(Dataset):
         tokens = int(epoch.lengths[self.rows(step)].sum())
         return tokens, self.shares(step).padded_tokens(epoch.widths)
 
+    def work(self, step: int) -> int:
+        """What the seconds of optimizer step `step` are in proportion to: its tokens with padding, or rows
+        for data without tokens."""
+        return self.tokens(step)[1] or len(self.rows(step))
+
+    def mean_work(self, step: int = 0) -> float:
+        """The mean `work` of the steps in the epoch of `step`; of 200 of them in a long one."""
+        number, first = self.plan.steps_per_epoch, step - self.plan.epoch_of(step)[1]
+        return float(np.mean([self.work(first + each) for each in evenly(number, min(number, 200))]))
+
     def largest_micro_batch(self) -> Batch:
         """A micro-batch of maximal size: the longest rows of the file, or of the first buffer of a stream."""
         batch, lengths = self.plan.batch, row_lengths_of(self.split)
@@ -149,6 +159,11 @@ class TrainBatches(Dataset):
     def _with_places(self, batch: Batch, places: np.ndarray) -> Batch:
         """`places`: empty for a placeholder."""
         return replace(batch, places=tuple(places.tolist()) or (0,)) if self.by_row else batch
+
+
+def evenly(number: int, parts: int) -> list[int]:
+    """The middles of `parts` equal parts of range(number)."""
+    return [(2 * part + 1) * number // (2 * parts) for part in range(parts)]
 
 
 def places_of(rows: np.ndarray, given: np.ndarray) -> np.ndarray:

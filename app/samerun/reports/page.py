@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from samerun.console import Phase, say
+from samerun.console import Phase, duration, say
 from samerun.errors import in_short
 from samerun.files import path_in_errors, write_text
 from samerun.reports import figures
@@ -128,7 +128,7 @@ def render(template: str, *, plots: dict[str, bytes], **values: Any) -> str:
 
 def summary(run: dict[str, Any], values: dict[str, Any], metrics: Sequence[str], best_by: str) -> list[str]:
     """Sentences about the run. `best_by`: the metric that selected the best model."""
-    plan, time = run["plan"], _duration(values.get("train_runtime") or 0)
+    plan, time = run["plan"], duration(values.get("train_runtime") or 0)
     steps = f"{values.get('train_steps')} steps of {plan['batch']['global_batch_size']} rows"
     where = f"{run['world_size']} {'process' if run['world_size'] == 1 else 'processes'} ({run['device']})"
     sentences = [f"{plan['num_rows']:,} rows were trained on for {steps}, in {time} on {where}."]
@@ -142,13 +142,6 @@ def summary(run: dict[str, Any], values: dict[str, Any], metrics: Sequence[str],
     if known:
         sentences.append(f"On the test rows: {', '.join(known[:4])}.")
     return sentences
-
-
-def _duration(seconds: float) -> str:
-    """In hours, minutes or seconds, whichever is at least 2."""
-    units = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
-    size, unit = next((each for each in units if seconds >= 2 * each[0]), units[-1])
-    return f"{seconds / size:.1f} {unit}"
 
 
 def _in_order(path: Path) -> tuple[int, str]:

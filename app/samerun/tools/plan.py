@@ -14,8 +14,15 @@ each other, it prints all contradictions instead.
                         several processes)
     --num_processes N   processes on all machines (default: from FILE, else 1)
     --gpu_memory GIB    memory of one GPU; needed for the recommendation
-    --lost_every HOURS  mean time after which a machine is lost; with --like, also prints --save_steps
-    --like RUN          folder of a training with such steps and saves, for their times
+    --like RUN          how long it will take, by the times of an earlier run: its folder
+    --measure here      how long it will take, by a few steps on this machine under the planned launcher;
+                        NAME,... or all: under setups of `samerun parity`, such as one, ddp and zero2
+    --lost_every HOURS  mean time after which a machine is lost; with --like or --measure, also prints
+                        --save_steps
+
+--measure runs the command in a folder of its own beside --output_dir, which it removes: five steps of
+different lengths, repeated if they are short, with up to three sizes of micro-batches that fit; an evaluation
+of some rows; a checkpoint; the reports.
 
 Exit codes: 0 done, and the planned launch fits; 1 it does not fit --gpu_memory; 2 contradictions or bad
 input.
@@ -24,6 +31,7 @@ input.
 from __future__ import annotations
 
 import argparse
+import datetime
 import math
 import os
 import sys
@@ -39,8 +47,10 @@ from samerun import deepspeed, fsdp, optim_arguments, start, task_scripts
 from samerun.errors import EXIT_BAD_INPUT, InputError, collecting
 from samerun.parsing import parse, validate
 from samerun.plan import Plan, batch_of, describe, make_plan
-from samerun.run_folder import METRICS, read_metrics
+from samerun.run_folder import RUN_FILE, read_metrics
 from samerun.runtime import Launch, Machine
+from samerun.tools import parity
+from samerun.tools.moving import forecast
 
 DOES_NOT_FIT = 1
 LAUNCH_FILES = task_scripts.shipped("accelerate_configs")
@@ -89,9 +99,13 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--gpu_memory", type=gigabytes, metavar="GIB")
     parser.add_argument("--lost_every", type=float, metavar="HOURS")
     parser.add_argument("--like", type=Path, metavar="RUN")
+    parser.add_argument("--measure", metavar="here|all|NAME,...")
     options = parser.parse_args(argv)
-    if (options.lost_every is None) != (options.like is None) or (options.lost_every or 1) <= 0:
-        parser.error("--lost_every HOURS, a number above 0, and --like RUN need each other")
+    if options.like is not None and options.measure is not None:
+        parser.error("--like RUN and --measure both say how long it takes; keep one")
+    known = options.like is not None or options.measure is not None
+    if options.lost_every is not None and not (known and options.lost_every > 0):
+        parser.error("--lost_every HOURS needs a number above 0, and --like RUN or --measure here")
     if options.num_processes is not None and options.num_processes < 1:
         parser.error(f"--num_processes {options.num_processes}: expected at least 1")
     return options
@@ -110,6 +124,7 @@ def plan(options: argparse.Namespace) -> int:
     arguments_class, task_class = task_scripts.load(options.script)
     problems: list[str] = []
     launch_file = collect(problems, lambda: read_launch_file(options.launch)) if options.launch else None
+    setups = collect(problems, lambda: forecast.choose(options.measure)) if options.measure else []
     arguments = collect(problems, lambda: parse(arguments_class, options.arguments))
     if problems:
         raise InputError(*problems)
@@ -117,6 +132,10 @@ def plan(options: argparse.Namespace) -> int:
     problems += launch_problems(launch_file, options.num_processes) if launch_file is not None else []
     processes = options.num_processes or (launch_file.processes if launch_file else 1)
     use_cpu = launch_file is not None and launch_file.use_cpu
+    # On the devices of what is measured.
+    like = read_metrics(options.like / RUN_FILE) if options.like is not None else {}
+    use_cpu = use_cpu or like.get("device") == "cpu" or (bool(setups) and not parity.gpus("any"))
+    before = dict(os.environ)
     set_launch_variables(launch_file, processes, use_cpu)
     machine = Machine(0 if use_cpu else processes, True, launch_file.device if launch_file else "cuda")
     launch = collect(problems, lambda: start.check(arguments, machine))
@@ -127,26 +146,50 @@ def plan(options: argparse.Namespace) -> int:
     if problems:
         raise InputError(*problems)
     print(*describe_run(launch, data, steps, launch_file), sep="\n")
-    if options.like is not None:
-        print(advised_saves(options.like, options.lost_every))
     several_machines = launch_file is not None and launch_file.machines > 1
-    return memory_report(task, data, steps, launch, several_machines, options.gpu_memory)
+    code = memory_report(task, data, steps, launch, several_machines, options.gpu_memory)
+    os.environ.clear()
+    os.environ.update(before)
+    file = None if launch_file is None else launch_path(launch_file.name)
+    rows = {name: len(split) for name, split in data.splits.items()}
+    job = forecast.Job(options.script, arguments, steps, rows, file, processes)
+    if setups:
+        if None in setups:
+            check_machine(processes, several_machines)
+        times, lines = forecast.measure(job, setups)
+        print("", *lines, sep="\n")
+    elif options.like is not None:
+        from samerun.training import train_batches
+
+        work = train_batches(arguments, data, steps, launch).mean_work()
+        times = forecast.of_earlier_run(options.like, work, rows.get("validation", 0))
+        print("", *forecast.lines(steps, times, "validation" in rows, datetime.datetime.now()), sep="\n")
+    if options.lost_every is not None:
+        print(advised_saves(times, options.lost_every))
+    return code
 
 
-def advised_saves(run: Path, hours: float) -> str:
+def check_machine(processes: int, several_machines: bool) -> None:
+    """Raises `InputError` if this machine cannot start the planned launch."""
+    gpus = parity.gpus("any")
+    devices, name = (gpus, "GPU(s)") if gpus else (os.cpu_count(), "core(s)")
+    if several_machines or processes > devices:
+        raise InputError(
+            f"--measure {forecast.HERE}: {processes} process(es) are planned, this machine has {devices} "
+            f"{name}; measure a launch of one machine with --num_processes {devices}"
+        )
+
+
+def advised_saves(times: forecast.Times, hours: float) -> str:
     """The --save_steps with the least loss of time if a machine is lost every so many hours: a checkpoint
     every sqrt(2 x seconds of a save x seconds to a loss) (Young, "A first order approximation to the optimum
-    checkpoint interval", CACM 17(9), 1974). Raises `InputError` if `run` has no such times."""
-    metrics = read_metrics(run / METRICS)
-    save, step = metrics.get("train_save_stall"), metrics.get("train_step_time_p50")
-    if not save or not step:
-        raise InputError(
-            f"--like {run}: {METRICS} has no times of steps and saves; name another run's folder"
-        )
-    steps = max(1, round(math.sqrt(2 * save * 3600 * hours) / step))
+    checkpoint interval", CACM 17(9), 1974). Raises `InputError` if no checkpoint was saved."""
+    if not times.save:
+        raise InputError("--lost_every: the time of a checkpoint is not known, as none was saved")
+    steps = max(1, round(math.sqrt(2 * times.save * 3600 * hours) / times.step))
     return (
         f"save_steps     {steps} lose least: a machine is lost every {hours:g} h, a save blocks for "
-        f"{save:.2g} s, a step takes {step:.2g} s"
+        f"{times.save:.2g} s, a step takes {times.step:.2g} s"
     )
 
 
@@ -156,9 +199,14 @@ def collect(problems: list[str], work: Callable[[], Any]) -> Any:
         return work()
 
 
+def launch_path(name: str) -> Path | None:
+    """The accelerate file of that path or, as a shipped one, of that path in the package."""
+    return next((p for p in (Path(name), LAUNCH_FILES.parent / name) if p.is_file()), None)
+
+
 def read_launch_file(name: str) -> LaunchFile:
     """Reads an accelerate file. Raises `InputError` if it cannot be read or Accelerate would reject it."""
-    path = next((p for p in (Path(name), LAUNCH_FILES.parent / name) if p.is_file()), None)
+    path = launch_path(name)
     if path is None:
         shipped = ", ".join(sorted(file.name for file in LAUNCH_FILES.glob("*.yaml")))
         raise InputError(f"--launch {name}: no such file (in accelerate_configs/: {shipped})")

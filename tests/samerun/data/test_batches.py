@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear_task import collator, make_plan, points, split_of, train_steps
 
-from samerun.data.batches import EvalBatches, TrainBatches, collate_share, train_loader
+from samerun.data.batches import EvalBatches, TrainBatches, collate_share, evenly, train_loader
 from samerun.errors import TrainingError
 from samerun.plan import BatchShape
 from samerun.task import Batch, Mixture
@@ -36,6 +36,17 @@ def test_a_worker_that_dies_while_others_start_ends_the_training(monkeypatch):
     monkeypatch.setattr(torch.utils.data.DataLoader, "_get_iterator", dies)
     with pytest.raises(TrainingError, match="a data loader worker died: DataLoader worker"):
         list(train_loader(train_steps(*points(80), make_plan(80)), 0, 2, False))
+
+
+def test_the_work_of_a_step_is_its_padded_tokens_or_its_rows():
+    assert evenly(10, 5) == [1, 3, 5, 7, 9]
+    assert evenly(3, 3) == [0, 1, 2]
+    steps = train_steps(*points(22), make_plan(22, epochs=2))
+    work = [steps.tokens(step)[1] for step in (3, 4, 5)]
+    assert [steps.work(step) for step in (3, 4, 5)] == work
+    assert steps.mean_work(4) == pytest.approx(sum(work) / 3)  # of the second epoch
+    without = TrainBatches(split_of(*points(22)), make_plan(22), 0, 1, True)
+    assert without.mean_work() == pytest.approx(22 / 3)
 
 
 @pytest.mark.slow

@@ -4,8 +4,8 @@ evaluation, and random numbers that are not by row.
     observer.py DEVICE FOLDER STEPS app/TASK.py ARGS
 
 `samerun parity` and `samerun verify` pass it to the launchers in place of the script. DEVICE: cpu hides the
-GPUs; any. STEPS: after how many the run is to stop; 0: at its end. Each process writes its own files in
-FOLDER (see `recorder.py`), without communication.
+GPUs; any. STEPS: after how many the run is to stop; 0: at its end; -1: `samerun plan` measures times instead
+(see `meter.py`). Each process writes its own files in FOLDER (see `recorder.py`), without communication.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+MEASURE = -1
 
 
 def observe_steps(folder: Path, stop_after: int = 0) -> None:
@@ -43,9 +45,12 @@ class _Finder(importlib.abc.MetaPathFinder):
         execute = spec.loader.exec_module
 
         def execute_and_record(module: ModuleType) -> None:
-            from samerun.tools.moving import activations, recorder  # import torch
+            from samerun.tools.moving import activations, meter, recorder  # import torch
 
             execute(module)
+            if self.stop_after == MEASURE:
+                meter.measure(module, self.folder)
+                return
             recorder.record(module, self.folder, self.stop_after)
             if self.stop_after:
                 activations.record(module, self.folder)

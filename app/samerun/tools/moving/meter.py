@@ -1,0 +1,122 @@
+"""What `observer` measures for `samerun plan --measure`: a whole run, whose training is a few steps, one
+evaluation and one checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+import torch
+
+from samerun.data.batches import evenly
+from samerun.memory import Estimate, estimate, needed
+from samerun.plan import BatchShape, derive_batch
+
+FILE = "times.json"
+# Batches differ in length, and the first one of a training has the longest row. So the measured steps are the
+# middles of five equal parts of an epoch's steps, sorted by `TrainBatches.work`, and the mean step follows
+# from the seconds for each unit of work.
+STEPS = 5
+LEAST_SECONDS, MOST_STEPS = 4.0, 100  # short steps are repeated: a single one is mostly noise
+PATIENCE = 60.0  # seconds of five steps from which on no other micro-batches are tried
+
+
+def measure(engine: ModuleType, folder: Path) -> None:
+    """Makes trainings of `engine`, `samerun.training`, measure. Rank 0 writes `FILE` in `folder`."""
+    estimates: list[tuple[Estimate, bool]] = []  # of the planned micro-batch; whether twice of it fits
+    memory_lines = engine.memory_lines
+
+    def memory_lines_noted(dry_run: Any, layout: Any) -> list[str]:
+        expected = estimate(dry_run, layout)
+        twice = replace(expected, peak=expected.peak + expected.activations)
+        if layout.on_gpu:
+            fits = needed(twice) <= torch.cuda.mem_get_info()[1]
+        else:
+            fits = twice.peak * layout.world_size <= psutil.virtual_memory().available
+        estimates.append((expected, fits))
+        return memory_lines(dry_run, layout)
+
+    def train(training: Any, _clock: Any) -> None:
+        started = time.perf_counter()
+        found = {"trials": trials(engine, training, estimates), "export": 0.0}
+        export = training._export
+
+        def export_timed(predictions: Any) -> None:
+            before = time.perf_counter()
+            export(predictions)
+            found["export"] = time.perf_counter() - before
+
+        training._export = export_timed
+        if training.validation is not None and training.plan.eval_steps is not None:
+            training._evaluate_and_save(eval_due=True)
+        if training.plan.save_steps is not None:
+            training._save()
+        found["seconds"] = time.perf_counter() - started
+        if training.run.is_main:
+            (folder / FILE).write_text(json.dumps(found), encoding="utf-8")
+
+    engine.memory_lines, engine.Training._run_steps = memory_lines_noted, train
+
+
+def trials(engine: ModuleType, training: Any, estimates: list) -> list[dict[str, Any]]:
+    """Seconds of a mean step by micro-batch, the planned one first."""
+    run, plan, batches = training.run, training.plan, training.batches
+    known = run.from_rank0(lambda: estimates)
+    found, seen = [], []
+    for shape in shapes(plan.batch, larger=bool(known) and known[0][1]):
+        batches.plan = replace(plan, batch=shape)
+        epoch = sorted(evenly(plan.steps_per_epoch, min(plan.steps_per_epoch, 200)), key=batches.work)
+        chosen = [epoch[index] for index in evenly(len(epoch), min(len(epoch), STEPS))]
+        sizes = [batches.shares(step).bounds.tolist() for step in chosen]
+        if sizes in seen:
+            continue  # a step's rows fit into one micro-batch already
+        seen.append(sizes)
+        for step in (chosen[-1], chosen[0]):  # warm up
+            seconds_of(engine, training, step)
+        seconds: list[float] = []
+        while not seconds or (len(seconds) < MOST_STEPS and run.any(sum(seconds) < LEAST_SECONDS)):
+            seconds += [seconds_of(engine, training, step) for step in chosen]
+        work = sum(map(batches.work, chosen)) * len(seconds) / len(chosen)
+        memory = known[0][0].peak if known and not found else None
+        found.append({**vars(shape), "step": sum(seconds) / work * batches.mean_work(), "memory": memory})
+        if run.any(sum(seconds[:STEPS]) > PATIENCE):
+            break
+    batches.plan = plan
+    training.state.train_seconds = found[0]["step"] * plan.total_steps  # the baseline may take a share of it
+    return found
+
+
+def shapes(batch: BatchShape, larger: bool) -> list[BatchShape]:
+    """The planned micro-batch, one of half its size and, if `larger`, of twice its size."""
+    if batch.max_tokens is not None:
+        twice = replace(batch, max_tokens=2 * batch.max_tokens)
+    else:
+        twice = derive_batch(batch.world_size, batch.global_batch_size, 2 * batch.micro_batch_size)
+    return [batch, batch.halved(), *([twice] if larger else [])]
+
+
+def seconds_of(engine: ModuleType, training: Any, step: int) -> float:
+    """Does an optimizer step as `Training._run_steps` does. Returns its seconds; with workers, without
+    collating."""
+    run, arguments, batches = training.run, training.arguments, training.batches
+    micro_batches = batches[step] if arguments.dataloader_num_workers else None
+    started = time.perf_counter()
+    engine.set_learning_rate(training.optimizer, training.plan.lr_multiplier(training.state.updates))
+    engine.seed_step(arguments.seed, step, run.launch.rank, run.launch.dropout_by_row)
+    with training._out_of_memory_explained(micro_batches or []):
+        loss, _ = engine.train_step(
+            run, training.model, training.optimizer, training.task, micro_batches or batches[step],
+            arguments.max_grad_norm,
+        )  # fmt: skip
+    if not math.isfinite(float(run.sum(loss))):
+        raise engine.TrainingError(f"step {step + 1}: the loss is not finite")
+    training.state.count_tokens(*batches.tokens(step))
+    training.state.step += 1
+    training._count_update(False)
+    return time.perf_counter() - started
