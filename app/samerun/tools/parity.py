@@ -24,10 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import shutil
-import signal
-import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,33 +46,20 @@ from samerun.tools.moving.outcome import (
 )
 from samerun.tools.moving.setups import (
     OBSERVER,
+    OVERRIDES,
     REFERENCE,
     SETUPS,
     Setup,
     batch_arguments,
+    first_error,
     launch_arguments,
     launcher,
+    run_with_timeout,
 )
 
 DIFFERS = 1
 ADAM_TOLERANCE = 1e-3  # of weights, if all else is equal: rounding enlarged by Adam (see `verdict`)
 RANKING_TOLERANCE = 1e-3  # of metrics, if all else is equal: rounding that swaps rows of nearly equal scores
-# Overrides the command's own values: a setup does not resume, predict or report.
-OVERRIDES = {
-    "do_train": "true",
-    "do_eval": "true",
-    "do_predict": "false",
-    "overwrite_output_dir": "true",
-    "resume_from_checkpoint": "none",
-    "push_to_hub": "false",
-    "report_to": "none",
-    "profile": "none",
-    "max_train_time": "none",
-    "early_stopping_patience": "none",
-    "ddp_backend": "none",
-    "logging_steps": "1",
-    "eval_strategy": "steps",
-}
 
 
 @dataclass(frozen=True)
@@ -213,37 +197,6 @@ def own_batch(arguments: Any, on_gpu: bool) -> tuple[int, int | None, int | None
         # The default limit of tokens, in rows: accumulation then always makes micro-batches smaller.
         rows = max(1, CPU_TOKENS // (arguments.max_length or 512))
     return batch.global_batch_size, rows, batch.max_tokens
-
-
-def run_with_timeout(command: list[str], log: Any, timeout: float, device: str) -> int | None:
-    """The exit code. After `timeout` seconds, kills the command's process group and returns None."""
-    environment = dict(os.environ)
-    if device == "cpu":
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        start_new_session=True,
-    )
-    try:
-        return process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # workers outside of the group end without their launcher
-            process.wait()
-
-
-def first_error(log: Path) -> str:
-    """The first error line of a log, or else the last line."""
-    lines = map(str.strip, log.read_text(encoding="utf-8", errors="replace").splitlines())
-    lines = [line for line in lines if line]
-    errors = [line for line in lines if line.startswith(("error", "- "))]
-    return (errors or lines[-1:] or ["no output"])[0][:300]
 
 
 def verdict(setup: Setup, difference: Difference) -> tuple[str, bool]:

@@ -17,9 +17,17 @@ from samerun.errors import InputError
 from samerun.parsing import as_dict
 from samerun.plan import Plan
 from samerun.run_folder import METRICS, read_metrics
-from samerun.tools import parity
 from samerun.tools.moving.observer import MEASURE
-from samerun.tools.moving.setups import OBSERVER, SETUPS, Setup, launch_arguments, launcher
+from samerun.tools.moving.setups import (
+    OBSERVER,
+    OVERRIDES,
+    SETUPS,
+    Setup,
+    first_error,
+    launch_arguments,
+    launcher,
+    run_with_timeout,
+)
 
 FILE = "times.json"  # of `meter`
 HERE = "here"  # the planned launcher
@@ -27,9 +35,9 @@ MEASURED = {setup.name: setup for setup in SETUPS if setup.accumulation == 1}
 ROWS = 256  # of an evaluation, at most: the time of the others follows
 TIMEOUT = 3600.0  # seconds
 # Besides parity's: a measured run uploads nothing, and takes the time of its own scores and reports.
-OVERRIDES = {
+CHANGES = {
     name: value
-    for name, value in parity.OVERRIDES.items()
+    for name, value in OVERRIDES.items()
     if name not in ("do_eval", "do_predict", "logging_steps", "eval_strategy", "report_to", "ddp_backend")
 } | {"mirror_to": None, "predictions_file": None, "overwrite_output_dir": False}
 
@@ -166,7 +174,7 @@ def _run(job: Job, setup: Setup | None, processes: int) -> tuple[dict[str, Any],
     place = next(path for path in Path(job.arguments.output_dir).absolute().parents if path.is_dir())
     folder = Path(tempfile.mkdtemp(prefix=".samerun-plan-", dir=place))
     own = as_dict(job.arguments)
-    changes = {**OVERRIDES, "output_dir": str(folder / "run")}
+    changes = {**CHANGES, "output_dir": str(folder / "run")}
     changes["report_to"] = [name for name in own["report_to"] if name in ("html", "tensorboard")] or ["none"]
     changes |= {
         name: min(own.get(name) or ROWS, ROWS) for name in ("max_eval_samples", "max_predict_samples")
@@ -185,12 +193,12 @@ def _run(job: Job, setup: Setup | None, processes: int) -> tuple[dict[str, Any],
         began = time.perf_counter()
         with (folder / "log").open("w", encoding="utf-8") as log:
             command = [*start, *observed, str(job.script), "--config", str(folder / "settings.json")]
-            code = parity.run_with_timeout(command, log, TIMEOUT, "any")
+            code = run_with_timeout(command, log, TIMEOUT, "any")
         seconds = time.perf_counter() - began
         if code is None:
             raise InputError(f"not done after {duration(TIMEOUT)}")
         if code or not (folder / FILE).exists():
-            raise InputError(parity.first_error(folder / "log"))
+            raise InputError(first_error(folder / "log"))
         found = json.loads((folder / FILE).read_text(encoding="utf-8"))
         return found, read_metrics(folder / "run" / METRICS), seconds
     finally:

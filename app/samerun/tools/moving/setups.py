@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import socket
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from samerun.task_scripts import shipped
 
 OBSERVER = Path(__file__).resolve().with_name("observer.py")
+# Overrides the command's own values: a setup does not resume, predict or report.
+OVERRIDES = {
+    "do_train": "true",
+    "do_eval": "true",
+    "do_predict": "false",
+    "overwrite_output_dir": "true",
+    "resume_from_checkpoint": "none",
+    "push_to_hub": "false",
+    "report_to": "none",
+    "profile": "none",
+    "max_train_time": "none",
+    "early_stopping_patience": "none",
+    "ddp_backend": "none",
+    "logging_steps": "1",
+    "eval_strategy": "steps",
+}
 
 
 @dataclass(frozen=True)
@@ -89,6 +109,37 @@ def batch_arguments(
         "per_device_train_batch_size": str(rows),
         "max_tokens_per_micro_batch": str(tokens),
     }
+
+
+def run_with_timeout(command: list[str], log: Any, timeout: float, device: str) -> int | None:
+    """The exit code. After `timeout` seconds, kills the command's process group and returns None."""
+    environment = dict(os.environ)
+    if device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        return process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # workers outside of the group end without their launcher
+            process.wait()
+
+
+def first_error(log: Path) -> str:
+    """The first error line of a log, or else the last line."""
+    lines = map(str.strip, log.read_text(encoding="utf-8", errors="replace").splitlines())
+    lines = [line for line in lines if line]
+    errors = [line for line in lines if line.startswith(("error", "- "))]
+    return (errors or lines[-1:] or ["no output"])[0][:300]
 
 
 def _tool(name: str) -> str:
