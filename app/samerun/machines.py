@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # imports torch
 MACHINE_NAMES = "SAMERUN_MACHINES"  # variable with the machines' names by rank, set by our launching scripts
 MAX_DIFFERENCES = 20  # printed
 PORT_OPTIONS = "(--master_port of deepspeed and torchrun, --main_process_port of accelerate, MASTER_PORT)"
-# Connections: gloo's to each other process, and up to three of each to the store, which rank 0 may hold.
+# Two connections of each process to the store, which rank 0 may hold, and gloo's, one for each group.
 FILES_PER_PROCESS, OTHER_FILES = 4, 512
 READING_SECONDS = 10  # for the others to read the store before its process may end
 VERDICT = "verdict"  # key of what rank 0 found

@@ -418,18 +418,24 @@ class Run:
         processes = self.launch.world_size
         if processes == 1:
             return tensor
-        shapes = self.accelerator.gather(torch.tensor([tensor.shape], device=self.device)).cpu()
-        counts, shape = shapes[:, 0].tolist(), shapes.amax(dim=0).tolist()
-        padded = widened(tensor, shape)
+        shape = torch.tensor(tensor.shape, device=self.device)
+        counts = [int(count) for count in self._gather_equal(shape[:1])]
+        dist.all_reduce(shape, dist.ReduceOp.MAX)
+        rows, *sizes = shape.tolist()
+        padded = widened(tensor, [rows, *sizes])
         received = [[padded[:0]] for _ in counts]
-        size = max(1, GATHERED_BYTES // (processes * max(1, padded[:1].nbytes)))
-        for first in range(0, shape[0], size):
-            part = padded[first : first + size].to(self.device).contiguous()
-            parts = [torch.empty_like(part) for _ in counts] if self.is_main else []
-            dist.gather(part, parts or None)
-            for own, count, other in zip(received, counts, parts, strict=False):
-                own.append(other[: max(0, count - first)].cpu())
+        step = max(1, GATHERED_BYTES // (processes * max(1, padded[:1].nbytes)))
+        for first in range(0, rows, step):
+            parts = self._gather_equal(padded[first : first + step].to(self.device))
+            for own, count, part in zip(received, counts, parts, strict=True):
+                own.append(part[: max(0, count - first)].cpu())
         return torch.cat(list(itertools.chain(*received))) if self.is_main else None
+
+    def _gather_equal(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """The processes' tensors, of one shape, on rank 0; an empty list elsewhere."""
+        parts = [torch.empty_like(tensor) for _ in range(self.launch.world_size)] if self.is_main else []
+        dist.gather(tensor.contiguous(), parts or None)
+        return parts
 
     def broadcast(self, value: Any) -> Any:
         """Returns rank 0's value."""

@@ -492,21 +492,22 @@ def test_deepspeed_for_one_process_gets_an_address(environment):
 
 
 def test_only_rank_0_receives_predictions_and_some_at_a_time(monkeypatch):
-    received = []
+    received, rows = [], torch.arange(6.0).reshape(3, 2)
+    counts = [3, 1, 2]
 
     def gather(part, parts=None):
         received.append(sum(other.nbytes for other in parts or []))
         for number, other in enumerate(parts or []):
-            other.copy_(part + 100 * number)
+            other.copy_(part + 100 * number if part.is_floating_point() else torch.tensor([counts[number]]))
 
     monkeypatch.setattr(runtime.dist, "gather", gather)
+    monkeypatch.setattr(runtime.dist, "all_reduce", lambda *_: None)
     monkeypatch.setattr(runtime, "GATHERED_BYTES", 48)
-    shapes, rows = torch.tensor([[3, 2], [1, 2], [2, 2]]), torch.arange(6.0).reshape(3, 2)
-    accelerator = SimpleNamespace(gather=lambda _: shapes, device=torch.device("cpu"), is_main_process=True)
+    accelerator = SimpleNamespace(device=torch.device("cpu"), is_main_process=True)
     launch = runtime.Launch(world_size=3)
     gathered = runtime.Run(launch, accelerator, None).gather_rows(rows)
     assert gathered.tolist() == torch.cat([rows, rows[:1] + 100, rows[:2] + 200]).tolist()
-    assert received == [48, 24]
+    assert received == [24, 48, 24]  # the counts, two rows of each process, one row
     accelerator.is_main_process = False
     assert runtime.Run(launch, accelerator, None).gather_rows(rows) is None
-    assert received[2:] == [0, 0]
+    assert received[3:] == [0, 0, 0]
