@@ -117,6 +117,7 @@ def test_a_measured_run_leaves_nothing_but_its_forecast(plan, tmp_path):
     assert list((tmp_path / "run").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_cannot_be_measured(plan, capsys, tmp_path):
     assert "no such setup; there are all, here, one" in plan(("--measure", "nowhere"))[2]
     many = plan(("--measure", "here", "--num_processes", "4096"))
