@@ -132,7 +132,8 @@ class Traffic(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         name = function._schema.name
-        if name.startswith(("c10d::", "_c10d_functional::")) and "wait" not in name:
+        is_collective = name.startswith(("c10d::", "_c10d_functional::"))
+        if is_collective and "wait" not in name and "wrap" not in name:
             self.measured.stack()[-1].update({"collectives": 1, "bytes": self._sent(name, args)})
         return function(*args, **(kwargs or {}))
 
