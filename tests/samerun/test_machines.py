@@ -337,7 +337,7 @@ def test_other_processes_learn_from_rank_0_who_is_silent_behind_or_ends(rank_1, 
 
 
 def test_a_silent_rank_0_is_reported_by_the_others(rank_1, reports):
-    rank_1(timeout=machines.HEAD_START_SECONDS + 0.3, living=False)
+    rank_1(size=2, timeout=machines.HEAD_START_SECONDS + 0.3, living=False)
     machines.progress()
     assert reports.get(timeout=60).startswith(f"rank 0 ({socket.gethostname()}) no longer answers")
 
