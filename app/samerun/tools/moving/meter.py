@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 
@@ -19,9 +20,9 @@ from samerun.memory import Estimate, estimate, needed
 from samerun.plan import BatchShape, derive_batch
 
 FILE = "times.json"
-# Batches differ in length, and the first one of a training has the longest row. So the measured steps are the
-# middles of five equal parts of an epoch's steps, sorted by `TrainBatches.work`, and the mean step follows
-# from the seconds for each unit of work.
+# Batches differ in length, the first one of a training has the longest row, and long rows take more seconds
+# for each token. So the steps of an epoch, sorted by `TrainBatches.work`, are cut into five parts of equal
+# work, and the middle of each is measured. The mean step follows from their mean seconds for a unit of work.
 STEPS = 5
 LEAST_SECONDS, MOST_STEPS = 4.0, 100  # short steps are repeated: a single one is mostly noise
 PATIENCE = 60.0  # seconds of five steps from which on no other micro-batches are tried
@@ -72,7 +73,9 @@ def trials(engine: ModuleType, training: Any, estimates: list) -> list[dict[str,
     for shape in shapes(plan.batch, larger=bool(known) and known[0][1]):
         batches.plan = replace(plan, batch=shape)
         epoch = sorted(evenly(plan.steps_per_epoch, min(plan.steps_per_epoch, 200)), key=batches.work)
-        chosen = [epoch[index] for index in evenly(len(epoch), min(len(epoch), STEPS))]
+        done = np.cumsum([batches.work(step) for step in epoch])
+        middles = (np.arange(STEPS) + 0.5) / STEPS * done[-1]
+        chosen = [epoch[index] for index in np.searchsorted(done, middles)]
         sizes = [batches.shares(step).bounds.tolist() for step in chosen]
         if sizes in seen:
             continue  # a step's rows fit into one micro-batch already
@@ -82,9 +85,10 @@ def trials(engine: ModuleType, training: Any, estimates: list) -> list[dict[str,
         seconds: list[float] = []
         while not seconds or (len(seconds) < MOST_STEPS and run.any(sum(seconds) < LEAST_SECONDS)):
             seconds += [seconds_of(engine, training, step) for step in chosen]
-        work = sum(map(batches.work, chosen)) * len(seconds) / len(chosen)
+        work = [batches.work(step) for step in chosen]
+        step_seconds = float(np.mean(np.reshape(seconds, (-1, STEPS)) / work)) * batches.mean_work()
         memory = known[0][0].peak if known and not found else None
-        found.append({**vars(shape), "step": sum(seconds) / work * batches.mean_work(), "memory": memory})
+        found.append({**vars(shape), "step": step_seconds, "memory": memory})
         if run.any(sum(seconds[:STEPS]) > PATIENCE):
             break
     batches.plan = plan
