@@ -5,15 +5,20 @@ All tests share one folder and one run of each launched job, because a launch ta
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read by the Hugging Face libraries when they are imported
+# evaluate copies a metric's code there; two test processes must not make the folder at the same time.
+os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(prefix="modules_")
 # Runs in this process and launched ones must add in the same order.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -25,6 +30,8 @@ from in_process import script  # noqa: F401 - a fixture
 from launchers import JOBS, Launched
 
 from samerun.text.arguments import TextArguments
+
+atexit.register(shutil.rmtree, os.environ["HF_MODULES_CACHE"], ignore_errors=True)
 
 # No deadlines: the first example of a test may import for half a second, and the machine may be busy.
 hypothesis.settings.register_profile("without a clock", hypothesis.settings(), deadline=None, max_examples=50)
