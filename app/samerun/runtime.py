@@ -423,7 +423,7 @@ class Run:
         dist.all_reduce(shape, dist.ReduceOp.MAX)
         rows, *sizes = shape.tolist()
         padded = widened(tensor, [rows, *sizes])
-        received = [[padded[:0]] for _ in counts]
+        received = [[padded[:0].cpu()] for _ in counts]
         step = max(1, GATHERED_BYTES // (processes * max(1, padded[:1].nbytes)))
         for first in range(0, rows, step):
             parts = self._gather_equal(padded[first : first + step].to(self.device))
