@@ -31,7 +31,6 @@ class Agreement(evaluate.Metric):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder with a metric; what `evaluate` caches goes beside it."""
-    monkeypatch.setattr("evaluate.config.HF_MODULES_CACHE", tmp_path / "modules")
     monkeypatch.setattr("evaluate.config.HF_METRICS_CACHE", tmp_path / "metrics")
     folder = tmp_path / "agreement"
     folder.mkdir()
