@@ -278,23 +278,13 @@ def print_summary(folder: Path, manifest: dict) -> None:
 
 
 def main() -> int:
-    if sys.argv[1:2] == ["volumes"]:
-        try:
-            from sampling import volumes
-        except ModuleNotFoundError as error:
-            print(
-                f"error: {error.name} is not installed: pip install -r requirements-vision.txt",
-                file=sys.stderr,
-            )
-            return 2
-        return volumes.main(sys.argv[2:])
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "what",
         nargs="?",
-        choices=("texts", "titles", "names", "images", "masks"),
+        choices=("texts", "titles", "names", "images", "masks", "volumes"),
         default="texts",
         help="default: %(default)s",
     )
@@ -318,8 +308,14 @@ def make_images(parser: argparse.ArgumentParser, args: argparse.Namespace) -> in
     try:
         if args.what == "names":
             rows = write_names(args.output_dir)
+        elif args.what == "volumes":
+            from sampling.volumes import write_volumes  # imports nibabel, which is optional
+
+            rows = write_volumes(args.output_dir)
         else:
             rows = (draw_digits if args.what == "images" else draw_shapes)(args.output_dir, args.force)
+    except ModuleNotFoundError as error:
+        parser.error(f"{error.name} is not installed: pip install -r requirements-vision.txt")
     except OSError as error:
         parser.error(f"cannot write to --output_dir {args.output_dir} ({error}); choose another folder")
     print(f"{args.output_dir}: " + ", ".join(f"{split} {count} rows" for split, count in rows.items()))

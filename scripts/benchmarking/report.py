@@ -58,17 +58,13 @@ class Section:
     needs: dict[str, str] = field(default_factory=dict)
 
 
-def table(
-    title: str, rows: list[Row], x: str | None = None, y: str = "", by: str | None = None
-) -> dict[str, Any]:
-    """A table, and with `x` its chart: column `y` against column `x`, one series for each value of column
-    `by`."""
+def table(title: str, rows: list[Row], x: str | None = None, y: str = "") -> dict[str, Any]:
+    """A table, and with `x` its chart: column `y` against column `x`, a line for each value of column ""."""
     if x is None:
         return {"title": title, "rows": rows}
     series: dict[str, list[tuple[Any, float]]] = {}
     for row in rows:
-        value = row[y]["median"] if isinstance(row[y], dict) else row[y]
-        series.setdefault(row[by] if by is not None else "", []).append((row[x], value))
+        series.setdefault(row[""], []).append((row[x], row[y]))
     return {"title": title, "rows": rows, "chart": {"x": x, "y": y, "series": series}}
 
 
@@ -144,12 +140,7 @@ def render(report: Report, section: Section, path: Path) -> list[str]:
     ]
     for number, table in enumerate(report["tables"], 1):
         title, plot = table["title"], path.with_name(f"{path.name}_{number}.png")
-        lines += [
-            f"### {title}",
-            "",
-            *markdown(table["rows"]),
-            *([table["note"], ""] if table.get("note") else []),
-        ]
+        lines += [f"### {title}", "", *markdown(table["rows"])]
         if "chart" in table:
             plots.draw(f"{section.title}: {title[0].lower()}{title[1:]}", table["chart"], plot)
             lines += [f"![{title}]({plot.name})", ""]

@@ -9,7 +9,6 @@ Voxel sizes and orientations vary, as in clinical data.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import nibabel
@@ -47,18 +46,12 @@ def draw(seed: int) -> tuple[nibabel.Nifti1Image, nibabel.Nifti1Image]:
     return tuple(volume.as_reoriented(change) for volume in volumes)
 
 
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="make_sample_data.py volumes", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument(
-        "--output_dir", type=Path, default=Path("sample_volumes"), help="default: %(default)s"
-    )
-    folder = parser.parse_args(argv).output_dir
+def write_volumes(folder: Path) -> dict[str, int]:
+    """Writes the volumes, and split.csv last, unless that exists. Returns the number of volumes by split."""
+    if (folder / "split.csv").exists():
+        return COUNTS
     splits = [split for split, count in COUNTS.items() for _ in range(count)]
     names = [f"ball_{number:02}.nii.gz" for number in range(len(splits))]
-    if (folder / "split.csv").exists():  # written last
-        print(f"{folder}: made before, nothing to do")
-        return 0
     for kind in ("images", "labels"):
         (folder / kind).mkdir(parents=True, exist_ok=True)
     for number, name in enumerate(names):
@@ -67,5 +60,4 @@ def main(argv: list[str]) -> int:
         nibabel.save(label, folder / "labels" / name)
     lines = [f"{name},{split}\n" for name, split in zip(names, splits, strict=True)]
     (folder / "split.csv").write_text("".join(["file,split\n", *lines]), encoding="utf-8")
-    print(f"{folder}: " + ", ".join(f"{split} {count} volumes" for split, count in COUNTS.items()))
-    return 0
+    return COUNTS

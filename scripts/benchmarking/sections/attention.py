@@ -26,7 +26,7 @@ def measure(bench: Bench) -> Report:
     for part, title in PARTS.items():
         groups = [group for group in result["measured"] if group["part"] == part]
         rows = [row for group in groups for row in group_rows(group)]
-        tables.append(table(title, rows, "length", "median, ms", by=""))
+        tables.append(table(title, rows, "length", "median, ms"))
         for row in rows:
             if row[""] == "block_sparse":
                 goals[BLOCK_SPARSE.format(title.lower(), row["length"])] = row["speed"]["median"], None
