@@ -45,6 +45,7 @@ CARD = "README.md"
 REPORT = "report.html"
 METRICS = "metrics.json"
 PREDICTIONS = "predictions.jsonl"
+LINES = (HISTORY, PREDICTIONS)  # files of lines with a schema; run.json has their versions
 MASKS = "predictions"  # a folder: files that predictions.jsonl refers to
 BEST_PREDICTIONS = "validation_predictions.npz"  # of the best model
 BEST = "best"

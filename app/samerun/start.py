@@ -366,6 +366,7 @@ def _description(run: Run, arguments: Any, plan: Plan, fingerprint: dict[str, An
         hardware = f"{os.cpu_count()} CPU cores"
     return {
         "schema_version": run_folder.SCHEMA_VERSION,
+        "line_schema_versions": dict.fromkeys(run_folder.LINES, run_folder.SCHEMA_VERSION),
         "arguments": as_dict(arguments),
         "launcher": launch.launcher,
         "launcher_process": os.getppid(),

@@ -93,6 +93,7 @@ def test_run_json_has_what_was_requested_and_what_was_in_force(finished_run):
 
     found = read_json(finished_run[0] / "run.json")
 
+    assert found["line_schema_versions"] == {"history.jsonl": 1, "predictions.jsonl": 1}
     assert found["arguments"]["learning_rate"] == 0.02
     assert found["arguments"]["lr_scheduler_type"] == "linear"
     assert (found["launcher"], found["world_size"], found["device"]) == ("python", 1, "cpu")

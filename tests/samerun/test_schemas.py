@@ -35,9 +35,10 @@ def test_there_is_a_frozen_folder_of_each_kind_of_predictions():
         assert any(set(kind["required"]) <= line.keys() for line in lines), kind["title"]
 
 
-def test_the_schemas_are_those_of_this_version():
+def test_every_schema_has_this_version():
     for path in SCHEMAS.glob("*.json"):
         schema = json.loads(path.read_text(encoding="utf-8"))
+        assert schema["$id"].endswith(f":{SCHEMA_VERSION}")
         assert schema["title"].endswith(f"version {SCHEMA_VERSION}")
         version = schema["properties"].get("schema_version", {"const": SCHEMA_VERSION})
         assert version == {"const": SCHEMA_VERSION}
@@ -48,6 +49,7 @@ def test_the_schemas_are_those_of_this_version():
     [
         ("run", {"launcher": "mpirun"}),
         ("run", {"plan": {}}),
+        ("run", {"line_schema_versions": {"history.jsonl": 2}}),
         ("status", {"state": "finished"}),
         ("status", {"mood": "good"}),
         ("metrics", {"eval_loss": "low"}),
