@@ -71,7 +71,7 @@ from samerun.images.image_task import (
     make_augmentation,
     split_fields,
 )
-from samerun.images.transforms import processing_of
+from samerun.images.transforms import load_processor, processing_of
 from samerun.main import run
 from samerun.models.pretrained import (
     check_model,
@@ -83,7 +83,6 @@ from samerun.models.pretrained import (
     own_labels,
     renew_head,
 )
-from samerun.models.processors import load_processor
 from samerun.models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
 from samerun.plan import Modes
 from samerun.runtime import Launch

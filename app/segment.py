@@ -67,6 +67,7 @@ from samerun.images.segmentation import (
     segmentation_scores,
     unpack,
 )
+from samerun.images.transforms import load_processor
 from samerun.main import run
 from samerun.models.adapters import adapted_name
 from samerun.models.pretrained import (
@@ -78,7 +79,6 @@ from samerun.models.pretrained import (
     own_labels,
     renew_head,
 )
-from samerun.models.processors import load_processor
 from samerun.plan import Modes
 from samerun.reports.card import class_tables
 from samerun.runtime import Launch, join_rows

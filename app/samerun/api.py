@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samerun import signals, task_scripts, writer_thread
+from samerun import signals, task_scripts
 from samerun.errors import InputError, in_short
-from samerun.files import as_line, read_lines, temporary_folder
+from samerun.files import as_line, finish_all, read_lines, temporary_folder
 from samerun.parsing import parse, takes_several, validate
 from samerun.run_folder import BEST, HISTORY, METRICS, REPORT, read_metrics, status
 
@@ -88,7 +88,7 @@ def train(
         status.end("failed", in_short(error))
         raise
     finally:
-        writer_thread.finish_all()
+        finish_all()
         start.unlock()
         runtime.forget_accelerator()
     return TrainedRun(Path(arguments.output_dir))

@@ -31,6 +31,7 @@ from samerun import deepspeed, fsdp
 from samerun.console import say
 from samerun.errors import InputError, TrainingError, process_name
 from samerun.files import (
+    Background,
     as_json,
     check_present,
     file_record,
@@ -42,7 +43,6 @@ from samerun.files import (
 )
 from samerun.run_folder import CHECKPOINTS, LOSSES, status
 from samerun.runtime import Run
-from samerun.writer_thread import Background
 
 FOLDER = CHECKPOINTS  # in the run's folder
 MANIFEST = "manifest.json"

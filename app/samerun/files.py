@@ -1,4 +1,5 @@
-"""Files that a crash leaves whole: atomic writes, folders that are replaced as a whole, and a folder's lock.
+"""Files that a crash leaves whole: atomic writes, folders that are replaced as a whole, and a folder's lock;
+and a thread that writes files while training continues.
 
 A folder that a run fills (best/, a checkpoint, plots/) has a list of its files, `LIST`. All other files in it
 are the user's: they are never removed.
@@ -17,7 +18,9 @@ import re
 import shutil
 import socket
 import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -324,3 +327,35 @@ def read_text(path: str | Path) -> str:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
+
+
+# The thread
+
+_all: weakref.WeakSet[Background] = weakref.WeakSet()
+
+
+class Background:
+    """Runs one job at a time in a thread. Jobs must not use the process group: training uses it at the same
+    time."""
+
+    def __init__(self) -> None:
+        self.thread = ThreadPoolExecutor(1, "background work")
+        self._job: Future | None = None
+        _all.add(self)
+
+    def start(self, job: Callable[[], None]) -> None:
+        """Waits for the previous job, raises its error if it failed, and starts this one."""
+        self.wait()
+        self._job = self.thread.submit(job)
+
+    def wait(self) -> None:
+        """Waits for the running job; raises its error, once."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.result()
+
+
+def finish_all() -> None:
+    """Waits for all running jobs, whether they succeed or not. For a process that is about to exit."""
+    for writer in list(_all):
+        writer.thread.shutdown()

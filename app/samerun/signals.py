@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import psutil
 
-from samerun import machines, writer_thread
+from samerun import machines
 from samerun.errors import (
     EXIT_LOST,
     EXIT_STOPPED,
@@ -37,7 +37,7 @@ from samerun.errors import (
     is_out_of_space,
     process_name,
 )
-from samerun.files import remove_temporary_folders
+from samerun.files import finish_all, remove_temporary_folders
 from samerun.run_folder import status
 
 if TYPE_CHECKING:  # imports torch
@@ -297,7 +297,7 @@ def exit_now(code: int) -> None:
 
 def _end(code: int) -> None:
     sys.stdout.flush()
-    writer_thread.finish_all()
+    finish_all()
     # Not sys.exit: the destructors of a process group without its peers can hang.
     exit_now(code)
 

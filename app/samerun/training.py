@@ -30,6 +30,7 @@ from samerun.console import Phase
 from samerun.data.batches import TrainBatches, train_loader
 from samerun.errors import EXIT_STOPPED, InputError, StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.evaluate import eval_rows, evaluate, input_dtype
+from samerun.files import Background
 from samerun.kernels.common import widest_float
 from samerun.kernels.dropout import dropout_by_row, use_row_drop_path
 from samerun.layers import checkpoint_activations, compile_layers, has_statistics
@@ -45,7 +46,6 @@ from samerun.runtime import Launch, Run
 from samerun.signals import stop_requested, stop_run
 from samerun.start import OpenedRun, replace_run
 from samerun.task import Batch, Data, Predictions, Task, higher_is_better
-from samerun.writer_thread import Background
 
 SYNCHRONOUS = ("cpu",)  # devices on which reading a result does not wait
 SKIPPED_LIMIT = 20  # fp16 updates skipped in a row; a loss scale of 2**16 is down to 1 after 16

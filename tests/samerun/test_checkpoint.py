@@ -24,8 +24,8 @@ from samerun.checkpoint import (
     tidy,
 )
 from samerun.errors import InputError, TrainingError
+from samerun.files import Background
 from samerun.training import train_step
-from samerun.writer_thread import Background
 
 RUN_FINGERPRINT = {"task": "linear", "rows": 8, "labels": ["a", "b"]}
 

@@ -14,13 +14,13 @@ from samerun.average import WeightAverage
 from samerun.checkpoint import TrainState, list_checkpoints, load_average, restore_optimizer
 from samerun.data.batches import collate_share
 from samerun.errors import InputError, StopRequested, TrainingError
+from samerun.files import finish_all
 from samerun.plan import BatchShape
 from samerun.reports.tracker import SPEED, read_history
 from samerun.run_folder import status
 from samerun.start import OpenedRun
 from samerun.task import Data
 from samerun.training import SKIPPED_LIMIT, Training, _clip, seed_step, train_step
-from samerun.writer_thread import finish_all
 
 NOTHING = np.array([], dtype=int)
 

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from samerun.writer_thread import Background, finish_all
+from samerun.files import Background, finish_all
 
 
 def test_work_is_done_beside_the_run_one_piece_at_a_time():

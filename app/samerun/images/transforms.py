@@ -11,8 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from PIL import ExifTags, Image, ImageEnhance, ImageOps, UnidentifiedImageError
+from transformers import AutoImageProcessor
+from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING
+from transformers.utils import logging
 
 from samerun.errors import InputError, in_short, is_out_of_memory
+from samerun.models.pretrained import explain_failed_load
 
 GREY = ("1", "L", "LA", "La")
 DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")  # more than 8 bits a channel
@@ -22,6 +26,7 @@ Encoded = bytes | Path  # an undecoded image
 ASPECT_RATIOS = (3 / 4, 4 / 3)  # of crops: width / height
 # Seeds numpy apart from the data order: it treats [seed, epoch] and [seed, epoch, 0] alike.
 STREAM = 1
+PROCESSOR_FILE = "preprocessor_config.json"
 
 
 # Decoding. Broken, truncated and 16-bit images are errors that name the file.
@@ -300,3 +305,50 @@ def processing_of(processor: Any, channels: int) -> Processing:
         mean, std = processor.image_mean, processor.image_std
     scale = processor.rescale_factor if processor.do_rescale else 1.0
     return Processing(size, mode, tuple(mean[:channels]), tuple(std[:channels]), scale, processor)
+
+
+# Image processors of transformers, computed with Pillow
+
+
+def load_processor(arguments: Any, config: Any, image_size: int | None) -> Any:
+    """The model's image processor; with --from_scratch and a folder without one, the default of the model
+    type. `image_size`: overrides its size, for models without a fixed one. Raises `InputError` if it cannot
+    be loaded or the size is fixed."""
+    logging.set_verbosity_error()  # each process would warn that torchvision is not installed
+    name = (arguments.from_scratch and arguments.config_name) or arguments.model_name_or_path
+    folder = Path(name)
+    if arguments.from_scratch and folder.exists() and not (folder / PROCESSOR_FILE).is_file():
+        processor = _default_processor(name, config)
+    else:
+        try:
+            processor = AutoImageProcessor.from_pretrained(name, backend="pil", **arguments.hub_options(name))
+        except Exception as error:
+            raise InputError(explain_failed_load("image processor", name, error)) from error
+    own = getattr(config, "image_size", None)
+    if image_size is not None and own not in (None, image_size, [image_size] * 2):
+        raise InputError(f"--image_size {image_size}: {name} takes images of {own} pixels only; leave it out")
+    if image_size is not None:
+        _set_size(processor, image_size)
+    return processor
+
+
+def _default_processor(name: str, config: Any) -> Any:
+    try:
+        processor = IMAGE_PROCESSOR_MAPPING[type(config)]["pil"]()
+    except KeyError:
+        raise InputError(
+            f"{name}: has no {PROCESSOR_FILE}, and transformers knows none for a {config.model_type} model"
+        ) from None
+    except ImportError as error:  # SegFormer's needs torchvision before transformers 5.22
+        raise InputError(explain_failed_load("image processor", name, error)) from error
+    if isinstance(getattr(config, "image_size", None), int):
+        _set_size(processor, config.image_size)
+    return processor
+
+
+def _set_size(processor: Any, size: int) -> None:
+    """Sets the output size to size x size pixels."""
+    square = {"height": size, "width": size}
+    processor.size = {"shortest_edge": size} if "shortest_edge" in processor.size else square
+    if getattr(processor, "do_center_crop", False):
+        processor.crop_size = square

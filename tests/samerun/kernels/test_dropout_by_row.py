@@ -28,8 +28,8 @@ from samerun.data.batches import TrainBatches
 from samerun.kernels.common import current_rows
 from samerun.kernels.dropout import dropout_by_row, use_row_drop_path
 from samerun.layers import checkpoint_activations
-from samerun.models.windows import pool_windows
 from samerun.task import Batch, Split
+from samerun.text.long_documents import pool_windows
 from samerun.training import seed_step
 
 RATES = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2, "num_labels": 3}

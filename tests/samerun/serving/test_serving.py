@@ -16,8 +16,7 @@ from PIL import Image
 
 from samerun.errors import InputError
 from samerun.serving import web
-from samerun.serving.batching import BatchQueue
-from samerun.serving.web import Limits, Server
+from samerun.serving.web import BatchQueue, Limits, Server
 
 
 class Predictor:

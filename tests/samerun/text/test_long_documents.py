@@ -18,11 +18,10 @@ from samerun.data.batches import EvalBatches, widths_of
 from samerun.errors import InputError, TrainingError
 from samerun.kernels.common import row_lengths
 from samerun.memory import Layout, dry_run
-from samerun.models.windows import pool_windows
 from samerun.parsing import SpaceSeparated
 from samerun.plan import Modes
 from samerun.text.head import check_export
-from samerun.text.long_documents import LongDocuments
+from samerun.text.long_documents import LongDocuments, pool_windows
 from samerun.text.multi_label import model_card
 
 WORDS = [
