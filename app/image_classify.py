@@ -73,16 +73,7 @@ from samerun.images.image_task import (
 )
 from samerun.images.transforms import load_processor, processing_of
 from samerun.main import run
-from samerun.models.pretrained import (
-    check_model,
-    labels_of,
-    load_config,
-    load_exported,
-    load_model_and_new_names,
-    on_meta,
-    own_labels,
-    renew_head,
-)
+from samerun.models import pretrained
 from samerun.models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
 from samerun.plan import Modes
 from samerun.runtime import Launch
@@ -136,15 +127,17 @@ class ImageClassification(ImageTask):
             inspected = self.inspected["train"]
             self.config = single_label.new_small_cnn(arguments, train, inspected, labels)
         elif self.config is None:
-            self.config = load_config(arguments)
-            check_model(arguments, self.config, MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, "classify images")
+            self.config = pretrained.load_config(arguments)
+            pretrained.check_model(
+                arguments, self.config, MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, "classify images"
+            )
             self.processor = load_processor(arguments, self.config, arguments.image_size)
         self.smoothing = arguments.label_smoothing_factor
         if train is None:  # the loss is that of the model's training
             self.smoothing = getattr(self.config, "label_smoothing_factor", self.smoothing)
         self.loss_settings = {"label_smoothing_factor": self.smoothing}
-        self.own_labels = None if arguments.from_scratch else own_labels(self.config)
-        self.labels = labels_of(self.config) if labels is None else labels
+        self.own_labels = None if arguments.from_scratch else pretrained.own_labels(self.config)
+        self.labels = pretrained.labels_of(self.config) if labels is None else labels
         if labels is not None and self.own_labels and sorted(self.own_labels) == sorted(labels):
             self.labels = self.own_labels  # in the model's order
         if isinstance(self.config, SmallCNNConfig):
@@ -186,12 +179,12 @@ class ImageClassification(ImageTask):
                     "not for the small CNN"
                 )
             path = arguments.model_name_or_path
-            trained = path is not None and not arguments.from_scratch and not on_meta()
+            trained = path is not None and not arguments.from_scratch and not pretrained.on_meta()
             return self.with_batch_norm(load_small_cnn(path, config) if trained else SmallCNN(config))
         single_label.configure(config, self.labels, self.smoothing)
-        model, _ = load_model_and_new_names(AutoModelForImageClassification, arguments, config)
+        model, _ = pretrained.load_model_and_new_names(AutoModelForImageClassification, arguments, config)
         if self.own_labels is not None and self.own_labels != self.labels:
-            renew_head(model)
+            pretrained.renew_head(model)
         return self.with_batch_norm(self.limit_training(model))
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
@@ -260,7 +253,7 @@ class ImageClassification(ImageTask):
         config = read_config(path)  # None unless it is a small CNN
         if config is not None:
             return load_small_cnn(path, config)
-        return load_exported(AutoModelForImageClassification, self.arguments, path)
+        return pretrained.load_exported(AutoModelForImageClassification, self.arguments, path)
 
     def lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
         check_finite(predictions["logits"], "logits", split.path, "images", split.images.name)

@@ -69,16 +69,8 @@ from samerun.images.segmentation import (
 )
 from samerun.images.transforms import load_processor
 from samerun.main import run
+from samerun.models import pretrained
 from samerun.models.adapters import adapted_name
-from samerun.models.pretrained import (
-    check_model,
-    labels_of,
-    load_config,
-    load_exported,
-    load_model_and_new_names,
-    own_labels,
-    renew_head,
-)
 from samerun.plan import Modes
 from samerun.reports.card import class_tables
 from samerun.runtime import Launch, join_rows
@@ -124,11 +116,11 @@ class Segmentation(ImageTask):
     def choose_model(self) -> None:
         """Sets `config`, `processor`, `processing`, `own_labels`, `uses_windows`, `overlap` and `unused`."""
         a = self.arguments
-        self.config = load_config(a)
-        check_model(a, self.config, MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, "segment images")
+        self.config = pretrained.load_config(a)
+        pretrained.check_model(a, self.config, MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, "segment images")
         processor, channels = load_processor(a, self.config, None), getattr(self.config, "num_channels", 3)
         size = (a.image_size * 2)[:2] if a.image_size else semantic_segmentation.default_size(processor)
-        self.own_labels = None if a.from_scratch else own_labels(self.config)
+        self.own_labels = None if a.from_scratch else pretrained.own_labels(self.config)
         exported = self.own_labels is not None
         self.uses_windows = semantic_segmentation.uses_windows(a, processor, exported)
         self.overlap = a.overlap
@@ -143,7 +135,7 @@ class Segmentation(ImageTask):
     def choose_classes(self, splits: dict[str, Targets], notes: list[str]) -> None:
         """Sets `classes`, `num_classes`, `class_of_value` and `loss`."""
         a, train = self.arguments, splits.get("train")
-        self.classes = masks.choose_classes(a, train, self.own_labels, labels_of(self.config))
+        self.classes = masks.choose_classes(a, train, self.own_labels, pretrained.labels_of(self.config))
         self.num_classes, self.class_of_value = len(self.classes.names), self.classes.lookup_table()
         for split in splits.values():
             masks.check_values(split, self.classes)
@@ -216,9 +208,11 @@ class Segmentation(ImageTask):
         semantic_segmentation.configure(
             self.config, self.classes.names, overlap=self.overlap, loss_settings=self.loss.settings()
         )
-        model, _ = load_model_and_new_names(AutoModelForSemanticSegmentation, self.arguments, self.config)
+        model, _ = pretrained.load_model_and_new_names(
+            AutoModelForSemanticSegmentation, self.arguments, self.config
+        )
         if self.own_labels is not None and self.own_labels != self.classes.names:
-            renew_head(model)
+            pretrained.renew_head(model)
         model = self.limit_training(model)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and adapted_name(name) not in self.unused)
@@ -248,10 +242,9 @@ class Segmentation(ImageTask):
             logits = model(pixel_values=pixels).logits
             rows = zip(logits.split(1), sizes, strict=True)
             return (semantic_segmentation.upsampled(row, size) for row, size in rows)
-        batch_size = self.arguments.window_batch_size
-        windows = semantic_segmentation.Windows(self.processing.size, self.overlap, batch_size)
-        equal_passes = self.launch.gathers_weights and not one_process
-        return semantic_segmentation.window_logits(model, pixels, sizes, windows, equal_passes)
+        windows = {"overlap": self.overlap, "batch_size": self.arguments.window_batch_size}
+        windows["equal_passes"] = self.launch.gathers_weights and not one_process
+        return semantic_segmentation.window_logits(model, pixels, sizes, self.processing.size, **windows)
 
     def predict_row(self, logits: torch.Tensor, batch: Batch, row: int) -> dict[str, torch.Tensor]:
         """Loss and counts of a labelled row; the packed mask of a test row."""
@@ -311,7 +304,7 @@ class Segmentation(ImageTask):
         return {"image_truth_prediction": shown}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
-        return load_exported(AutoModelForSemanticSegmentation, self.arguments, path)
+        return pretrained.load_exported(AutoModelForSemanticSegmentation, self.arguments, path)
 
     def lines(
         self, predictions: Predictions, split: semantic_segmentation.MaskSplit

@@ -11,7 +11,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from samerun.errors import InputError, collecting
+from samerun.errors import InputError, collecting, raise_problems
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,7 @@ def load_metrics(specs: Sequence[str]) -> list[AdditionalMetric]:
     for spec in specs:
         with collecting(problems):
             metrics.append(_load(spec))
-    if problems:
-        raise InputError(*problems)
+    raise_problems(problems)
     return metrics
 
 

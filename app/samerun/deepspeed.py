@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from samerun import fsdp
 from samerun.data.files import read_object
-from samerun.errors import InputError
+from samerun.errors import InputError, raise_problems
 
 # Bucket sizes only shape communication. Accelerate derives "auto" from `config.hidden_size`, which composite
 # models lack.
@@ -207,8 +207,7 @@ def complete_config(
     messages += [
         f'{source}: {path} is "auto", which the run cannot fill in; write a value' for path in _autos(full)
     ]
-    if messages:
-        raise InputError(*messages)
+    raise_problems(messages)
     return full
 
 

@@ -68,17 +68,8 @@ def option(
     an input file or folder. `path`: it is another path. `~` is expanded in both. `per_machine`: the machines
     of a job may have different values; for input files, their contents must be equal instead.
     """
-    metadata = {
-        "help": help,
-        "choices": choices,
-        "needs": needs,
-        "excludes": excludes,
-        "hidden": hidden,
-        "settings": settings,
-    }
-    metadata |= {"reads": reads, "path": path or reads, "per_machine": per_machine}
-    metadata |= {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
-    return dataclasses.field(default=default, metadata=metadata)
+    metadata = locals() | {"path": path or reads}
+    return dataclasses.field(default=metadata.pop("default"), metadata=metadata)
 
 
 def changed_option(group: type, name: str, help: str) -> Any:

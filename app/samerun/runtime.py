@@ -38,7 +38,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samerun import deepspeed, fsdp, machines, signals
 from samerun.console import say
-from samerun.errors import InputError, in_short, process_name
+from samerun.errors import InputError, in_short, process_name, raise_problems
 from samerun.fsdp import FsdpSettings, is_on
 from samerun.plan import BatchShape
 
@@ -185,8 +185,7 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
             f"{local_world_size} processes on this machine but {machine.gpus} GPU(s); start one process per "
             "GPU"
         )
-    if problems:
-        raise InputError(*problems)
+    raise_problems(problems)
     return Launch(
         launcher=_launcher(arguments.local_rank),
         rank=rank,

@@ -26,7 +26,7 @@ from samerun import (
     signals,
 )
 from samerun.data.files import matching
-from samerun.errors import InputError, collecting
+from samerun.errors import InputError, collecting, raise_problems
 from samerun.export import check_upload
 from samerun.files import as_json, file_record, lock, recover_folder, write_json
 from samerun.parsing import SpaceSeparated, as_dict, names_of
@@ -80,8 +80,7 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
     if machine is None and launch is not None and launch.rank == 0:
         with collecting(problems):
             mirror.connect(arguments.mirror_to if train else None)
-    if problems:
-        raise InputError(*problems)
+    raise_problems(problems)
     if machine is None and launch.rank == 0:
         check_upload(arguments)
     if launch.world_size > launch.local_world_size:

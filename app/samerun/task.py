@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from samerun.additional_metrics import load_metrics
-from samerun.errors import InputError, TrainingError, nearest
+from samerun.errors import InputError, TrainingError, nearest, raise_problems
 from samerun.plan import Modes
 
 if TYPE_CHECKING:
@@ -105,8 +105,7 @@ class Mixture:
             for path, weight, rows, count in zip(paths, weights, available, mixture.counts, strict=True)
             if not rows or not count
         ]
-        if problems:
-            raise InputError(*problems)
+        raise_problems(problems)
         sizes = zip(paths, available, mixture.counts, strict=True)
         shares = [f"{count} from the {rows} of {path}" for path, rows, count in sizes]
         notes.append(f"rows of an epoch: {', '.join(shares)} (--mixing_weights)")

@@ -32,7 +32,7 @@ from samerun.data.cache import cache_folder, file_version, fingerprint, get_or_c
 from samerun.data.files import Row, kind_of, location, read_rows
 from samerun.data.splits import check_columns, expand_patterns, load_from, local_files, open_stream, parts_of
 from samerun.data.tables import FILE, Source, Table, cell_of, class_names, is_blank, open_rows, write_rows
-from samerun.errors import InputError, collecting, in_short
+from samerun.errors import InputError, collecting, in_short, raise_problems
 from samerun.signals import ignore_signals
 from samerun.task import Split
 
@@ -276,8 +276,7 @@ def _files(arguments: Any, columns: tuple[str, ...]) -> tuple[list[Shard], list[
         with collecting(problems):
             kind_of(path)
             key.append(file_version(path))
-    if problems:
-        raise InputError(*problems)
+    raise_problems(problems)
     return [
         Shard(path, partial(read_rows, path, arguments.encoding, columns, columns)) for path in paths
     ], key

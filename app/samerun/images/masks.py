@@ -14,20 +14,7 @@ import numpy as np
 from samerun.data.cache import fingerprint, get_or_create
 from samerun.data.splits import LIMIT_ARGUMENTS, expand_patterns, sources_of
 from samerun.errors import SHOWN, InputError, collecting, listed, raise_problems
-from samerun.images.data import (
-    Examples,
-    Images,
-    Inspection,
-    Targets,
-    above_folders,
-    check_output_outside,
-    from_table,
-    images_below,
-    map_rows,
-    named_from,
-    read_each,
-    read_examples,
-)
+from samerun.images import data
 
 # Folder names of each split.
 SPLIT_FOLDERS = {
@@ -60,15 +47,15 @@ class Classes:
 # Files
 
 
-def read_pairs(arguments: Any, split: str, notes: list[str]) -> Examples | None:
+def read_pairs(arguments: Any, split: str, notes: list[str]) -> data.Examples | None:
     """The images of a split, with its masks as `labels`: from folders, or from a table or data set with a
     column of masks. Looks for the split in the folders of --train_file if its own argument is missing. None
     if there is no such split."""
     argument, paths, is_own = sources_of(arguments, split)
     if not any(Path(path).is_dir() for path, _ in paths):
-        return read_examples(arguments, split, notes, masks=True)
-    read = partial(_from_path, arguments, split, above_folders(paths), is_own, notes)
-    examples, limit = read_each(argument, paths, read), getattr(arguments, LIMIT_ARGUMENTS[split])
+        return data.read_examples(arguments, split, notes, masks=True)
+    read = partial(_from_path, arguments, split, data.above_folders(paths), is_own, notes)
+    examples, limit = data.read_each(argument, paths, read), getattr(arguments, LIMIT_ARGUMENTS[split])
     if examples is None or limit is None or limit >= len(examples):
         return examples
     return examples.take(np.arange(limit))
@@ -76,16 +63,16 @@ def read_pairs(arguments: Any, split: str, notes: list[str]) -> Examples | None:
 
 def _from_path(
     arguments: Any, split: str, base: str | None, is_own: bool, notes: list[str], path: str
-) -> Examples | None:
+) -> data.Examples | None:
     """`base`: the folder that ids are relative to, None for the folder of the images. `is_own`: the path is
     the value of the split's own argument."""
     if not Path(path).is_dir():
-        return from_table(arguments, split, Path(path), masks=True)
+        return data.from_table(arguments, split, Path(path), masks=True)
     folders = _split_folders(Path(path), split, is_own)
     if folders is None:
         return None
     for folder in filter(None, folders):
-        check_output_outside(folder, arguments.output_dir)
+        data.check_output_outside(folder, arguments.output_dir)
     return _pairs(*folders, base, notes)
 
 
@@ -118,14 +105,14 @@ def _split_folders(root: Path, split: str, is_own: bool) -> tuple[Path, Path | N
     )
 
 
-def _pairs(folder: Path, masks: Path | None, base: str | None, notes: list[str]) -> Examples:
+def _pairs(folder: Path, masks: Path | None, base: str | None, notes: list[str]) -> data.Examples:
     image_paths = _by_name(folder, CITYSCAPES_SUFFIXES[0], notes)
     if not image_paths:
         raise InputError(f"{folder}: holds no images")
-    ids = named_from(base, folder, [str(path.relative_to(folder)) for path in image_paths.values()])
-    images = Images.of([str(path) for path in image_paths.values()], Path())
+    ids = data.named_from(base, folder, [str(path.relative_to(folder)) for path in image_paths.values()])
+    images = data.Images.of([str(path) for path in image_paths.values()], Path())
     if masks is None:
-        return Examples(str(folder), images, None, ids)
+        return data.Examples(str(folder), images, None, ids)
     is_cityscapes = any(path.stem.endswith(CITYSCAPES_SUFFIXES[0]) for path in image_paths.values())
     mask_paths = _by_name(masks, CITYSCAPES_SUFFIXES[1] if is_cityscapes else "", [], only=is_cityscapes)
     missing = [
@@ -138,15 +125,15 @@ def _pairs(folder: Path, masks: Path | None, base: str | None, notes: list[str])
         str(path.relative_to(masks)) for name, path in mask_paths.items() if name not in image_paths
     ]:
         notes.append(f"{masks}: {len(others)} mask(s) without an image are left out: {listed(others)}")
-    found = Images.of([str(mask_paths[name]) for name in image_paths], Path())
-    return Examples(str(folder), images, found, ids)
+    found = data.Images.of([str(mask_paths[name]) for name in image_paths], Path())
+    return data.Examples(str(folder), images, found, ids)
 
 
 def _by_name(folder: Path, suffix: str, notes: list[str], only: bool = False) -> dict[str, Path]:
     """The images below a folder, by relative path without extension and without `suffix`. `only`: leaves out
     names without the suffix. Raises `InputError` for two images of one name."""
     paths: dict[str, Path] = {}
-    for path in images_below(folder, notes):
+    for path in data.images_below(folder, notes):
         name = str(path.relative_to(folder).with_suffix(""))
         if only and not name.endswith(suffix):
             continue
@@ -220,7 +207,7 @@ def read_classes(path: Path) -> Classes:
 
 
 def choose_classes(
-    arguments: Any, train: Targets | None, own: list[str] | None, of_config: list[str]
+    arguments: Any, train: data.Targets | None, own: list[str] | None, of_config: list[str]
 ) -> Classes:
     """Chooses the classes: those of the classes file, else `own`, the class names of the model, else the
     values of the training masks. `of_config`: all class labels of the model, used without training. Raises
@@ -239,7 +226,7 @@ def choose_classes(
     return Classes(classes.names, classes.ignored | ignored)
 
 
-def numbered_classes(train: Targets, ignored: frozenset[int]) -> Classes:
+def numbered_classes(train: data.Targets, ignored: frozenset[int]) -> Classes:
     """The values of the training masks as classes. Raises `InputError` unless they are 0, 1, 2 and so on."""
     values = sorted(set(train.totals) - ignored)
     if len(values) < 2 or values != list(range(len(values))) or len(values) > MOST_CLASSES:
@@ -255,7 +242,9 @@ def numbered_classes(train: Targets, ignored: frozenset[int]) -> Classes:
 # Masks
 
 
-def inspect_masks(examples: dict[str, Examples], inspected: dict[str, Inspection]) -> dict[str, Targets]:
+def inspect_masks(
+    examples: dict[str, data.Examples], inspected: dict[str, data.Inspection]
+) -> dict[str, data.Targets]:
     """Decodes the masks of all splits and counts their values; caches the counts. Raises `InputError` listing
     masks that are missing, broken or coloured, or differ in size from their image."""
     masks, problems = {}, []
@@ -271,9 +260,9 @@ def inspect_masks(examples: dict[str, Examples], inspected: dict[str, Inspection
     return masks
 
 
-def _inspect(examples: Examples, images: Inspection) -> Targets:
+def _inspect(examples: data.Examples, images: data.Inspection) -> data.Targets:
     masks = examples.labels
-    if not isinstance(masks, Images):
+    if not isinstance(masks, data.Images):
         raise InputError(
             f"{examples.path}: has class numbers in place of masks; give a folder or a table of images and "
             "masks"
@@ -288,22 +277,22 @@ def _inspect(examples: Examples, images: Inspection) -> Targets:
     raise_problems(wrong)
 
     def write_counts(folder: Path) -> None:
-        counts = map_rows(partial(_count_values, masks), len(masks), "reading masks", "masks")
+        counts = data.map_rows(partial(_count_values, masks), len(masks), "reading masks", "masks")
         (folder / "counts.json").write_text(json.dumps(counts), encoding="utf-8")
 
     folder = get_or_create("masks", fingerprint(inspection.digests)[:40], write_counts)
     by_mask = json.loads((folder / "counts.json").read_text(encoding="utf-8"))
     counts = [{int(value): count for value, count in counts.items()} for counts in by_mask]
-    return Targets(masks, inspection.content, counts)
+    return data.Targets(masks, inspection.content, counts)
 
 
-def _count_values(masks: Images, row: int) -> dict[int, int]:
+def _count_values(masks: data.Images, row: int) -> dict[int, int]:
     """Value -> number of pixels of a mask."""
     values, counts = np.unique(np.asarray(masks.load_mask(row)), return_counts=True)
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
-def check_values(inspected: Targets, classes: Classes) -> None:
+def check_values(inspected: data.Targets, classes: Classes) -> None:
     """Raises `InputError` naming masks with values that are no class."""
     known = {*range(len(classes.names)), *classes.ignored}
     problems = [
@@ -320,7 +309,7 @@ def check_values(inspected: Targets, classes: Classes) -> None:
     )
 
 
-def note_classes(train: Targets, classes: Classes, notes: list[str]) -> None:
+def note_classes(train: data.Targets, classes: Classes, notes: list[str]) -> None:
     """Notes the number of classes, the share of ignored pixels, and classes without a pixel."""
     totals = train.totals
     pixels, ignored = sum(totals.values()), sum(totals.get(value, 0) for value in classes.ignored)

@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.nn import functional
 
 from samerun.reports.figures import GREY, NAME, bars, confusion, legend_below
@@ -126,6 +127,19 @@ def _safe_ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Ten
     """`numerator / denominator`, 0 where the denominator is not positive."""
     valid = denominator > 0
     return torch.where(valid, numerator / torch.where(valid, denominator, 1.0), 0.0)
+
+
+# Windows
+
+
+def fill_up_passes(passes: int, device: torch.device, empty_pass: Callable[[], Any]) -> None:
+    """Calls `empty_pass` until every process has done as many forward passes as the one with the most.
+    ZeRO-3 and FSDP need this, which gather the weights in each. `passes`: of this process."""
+    if dist.is_initialized():
+        most = torch.tensor(passes, device=device)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        for _ in range(int(most) - passes):
+            empty_pass()
 
 
 # Scores

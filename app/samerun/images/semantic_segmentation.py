@@ -9,11 +9,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from PIL import Image
 from torch import nn
 from torch.nn.functional import interpolate, pad
@@ -24,7 +23,7 @@ from samerun.images.arguments import RESIZED_CROP
 from samerun.images.data import image_extensions
 from samerun.images.image_task import ImageSplit
 from samerun.images.masks import IGNORED
-from samerun.images.segmentation import file_names
+from samerun.images.segmentation import file_names, fill_up_passes
 from samerun.images.transforms import Processing, processing_of
 from samerun.models.pretrained import set_labels
 from samerun.reports.figures import with_legend
@@ -153,30 +152,29 @@ def upsampled(logits: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     return interpolate(logits.float(), size=tuple(size), mode="bilinear", align_corners=False)
 
 
-class Windows(NamedTuple):
-    """Sliding windows."""
-
-    size: tuple[int, int]  # (height, width)
-    overlap: float  # the least share of a window that overlaps with the next
-    batch_size: int  # windows per forward pass
-
-
 def window_logits(
-    model: nn.Module, pixels: torch.Tensor, sizes: list[list[int]], windows: Windows, equal_passes: bool
+    model: nn.Module,
+    pixels: torch.Tensor,
+    sizes: list[list[int]],
+    window: tuple[int, int],
+    *,
+    overlap: float,
+    batch_size: int,
+    equal_passes: bool,
 ) -> Iterator[torch.Tensor]:
-    """As `whole_logits`, as the mean over sliding windows. `pixels`: images in their own `sizes`, padded to
-    the largest. `equal_passes`: every process does the same number of forward passes, as ZeRO-3 and FSDP
-    need, which gather the weights in each."""
-    window, passes = windows.size, 0
+    """Logits as the mean over sliding windows of size `window`, (height, width). `pixels`: images in their
+    own `sizes`, padded to the largest. `overlap`: the least share of a window that overlaps with the next;
+    `batch_size`: windows per forward pass; `equal_passes`: of all processes (`fill_up_passes`)."""
+    passes = 0
     for row, size in enumerate(sizes):
         image = pixels[row : row + 1, :, : size[0], : size[1]]
         margins = [max(0, length - own) for length, own in zip(window, size, strict=True)]
         image = pad(image, (0, margins[1], 0, margins[0]))
-        corners, total, count = window_corners(size, window, windows.overlap), None, None
-        for first in range(0, len(corners), windows.batch_size):
+        corners, total, count = window_corners(size, window, overlap), None, None
+        for first in range(0, len(corners), batch_size):
             parts = [
                 (..., slice(top, top + window[0]), slice(left, left + window[1]))
-                for top, left in corners[first : first + windows.batch_size]
+                for top, left in corners[first : first + batch_size]
             ]
             logits = upsampled(model(pixel_values=torch.cat([image[part] for part in parts])).logits, window)
             passes += 1
@@ -187,11 +185,9 @@ def window_logits(
                 total[part] += part_logits
                 count[part] += 1
         yield (total / count)[..., : size[0], : size[1]]
-    if equal_passes and dist.is_initialized():
-        max_passes = torch.tensor(passes, device=pixels.device)
-        dist.all_reduce(max_passes, op=dist.ReduceOp.MAX)
-        for _ in range(int(max_passes) - passes):
-            model(pixel_values=pixels.new_zeros(1, pixels.shape[1], *window))
+    if equal_passes:
+        empty = pixels.new_zeros(1, pixels.shape[1], *window)
+        fill_up_passes(passes, pixels.device, lambda: model(pixel_values=empty))
 
 
 def window_corners(size: Sequence[int], window: Sequence[int], overlap: float) -> list[tuple[int, int]]:

@@ -194,7 +194,8 @@ def use_bigbird_attention(model: torch.nn.Module) -> bool:
                 layer.__class__ = FAST.get(type(layer), type(layer))
             shape = _shape([layer for layer in encoder.modules() if isinstance(layer, _Fast)])
             encoder.create_masks_for_block_sparse_attn = functools.partial(_masks, shape=shape)
-            encoder.set_attention_type = _keep_attention_type
+            # transformers switches to full attention here, which our attention chooses row by row.
+            encoder.set_attention_type = lambda value: None
             any_encoder = True
     return any_encoder
 
@@ -207,10 +208,6 @@ def _shape(layers: list[Any]) -> Shape:
 def _masks(attention_mask: Tensor, block_size: int, *, shape: Shape) -> tuple[Rows, None, None, None]:
     """Replaces transformers' four masks by `Rows`: the first one is passed to every layer unchanged."""
     return read_rows(attention_mask, shape), None, None, None
-
-
-def _keep_attention_type(value: str) -> None:
-    """Replaces transformers' switch to full attention, which our attention chooses row by row."""
 
 
 class _Fast:

@@ -24,16 +24,7 @@ from transformers import (
 )
 
 from samerun.errors import InputError
-from samerun.models.pretrained import (
-    check_all_layers_used,
-    check_vocabulary,
-    drop_pooler,
-    explain_failed_load,
-    load_config,
-    load_model,
-    on_meta,
-    take_vocabulary,
-)
+from samerun.models import pretrained
 from samerun.models.weight_files import check_weights
 
 NO_ENCODER = (
@@ -45,7 +36,7 @@ TAKEN_FROM_ENCODER = ("intermediate_size", "hidden_dropout_prob", "attention_pro
 
 def load_title_config(arguments: Any) -> Any:
     """The configuration of the model. Raises `InputError` for a model that cannot write titles."""
-    config = load_config(arguments)
+    config = pretrained.load_config(arguments)
     name = arguments.config_name or arguments.model_name_or_path
     if config.is_encoder_decoder:
         decoder = getattr(config, "decoder", None)
@@ -84,7 +75,7 @@ def check_decoder(arguments: Any, config: Any) -> None:
     elif arguments.decoder_model_name_or_path:
         name = arguments.decoder_model_name_or_path
         decoder = replace(arguments, model_name_or_path=name, config_name=None, from_scratch=False)
-        check_title_length(load_config(decoder), arguments.max_title_length)
+        check_title_length(pretrained.load_config(decoder), arguments.max_title_length)
         check_weights(decoder)
 
 
@@ -134,12 +125,12 @@ def build_title_model(arguments: Any, config: Any, tokenizer: Any, max_title_len
         parts = AutoModel.from_config(config.encoder), AutoModelForCausalLM.from_config(config.decoder)
         model = EncoderDecoderModel(encoder=parts[0].float(), decoder=parts[1].float())
     else:
-        model = load_model(AutoModelForSeq2SeqLM, arguments, config)
+        model = pretrained.load_model(AutoModelForSeq2SeqLM, arguments, config)
     start, end = special_ids(model.config, tokenizer)  # a checkpoint's own start id is kept
     for holder in (model.config, model.generation_config):
         holder.decoder_start_token_id, holder.eos_token_id = start, end
         holder.pad_token_id = tokenizer.pad_token_id
-    drop_pooler(model.get_encoder())
+    pretrained.drop_pooler(model.get_encoder())
     return model
 
 
@@ -194,12 +185,12 @@ def store_settings(model: Any, start: dict[str, int], source_prefix: str) -> Non
 
 def _encoder_with_decoder(arguments: Any, config: Any, tokenizer: Any, max_title_length: int) -> Any:
     if arguments.from_scratch:
-        take_vocabulary(config, tokenizer)
+        pretrained.take_vocabulary(config, tokenizer)
     config.pad_token_id = tokenizer.pad_token_id
-    encoder = load_model(AutoModel, arguments, config)
+    encoder = pretrained.load_model(AutoModel, arguments, config)
     if arguments.decoder_model_name_or_path:
         decoder = _load_decoder(arguments)
-        check_vocabulary(decoder, tokenizer, "decoder")
+        pretrained.check_vocabulary(decoder, tokenizer, "decoder")
     else:
         of_decoder = _decoder_config(arguments, config, tokenizer, max_title_length)
         decoder = AutoModelForCausalLM.from_config(of_decoder)
@@ -215,7 +206,7 @@ def _load_decoder(arguments: Any) -> Any:
     name = arguments.decoder_model_name_or_path
     kind = {"is_decoder": True, "add_cross_attention": True, **arguments.hub_options(name)}
     try:
-        if on_meta():
+        if pretrained.on_meta():
             decoder = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name, **kind)).float()
             loading = {"unexpected_keys": []}
         else:
@@ -223,8 +214,8 @@ def _load_decoder(arguments: Any) -> Any:
                 name, dtype=torch.float32, output_loading_info=True, **kind
             )
     except Exception as error:
-        raise InputError(explain_failed_load("decoder", name, error)) from error
-    check_all_layers_used(name, decoder, loading)
+        raise InputError(pretrained.explain_failed_load("decoder", name, error)) from error
+    pretrained.check_all_layers_used(name, decoder, loading)
     if decoder.config.model_type == "big_bird":
         raise InputError(
             f"--decoder_model_name_or_path {name}: a BigBird cannot be a decoder in transformers; use a BERT"

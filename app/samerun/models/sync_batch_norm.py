@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.nn.functional import all_reduce  # its gradient is summed over processes, too
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -105,30 +106,13 @@ class SyncBatchNormOnCpu(BatchNorm):
         shape = [1, -1] + [1] * (input.dim() - 2)
         values = input.float()  # for precise sums
         own = torch.cat([values.sum(axes), values.new_tensor([values.numel() / values.shape[1]])])
-        total = _SumOverProcesses.apply(own)
+        total = all_reduce(own)
         count, mean = total[-1].detach(), total[:-1] / total[-1].detach()
         centred = values - mean.view(shape)
-        variance = _SumOverProcesses.apply(centred.square().sum(axes)) / count
+        variance = all_reduce(centred.square().sum(axes)) / count
         if self.track_running_stats:
             self._track(mean.detach(), variance.detach() * count / (count - 1))
         output = centred * torch.rsqrt(variance + self.eps).view(shape)
         if self.affine:
             output = output * self.weight.view(shape) + self.bias.view(shape)
         return output.to(input.dtype)
-
-
-class _SumOverProcesses(torch.autograd.Function):
-    """Differentiable all-reduce (sum). The gradient is summed over processes, too, since every process's loss
-    depends on the sum."""
-
-    @staticmethod
-    def forward(ctx, tensor: torch.Tensor) -> torch.Tensor:
-        total = tensor.clone()
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
-        total = gradient.clone()
-        dist.all_reduce(total)
-        return total

@@ -19,7 +19,7 @@ from torch import Tensor
 from samerun.data.files import read_object
 from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
-from samerun.errors import SHOWN, InputError
+from samerun.errors import SHOWN, InputError, raise_problems
 from samerun.models.pretrained import labels_of, own_labels
 from samerun.reports.card import markdown_table
 from samerun.task import ModelCard, Predictions, ReportContent
@@ -315,8 +315,7 @@ def fixed_thresholds(parts: Sequence[str] | None, labels: Sequence[str]) -> np.n
             f"--threshold lacks {len(missing)} label(s): {', '.join(missing[:20])}; put a number for all "
             "other labels first"
         )
-    if problems:
-        raise InputError(*problems)
+    raise_problems(problems)
     return np.array([thresholds[label] for label in labels])
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from samerun.reports.figures import BLUE, COLORS, GREY, NAME, bars, legend_below, matrix, new_figure
 from samerun.reports.page import worst_rows
 from samerun.task import ReportContent, Section
+from samerun.text.losses import MultiLabelLoss
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -193,21 +194,6 @@ def expected_calibration_error(probabilities: np.ndarray, targets: np.ndarray) -
     (Guo et al., arXiv:1706.04599, equation 3, over all labels instead of the top one); None without cells."""
     sizes, mean, share = calibration_bins(probabilities, targets)
     return float((np.abs(mean - share) * sizes).sum() / sizes.sum()) if sizes.sum() else None
-
-
-def binary_cross_entropy(
-    logits: np.ndarray, targets: np.ndarray, pos_weight: np.ndarray | None = None
-) -> float | None:
-    """Mean binary cross-entropy over all rows and labels, in nats, in float64, as torch's BCEWithLogitsLoss;
-    None without cells. `logits`, `targets` in [0, 1]: (rows, labels); `pos_weight`: (labels,)."""
-    logits, targets = np.asarray(logits, dtype=np.float64), np.asarray(targets, dtype=np.float64)
-    if not logits.size:
-        return None
-    weight = 1.0 if pos_weight is None else np.asarray(pos_weight, dtype=np.float64)
-    # logaddexp(0, x) is softplus without overflow.
-    return float(
-        np.mean(weight * targets * np.logaddexp(0, -logits) + (1 - targets) * np.logaddexp(0, logits))
-    )
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
@@ -473,8 +459,9 @@ class ThresholdTuner:
             metrics["eval_tuned_folds"] = min(FOLDS, len(logits))
         if self.calibration != "none":
             metrics["eval_calibrated_ece"] = expected_calibration_error(sigmoid(calibrated), targets)
-            metrics["eval_binary_cross_entropy"] = binary_cross_entropy(logits, targets)
-            metrics["eval_calibrated_binary_cross_entropy"] = binary_cross_entropy(calibrated, targets)
+            entropy = MultiLabelLoss().mean
+            metrics["eval_binary_cross_entropy"] = entropy(logits, targets)
+            metrics["eval_calibrated_binary_cross_entropy"] = entropy(calibrated, targets)
         return fitted, metrics
 
 

@@ -22,7 +22,7 @@ from samerun.console import counted
 from samerun.data.cache import fingerprint, get_or_create
 from samerun.data.tables import Cells
 from samerun.data.tokens import Ragged
-from samerun.errors import InputError, listed, nearest
+from samerun.errors import InputError, listed, nearest, raise_problems
 from samerun.files import read_text
 from samerun.models.pretrained import explain_failed_load
 
@@ -155,8 +155,7 @@ def set_languages(tokenizer: Any, arguments: Any) -> dict[str, int]:
             hint = f"; did you mean {near}?" if near else "."
             has = f"It has {listed(codes)}"
             problems.append(f"--{argument} {code}: {name} has no such language{hint} {has}")
-    if problems:
-        raise InputError(*problems)
+    raise_problems(problems)
     tokenizer.src_lang, tokenizer.tgt_lang = source, target
     code = tokenizer.convert_tokens_to_ids(target)
     first = tokenizer(text_target="")["input_ids"][0]

@@ -33,15 +33,7 @@ from samerun.data.tables import Table, read_table
 from samerun.errors import InputError, collecting, described, listed, raise_problems
 from samerun.plan import Modes
 from samerun.task import Mixture
-from samerun.volumes.nifti import (
-    IGNORED,
-    check_pair,
-    read_header,
-    read_image,
-    read_label,
-    resample,
-    resampled_shape,
-)
+from samerun.volumes import nifti
 
 SUFFIXES = (".nii", ".nii.gz")
 # Folders of images and labels: ours, and those of the Medical Segmentation Decathlon and nnU-Net.
@@ -287,16 +279,16 @@ def _prepare(file: VolumeFile, spacing: tuple[float, ...], ignore_index: int | N
 def _write_arrays(
     file: VolumeFile, spacing: tuple[float, ...], ignore_index: int | None, folder: Path
 ) -> None:
-    header = read_header(file.image)
-    shape = resampled_shape(header.shape, header.spacing, spacing)
-    image = resample(torch.from_numpy(read_image(file.image))[None], shape)[0]
+    header = nifti.read_header(file.image)
+    shape = nifti.resampled_shape(header.shape, header.spacing, spacing)
+    image = nifti.resample(torch.from_numpy(nifti.read_image(file.image))[None], shape)[0]
     np.save(folder / "image.npy", np.ascontiguousarray(image.numpy()))
     values: dict[int, int] = {}
     if file.label is not None:
-        label = np.ascontiguousarray(read_label(file.label, ignore_index))
+        label = np.ascontiguousarray(nifti.read_label(file.label, ignore_index))
         np.save(folder / "label.npy", label)
         values = dict(zip(*(each.tolist() for each in np.unique(label, return_counts=True)), strict=True))
-        label = resample(torch.from_numpy(label)[None], shape, "nearest-exact")[0].numpy()
+        label = nifti.resample(torch.from_numpy(label)[None], shape, "nearest-exact")[0].numpy()
         np.save(folder / "patch_label.npy", label)
         np.save(folder / "positions.npy", _positions(label))
     facts = {"shape": shape, "size": header.shape, "spacing": header.spacing, "values": values}
@@ -307,7 +299,7 @@ def _positions(label: np.ndarray) -> np.ndarray:
     """(n, 4) int32: a class and the index of a voxel of it, at most MOST_POSITIONS per class, without the
     background."""
     rows = [np.empty((0, 4), dtype=np.int32)]
-    for value in sorted(set(np.unique(label).tolist()) - {0, IGNORED}):
+    for value in sorted(set(np.unique(label).tolist()) - {0, nifti.IGNORED}):
         indices = np.flatnonzero(label == value)
         number = min(len(indices), MOST_POSITIONS)
         indices = indices[np.linspace(0, len(indices) - 1, number).astype(np.int64)]
@@ -322,16 +314,16 @@ def check_headers(splits: dict[str, Volumes], notes: list[str]) -> None:
     for file in (file for volumes in splits.values() for file in volumes.files):
         with collecting(problems):
             if file.label is None:
-                read_header(file.image)
+                nifti.read_header(file.image)
             else:
-                check_pair(file.image, file.label, notes)
+                nifti.check_pair(file.image, file.label, notes)
     raise_problems(problems)
 
 
 def choose_classes(train: list[Prepared], names: tuple[str, ...] | None) -> list[str]:
     """The classes, background first: the given names, or else the values of the training labels. Raises
     `InputError`."""
-    values = sorted({int(value) for volume in train for value in volume.facts["values"]} - {0, IGNORED})
+    values = sorted({int(value) for volume in train for value in volume.facts["values"]} - {0, nifti.IGNORED})
     if not values:
         raise InputError("no training label has a voxel of a class: all are background")
     if names is not None:
@@ -349,13 +341,13 @@ def check_values(volumes: list[Prepared], classes: list[str], notes: list[str]) 
     problems, empty = [], []
     for volume in volumes:
         values = {int(value): count for value, count in volume.facts["values"].items()}
-        for value in sorted(set(values) - {IGNORED, *range(len(classes))}):
+        for value in sorted(set(values) - {nifti.IGNORED, *range(len(classes))}):
             known = ", ".join(f"{number} {name}" for number, name in enumerate(classes))
             problems.append(
                 f"{volume.file.label}: {values[value]} voxels of unknown class {value}; the classes "
                 f"are {known}"
             )
-        if volume.file.label is not None and not set(values) - {0, IGNORED}:
+        if volume.file.label is not None and not set(values) - {0, nifti.IGNORED}:
             empty.append(volume.file.label.name)
     raise_problems(problems)
     if empty:

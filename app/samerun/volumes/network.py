@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from monai.inferers import sliding_window_inference
 from monai.metrics import compute_hausdorff_distance
 from monai.networks.nets import UNet
@@ -23,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from samerun.errors import InputError
 from samerun.files import file_record, write_json
+from samerun.images.segmentation import fill_up_passes
 from samerun.models.weight_files import check_finite_weights
 from samerun.volumes.data import Prepared, Volumes
 from samerun.volumes.nifti import IGNORED, read_header, resample
@@ -224,17 +224,14 @@ def volume_logits(
     """Logits of a volume, (x, y, z), by sliding windows with Gaussian weights, resampled to (channels, *size)
     float32.
 
-    `size`: the grid of the volume's file. `equal_passes`: every process does the same number of forward
-    passes, as ZeRO-3 and FSDP need, which gather the weights in each.
+    `size`: the grid of the volume's file. `equal_passes`: of all processes (`fill_up_passes`).
     """
     windows = _Windows(model, image.dtype)
     given = image.float()[None, None], tuple(patch_size), window_batch_size, windows
     logits = sliding_window_inference(*given, overlap=overlap, mode="gaussian")[0]
-    if equal_passes and dist.is_initialized():
-        max_passes = torch.tensor(windows.passes, device=image.device)
-        dist.all_reduce(max_passes, op=dist.ReduceOp.MAX)
-        for _ in range(int(max_passes) - windows.passes):
-            windows(torch.zeros(1, 1, *patch_size, device=image.device))
+    if equal_passes:
+        empty = torch.zeros(1, 1, *patch_size, device=image.device)
+        fill_up_passes(windows.passes, image.device, lambda: windows(empty))
     return resample(logits, size)
 
 

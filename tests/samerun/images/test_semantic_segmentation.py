@@ -35,8 +35,8 @@ def test_windows_cover_an_image_once_each_place_counted(size):
         covered[top : top + 16, left : left + 16] += 1
     assert covered.min() == 1
     pixels = torch.rand(1, 3, 60, 60)
-    windows = segmenter.Windows((16, 16), overlap=0.25, batch_size=4)
-    (logits,) = segmenter.window_logits(pixelwise, pixels, [list(size)], windows, equal_passes=False)
+    windows = {"overlap": 0.25, "batch_size": 4, "equal_passes": False}
+    (logits,) = segmenter.window_logits(pixelwise, pixels, [list(size)], (16, 16), **windows)
     torch.testing.assert_close(logits, pixels[..., : size[0], : size[1]])
 
 

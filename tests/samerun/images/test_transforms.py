@@ -6,6 +6,7 @@ from PIL import ExifTags, Image
 from transformers import ConvNextImageProcessorPil, ViTConfig, ViTImageProcessorPil
 
 from samerun.errors import InputError
+from samerun.images import transforms
 from samerun.images.transforms import (
     Augmentation,
     crop_box,
@@ -15,7 +16,6 @@ from samerun.images.transforms import (
     read_header,
     row_generator,
 )
-from samerun.models import processors
 
 COLOURS = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3) * 14
 
@@ -191,7 +191,7 @@ def test_a_processor_that_needs_a_missing_package_is_refused(tmp_path, monkeypat
     def needs_torchvision():
         raise ImportError("ViTImageProcessorPil requires the torchvision library")
 
-    monkeypatch.setattr(processors, "IMAGE_PROCESSOR_MAPPING", {ViTConfig: {"pil": needs_torchvision}})
+    monkeypatch.setattr(transforms, "IMAGE_PROCESSOR_MAPPING", {ViTConfig: {"pil": needs_torchvision}})
     arguments = SimpleNamespace(from_scratch=True, config_name=str(tmp_path), model_name_or_path="")
     with pytest.raises(InputError, match=f"^image processor {tmp_path}: .*requires the torchvision library"):
-        processors.load_processor(arguments, ViTConfig(), None)
+        transforms.load_processor(arguments, ViTConfig(), None)

@@ -13,6 +13,7 @@ from sklearn.metrics import f1_score
 
 from samerun.reports.figures import as_image
 from samerun.reports.page import MAX_ROWS
+from samerun.text.losses import MultiLabelLoss
 from samerun.text.multi_label_scores import (
     FALLBACK_BOUNDS,
     METRICS,
@@ -20,7 +21,6 @@ from samerun.text.multi_label_scores import (
     Objective,
     ThresholdTuner,
     best_thresholds,
-    binary_cross_entropy,
     decision_scores,
     expected_calibration_error,
     figures,
@@ -169,22 +169,6 @@ def test_sigmoid_is_the_logistic_function_without_overflow():
         found, torch.sigmoid(torch.tensor(logits, dtype=torch.float64)), rtol=1e-13, atol=1e-300
     )
     assert found.dtype == np.float64
-
-
-@pytest.mark.parametrize("pos_weight", [None, 3.0, np.array([0.5, 1, 2, 10, 100])])
-def test_binary_cross_entropy_equals_torch(pos_weight):
-    rng = np.random.default_rng(0)
-    logits, targets = 20 * rng.standard_normal((30, 5)), (rng.random((30, 5)) < 0.3).astype(float)
-    logits[0] = [800, -800, 0, 1e-9, -1e-9]  # where exp would overflow
-    weight = None if pos_weight is None else torch.as_tensor(pos_weight, dtype=torch.float64)
-    expected = torch.nn.BCEWithLogitsLoss(pos_weight=weight)(
-        torch.as_tensor(logits), torch.as_tensor(targets)
-    ).item()
-    assert binary_cross_entropy(logits, targets, pos_weight) == pytest.approx(expected, rel=1e-12)
-
-
-def test_binary_cross_entropy_of_nothing_is_none():
-    assert binary_cross_entropy(np.empty((0, 4)), np.empty((0, 4))) is None
 
 
 def column(values):
@@ -375,7 +359,7 @@ def sample(rows=400, seed=0):
 
 
 def loss_at(temperature, logits, labels):
-    return binary_cross_entropy(logits / temperature, labels)
+    return MultiLabelLoss().mean(logits / temperature, labels)
 
 
 def test_the_temperature_is_the_one_with_the_least_loss():
