@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -44,55 +45,31 @@ def ends(body, rank="0", begin=BEGIN):
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP"])
-def test_with_nothing_to_save_a_request_ends_the_process(name):
-    found = ends(f"request(signal.{name}); time.sleep(60)")
-    assert found == (75, "", f"stopped: {name}: ended at once, nothing to save\n")
-
-
-def test_under_nohup_a_closed_terminal_is_no_request():
-    body = "request(signal.SIGHUP); time.sleep(0.3); print(signals.requested())"
-    code = BEGIN.replace("with signals", "signal.signal(signal.SIGHUP, signal.SIG_IGN)\nwith signals")
-    assert ends(body, begin=code) == (0, "None\n", "")
-
-
-def test_only_rank_0_says_so():
-    assert ends("request(); time.sleep(60)", rank="1") == (75, "", "")
-
-
-def test_a_deferred_request_waits_to_be_looked_at():
-    assert ends("signals.defer(); request(signal.SIGUSR1); print(received())") == (0, "SIGUSR1\n", "")
-
-
-def test_one_request_may_come_twice():
-    """From the terminal or Slurm, and then from the launcher."""
-    body = (
-        "signals.defer(); request(signal.SIGINT); request(); print(received()); time.sleep(0.2); "
-        "print(received())"
-    )
-    assert ends(body) == (0, "SIGINT\nSIGINT\n", "")
-
-
-def test_a_second_request_ends_the_process():
-    body = """
+AT_ONCE = "stopped: SIGTERM: ended at once, nothing to save\n"
+SECOND = "stopped: SIGTERM came after SIGTERM: ended at once, nothing was saved since the last checkpoint\n"
+# What is tried: (what the process does, its exit code, output and errors)
+REQUESTS = {
+    "a deferred request waits to be looked at": (
+        "signals.defer(); request(signal.SIGUSR1); print(received())",
+        (0, "SIGUSR1\n", ""),
+    ),
+    "one request comes twice: from the terminal or Slurm, and then from the launcher": (
+        "signals.defer(); request(signal.SIGINT); request(); received(); time.sleep(0.2); print(received())",
+        (0, "SIGINT\n", ""),
+    ),
+    "a second request ends the process": (
+        """
 signals.SAME_REQUEST_SECONDS = 0.0
 signals.defer()
 request()
 print(received(), flush=True)
 request()
 time.sleep(60)
-"""
-    code, out, said = ends(body)
-    assert (code, out) == (128 + signal.SIGTERM, "SIGTERM\n")
-    assert (
-        said
-        == "stopped: SIGTERM came after SIGTERM: ended at once, nothing was saved since the last checkpoint\n"
-    )
-
-
-def test_a_request_is_received_while_the_main_thread_is_in_a_library():
-    """A handler in Python would wait for its return."""
-    body = """
+""",
+        (128 + signal.SIGTERM, "SIGTERM\n", SECOND),
+    ),
+    "the main thread is in a library: a handler in Python would wait for its return": (
+        """
 import ctypes, threading
 signals.SAME_REQUEST_SECONDS = 0.0
 signals.defer()
@@ -100,39 +77,40 @@ threading.Timer(0.2, request).start()
 threading.Timer(0.6, request).start()
 ours, others = os.pipe()
 ctypes.CDLL(None).read(ours, ctypes.create_string_buffer(1), 1)
-"""
-    assert ends(body)[0] == 128 + signal.SIGTERM
-
-
-def test_a_reported_end_is_not_reported_again():
-    assert ends("signals.exit_with(3, reported=True); request(); time.sleep(60)") == (3, "", "")
-
-
-def test_callbacks_get_the_reason_in_order():
-    say = "".join(
-        f"signals.on_immediate_stop(lambda why: print({number}, why, flush=True)); " for number in (1, 2)
-    )
-    code, out, _ = ends(f"{say}request(); time.sleep(60)")
-    reason = "SIGTERM: ended at once, nothing to save\n"
-    assert (code, out) == (75, f"1 {reason}2 {reason}")
-
-
-def test_a_request_after_the_last_look():
-    """Between the last look of a training loop and its end."""
-    body = (
-        "signals.defer(); request(); print(received(), flush=True); signals.exit_with(75); print('still "
-        "there', flush=True)"
-    )
-    code, out, said = ends(body)
-    assert (code, out) == (75, "SIGTERM\n")
-    assert said == "stopped: SIGTERM: ended at once, nothing to save\n"
-    body = "signals.defer(); request(); received(); signals.exit_with(3); print('still there', flush=True)"
-    assert ends(body)[1] == "still there\n"
-
-
-def test_a_worker_is_ended_without_a_request_to_its_parent():
-    """As a pool of workers is ended when its work is done."""
-    body = """
+""",
+        (128 + signal.SIGTERM, "", SECOND),
+    ),
+    "a library that a signal interrupts goes on": (
+        """
+import ctypes, threading
+signals.defer()
+ours, others = os.pipe()
+threading.Timer(0.2, request).start()
+threading.Timer(0.5, lambda: os.write(others, b"x")).start()
+print(ctypes.CDLL(None).read(ours, ctypes.create_string_buffer(1), 1))
+""",
+        (0, "1\n", ""),
+    ),
+    "a reported end is not reported again": (
+        "signals.exit_with(3, reported=True); request(); time.sleep(60)",
+        (3, "", ""),
+    ),
+    "callbacks get the reason in order": (
+        "for number in (1, 2):\n"
+        "    signals.on_immediate_stop(lambda why, number=number: print(number, why[:7], flush=True))\n"
+        "request(); time.sleep(60)",
+        (75, "1 SIGTERM\n2 SIGTERM\n", AT_ONCE),
+    ),
+    "a request between the last look of a training loop and its end": (
+        "signals.defer(); request(); print(received(), flush=True); signals.exit_with(75); print('there')",
+        (75, "SIGTERM\n", AT_ONCE),
+    ),
+    "an end that is no stop": (
+        "signals.defer(); request(); received(); signals.exit_with(3); print('still there', flush=True)",
+        (0, "still there\n", ""),
+    ),
+    "a worker is ended without a request to its parent, as when a pool's work is done": (
+        """
 signals.defer()
 worker = os.fork()
 if worker == 0:
@@ -142,12 +120,12 @@ os.kill(worker, signal.SIGTERM)
 print(os.waitpid(worker, 0)[1] == signal.SIGTERM)
 time.sleep(0.3)
 print(signals.requested())
-"""
-    assert ends(body) == (0, "True\nNone\n", "")
-
-
-def test_workers_that_ignore_signals_end_with_the_process():
-    body = """
+""",
+        (0, "True\nNone\n", ""),
+    ),
+    # Returns when the worker has closed its end of the output, too.
+    "workers that ignore signals end with the process": (
+        """
 worker = os.fork()
 if worker == 0:
     signals.ignore_signals()
@@ -158,21 +136,30 @@ if worker == 0:
     os._exit(0)
 time.sleep(0.5)
 signals.exit_now(7)
-"""
-    # Returns when the worker has closed its end of the output, too.
-    assert ends(body) == (7, "ready\n", "")
+""",
+        (7, "ready\n", ""),
+    ),
+}
 
 
-def test_a_library_that_a_signal_interrupts_goes_on():
-    body = """
-import ctypes, threading
-signals.defer()
-ours, others = os.pipe()
-threading.Timer(0.2, request).start()
-threading.Timer(0.5, lambda: os.write(others, b"x")).start()
-print(ctypes.CDLL(None).read(ours, ctypes.create_string_buffer(1), 1))
-"""
-    assert ends(body) == (0, "1\n", "")
+@pytest.mark.parametrize("tried", REQUESTS)
+def test_requests(tried):
+    body, expected = REQUESTS[tried]
+    assert ends(body) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"), [("SIGTERM", "0"), ("SIGUSR1", "0"), ("SIGINT", "0"), ("SIGHUP", "0"), ("SIGTERM", "1")]
+)
+def test_with_nothing_to_save_a_request_ends_the_process_and_rank_0_says_so(name, rank):
+    said = f"stopped: {name}: ended at once, nothing to save\n" if rank == "0" else ""
+    assert ends(f"request(signal.{name}); time.sleep(60)", rank) == (75, "", said)
+
+
+def test_under_nohup_a_closed_terminal_is_no_request():
+    body = "request(signal.SIGHUP); time.sleep(0.3); print(signals.requested())"
+    code = BEGIN.replace("with signals", "signal.signal(signal.SIGHUP, signal.SIG_IGN)\nwith signals")
+    assert ends(body, begin=code) == (0, "None\n", "")
 
 
 @pytest.mark.parametrize(("watched", "gone"), [(0, 1), (1, 1), (1, 2), (2, 2)])
@@ -252,17 +239,47 @@ def ended(monkeypatch, environment, capsys):
     return work
 
 
-@pytest.mark.parametrize(("error", "code"), [(InputError("a"), 2), (TrainingError("a"), 3)])
-def test_a_known_failure_is_one_message_and_its_exit_code(ended, error, code):
-    assert ended(error) == (code, "error: a\n", 0)
+LOST = "rank 1 (beta) no longer answers: killed, suspended, or cut off from the network"
+FAILED = "train.csv:3: bad [rank 2 of 3 (beta)]"
+TIMED_OUT = RuntimeError("Timed out waiting 10000ms for recv operation to complete")
+ECHO = RuntimeError("Connection closed by peer")
+FULL = OSError(errno.ENOSPC, "No space left on device")
+# (the error, what is known of the other processes, exit code, standard error as a pattern, reason of the end)
+ENDS = [
+    (InputError("a"), None, 2, "error: a\n", "a"),
+    (InputError("a", "b"), None, 2, "2 errors:\n  - a\n  - b\n", "a"),
+    (TrainingError("a"), None, 3, "error: a\n", "a"),
+    (StopRequested("a"), None, 75, "", None),  # has been reported already
+    (ZeroDivisionError("b"), None, 3, r"Traceback.*\nerror on rank 3 of 4 \(.*\): ZeroDivisionError: b\n",
+     "ZeroDivisionError: b"),
+    (FULL, None, 3, r"error: the disk is full \([^\n]*--resume_from_checkpoint auto[^\n]*\n", "the disk is"),
+    (ValueError("I/O error: No space left on device (os error 28)"), None, 3,
+     r"error: the disk is full \([^\n]*--resume_from_checkpoint auto[^\n]*\n", "the disk is full"),
+    # Nobody is missing: whatever it is, here is where.
+    (ECHO, PeerStatus(), 3, r"Traceback.*error on rank 3 of 4 \(.*: Connection closed by peer\n",
+     "RuntimeError: Conn"),
+    (TIMED_OUT, PeerStatus(lost=LOST), 69,
+     rf"error on rank 3 of 4 \(.*{re.escape(LOST)}\. The same command with.*\(RuntimeError: Timed out "
+     r"waiting 10000ms for recv operation to complete\)\n", LOST),
+    (ECHO, PeerStatus(stopped="SIGTERM; rank 1"), 75, "", "SIGTERM; rank 1"),  # left on request
+    (ECHO, PeerStatus(failed=InputError(FAILED)), 2, rf"error: {re.escape(FAILED)}\n", FAILED),
+]  # fmt: skip
 
 
-def test_a_stop_has_been_reported_already(ended):
-    assert ended(StopRequested("a")) == (75, "", 0)
-
-
-def test_several_problems_are_one_list(ended):
-    assert ended(InputError("a", "b"))[1] == "2 errors:\n  - a\n  - b\n"
+@pytest.mark.parametrize(("error", "peers", "code", "said", "reason"), ENDS)
+def test_the_end_of_a_job(ended, environment, monkeypatch, tmp_path, error, peers, code, said, reason):
+    environment.update({"RANK": "3", "WORLD_SIZE": "4"})
+    status.begin(tmp_path, 3)
+    monkeypatch.setattr(machines, "peer_status", lambda: peers or pytest.fail("asked"))
+    found, text, slept = ended(error)
+    assert (found, slept) == (code, 0)
+    assert re.fullmatch(said, text, re.DOTALL), text
+    found = json.loads((tmp_path / "status.json").read_text())
+    if reason is None:
+        assert found["state"] == "running"  # `stop_run` writes it
+    else:
+        assert (found["state"], found["step"]) == ("stopped" if code == 75 else "failed", 3)
+        assert found["reason"].startswith(reason)
 
 
 def test_a_stack_trace_on_request(ended):
@@ -271,38 +288,11 @@ def test_a_stack_trace_on_request(ended):
     assert text.endswith("\nerror: a\n")
 
 
-def test_an_unknown_failure_keeps_its_stack_trace_and_names_the_rank(ended, environment):
-    environment.update({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"})
-    code, text, slept = ended(ZeroDivisionError("b"))
-    assert (code, slept) == (3, 0)
-    assert "Traceback" in text
-    assert "error on rank 3 of 4 (" in text
-    assert text.endswith("): ZeroDivisionError: b\n")
-
-
 def test_the_cause_is_printed_before_its_echoes(ended, environment, monkeypatch):
     environment["LOCAL_RANK"] = "1"
     assert ended(InputError("a"))[2] >= 3
     monkeypatch.setattr(machines, "peer_status", PeerStatus)
-    _, text, slept = ended(RuntimeError("Connection closed by peer"))
-    assert slept >= 3
-    assert "Traceback" in text  # nobody is missing: whatever it is, here is where
-
-
-def test_who_no_longer_answers_is_named(ended, monkeypatch, tmp_path):
-    status.begin(tmp_path, 3)
-    lost = "rank 1 (beta) no longer answers: killed, suspended, or cut off from the network"
-    monkeypatch.setattr(machines, "peer_status", lambda: PeerStatus(lost=lost))
-    code, text, _ = ended(RuntimeError("Timed out waiting 10000ms for recv operation to complete"))
-    assert code == 69
-    assert text.startswith("error on rank 0 of 1 (")
-    assert (
-        "rank 1 (beta) no longer answers: killed, suspended, or cut off from the network. The same "
-        "command with" in text
-    )
-    assert text.endswith("(RuntimeError: Timed out waiting 10000ms for recv operation to complete)\n")
-    found = json.loads((tmp_path / "status.json").read_text())
-    assert (found["state"], found["step"], found["reason"][:13]) == ("failed", 3, "rank 1 (beta)")
+    assert ended(ECHO)[2] >= 3
 
 
 def test_the_heartbeat_ends_a_process_that_waits_in_vain(ended, monkeypatch, tmp_path, capsys):
@@ -323,44 +313,12 @@ def test_a_process_that_goes_on_after_its_job_is_not_ended_over_it(ended):
     assert machines._on_lost_peer is None
 
 
-def test_a_process_that_left_on_request_is_no_failure(ended, monkeypatch, tmp_path):
-    status.begin(tmp_path, 3)
-    monkeypatch.setattr(machines, "peer_status", lambda: PeerStatus(stopped="SIGTERM; rank 1"))
-    assert ended(RuntimeError("Connection closed by peer")) == (75, "", 0)
-    found = json.loads((tmp_path / "status.json").read_text())
-    assert (found["state"], found["reason"]) == ("stopped", "SIGTERM; rank 1")
-
-
 def test_a_launcher_that_ends_the_job_has_said_why(ended, monkeypatch, tmp_path):
     status.begin(tmp_path, 3)
     monkeypatch.setattr(signals, "requested", lambda: "SIGTERM")
     monkeypatch.setattr(machines, "peer_status", pytest.fail)
     assert ended(RuntimeError("Connection reset by peer")) == (3, "", 0)
     assert json.loads((tmp_path / "status.json").read_text())["state"] == "failed"
-
-
-def test_the_failure_of_another_machine_is_this_ones(ended, monkeypatch):
-    failed = InputError("train.csv:3: bad [rank 2 of 3 (beta)]")
-    monkeypatch.setattr(machines, "peer_status", lambda: PeerStatus(failed=failed))
-    code, text, _ = ended(RuntimeError("Connection closed by peer"))
-    assert (code, text) == (2, "error: train.csv:3: bad [rank 2 of 3 (beta)]\n")
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError(errno.ENOSPC, "No space left on device"),
-        ValueError("I/O error: No space left on device (os error 28)"),
-    ],
-)
-def test_a_full_disk_is_no_stack_trace(ended, error, tmp_path):
-    status.begin(tmp_path, 3)
-    code, text, _ = ended(error)
-    assert json.loads((tmp_path / "status.json").read_text())["state"] == "failed"
-    assert code == 3
-    assert text.count("\n") == 1
-    assert "the disk is full (" in text
-    assert "--resume_from_checkpoint auto" in text
 
 
 @pytest.mark.parametrize(

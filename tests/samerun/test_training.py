@@ -38,6 +38,17 @@ def torch_step(layer, x, y, max_norm):
     return loss.item(), norm.item()
 
 
+@pytest.fixture
+def prepare(start_run):
+    """A function (batch shape) -> (run, linear layer, prepared model, prepared SGD)."""
+
+    def make(shape=None):
+        run, layer = start_run(shape), linear_layer()
+        return run, layer, *run.accelerator.prepare(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+
+    return make
+
+
 @pytest.mark.parametrize("max_norm", [0.0, 0.3, 100.0])
 @pytest.mark.parametrize(
     "shares",
@@ -50,11 +61,9 @@ def torch_step(layer, x, y, max_norm):
         [[row] for row in range(8)],
     ],
 )
-def test_a_step_is_that_of_one_big_batch(start_run, shares, max_norm):
-    x, y = points(16)
-    run = start_run(BatchShape(8, 1, 8, len(shares)))
-    ours, plain = linear_layer(), linear_layer()
-    model, optimizer = run.accelerator.prepare(ours, torch.optim.SGD(ours.parameters(), lr=0.1))
+def test_a_step_is_that_of_one_big_batch(prepare, shares, max_norm):
+    (x, y), plain = points(16), linear_layer()
+    run, ours, model, optimizer = prepare(BatchShape(8, 1, 8, len(shares)))
     for first in (0, 8):
         rows = [first + np.array(share, dtype=int) for share in shares]
         micro_batches = [collate_share(collator(x, y), share, np.arange(16)) for share in rows]
@@ -66,12 +75,10 @@ def test_a_step_is_that_of_one_big_batch(start_run, shares, max_norm):
     assert 0.3 < expected_norm < 100  # one of the limits clips, the others do not
 
 
-def test_two_processes_make_the_step_of_one_big_batch(start_run):
-    x, y = points(8)
-    run, plain, weights = start_run(), linear_layer(), []
+def test_two_processes_make_the_step_of_one_big_batch(prepare):
+    (x, y), plain, weights = points(8), linear_layer(), []
     for share in (range(5), range(5, 8)):  # the processes, one after the other; DDP would average gradients
-        layer, times = linear_layer(), 8 / len(share)
-        model, optimizer = run.accelerator.prepare(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+        (run, layer, model, optimizer), times = prepare(), 8 / len(share)
         process = SimpleNamespace(
             accelerator=run.accelerator, device=run.device, deepspeed_config=None, fsdp=None,
             launch=SimpleNamespace(world_size=2), sum=lambda targets, times=times: targets * times,
@@ -106,41 +113,26 @@ def test_the_norm_of_a_large_matrix_is_that_of_fp64(start_run):
     assert float(_clip(start_run(), layer, math.inf)) == pytest.approx(exact, rel=1e-6)
 
 
-class Watched(LinearTask):
-    """Notes for every pass whether its gradients are exchanged between processes."""
-
-    def __init__(self, accelerator):
-        super().__init__()
-        self.seen, self.accelerator = [], accelerator
-
-    def loss_sum(self, model, batch):
-        self.seen.append(self.accelerator.sync_gradients)
-        return super().loss_sum(model, batch)
-
-
-def test_gradients_are_exchanged_in_the_last_pass_only(start_run):
-    run, layer = start_run(BatchShape(6, 1, 2, 3)), linear_layer()
-    model, optimizer = run.accelerator.prepare(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
-    task = Watched(run.accelerator)
+def test_gradients_are_exchanged_in_the_last_pass_only(prepare, monkeypatch):
+    run, _, model, optimizer = prepare(BatchShape(6, 1, 2, 3))
+    task, seen = LinearTask(), []
+    real = task.loss_sum
+    monkeypatch.setattr(
+        task, "loss_sum", lambda *given: (seen.append(run.accelerator.sync_gradients), real(*given))[1]
+    )
     micro_batches = [collator(*points(8))(np.arange(first, first + 2)) for first in (0, 2, 4)]
     for _ in range(2):
         train_step(run, model, optimizer, task, micro_batches, 1.0)
-    assert task.seen == [False, False, True] * 2
+    assert seen == [False, False, True] * 2
 
 
-def test_a_step_of_weight_zero_moves_nothing(start_run):
-    run, layer = start_run(), linear_layer()
-    model, optimizer = run.accelerator.prepare(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
-    train_step(run, model, optimizer, LinearTask(), [collator(*points(8))(np.arange(8))], 1.0, weight=0.0)
+@pytest.mark.parametrize(("rows", "weight"), [(np.arange(8), 0.0), (NOTHING, 1.0)])
+def test_a_step_of_weight_zero_or_of_placeholders_moves_nothing(prepare, rows, weight):
+    run, layer, model, optimizer = prepare()
+    batch = collate_share(collator(*points(8)), rows, np.arange(8))
+    loss, norm = train_step(run, model, optimizer, LinearTask(), [batch], 1.0, weight=weight)
     torch.testing.assert_close(layer.state_dict(), linear_layer().state_dict(), rtol=0, atol=0)
-
-
-def test_a_step_of_placeholders_only_is_zero_not_nan(start_run):
-    run, layer = start_run(), linear_layer()
-    model, optimizer = run.accelerator.prepare(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
-    batch = collate_share(collator(*points(8)), NOTHING, np.arange(8))
-    loss, norm = train_step(run, model, optimizer, LinearTask(), [batch], 1.0)
-    assert (float(loss), float(norm)) == (0, 0)
+    assert (float(norm), float(loss) > 0) == (0, weight == 0)
 
 
 @pytest.mark.parametrize("by_row", [False, True])
@@ -155,14 +147,14 @@ def test_random_numbers_are_a_function_of_seed_and_step_and_for_torchs_dropout_o
 
 
 class Scripted(LinearTask):
-    """Scores what it is told to, one evaluation after the other."""
+    """Has these scores, and losses if they are given, one evaluation after the other."""
 
-    def __init__(self, scores):
+    def __init__(self, scores, losses=None):
         super().__init__(best_metric="score")
-        self.scores = iter(scores)
+        self.scores, self.losses = iter(scores), losses and iter(losses)
 
     def score(self, predictions, split):
-        return {"score": next(self.scores)}
+        return {"score": next(self.scores), **({"loss": next(self.losses)} if self.losses else {})}
 
 
 @pytest.fixture
@@ -227,15 +219,13 @@ def test_training_is_that_of_plain_torch(begin):
 
 
 def test_the_first_steps_foretell_the_time_of_all(begin):
-    session = begin(plan=make_plan(22, epochs=30))
-    figures = session.fit()
-    assert figures["train_runtime_forecast"] > 0
+    session = begin(plan=make_plan(22, epochs=4))
+    assert session.fit()["train_runtime_forecast"] > 0
     batches, state = session.training.batches, session.state
     state.step, state.train_seconds = 8, 50.0
     seconds = [40.0, *(0.1 * batches.work(step) for step in range(1, 6)), 3.0, 3.0]  # the first is left out
-    left = 0.1 * batches.mean_work() * (90 - 8)
+    left = 0.1 * batches.mean_work() * (12 - 8)
     assert session.training._forecast(seconds) == pytest.approx(50 + left)
-    assert begin().fit()["train_runtime_forecast"] is not None  # of six steps
     assert begin(plan=make_plan(22, epochs=1)).fit()["train_runtime_forecast"] is None
 
 
@@ -365,26 +355,27 @@ def test_statistics_forbid_smaller_micro_batches(begin):
 
 
 @pytest.mark.parametrize(
-    ("scores", "greater", "patience", "best", "last"),
+    ("scores", "losses", "greater", "patience", "best", "last"),
     [
-        ([3, 2, 1, 2, 3, 4], False, 2, [1, 2, 3], 5),
-        ([1, 2, 1, 1, 3, 4], True, 2, [1, 2], 4),
-        ([1, 1, 1, 1, 1, 1], True, 3, [1], 4),  # an equal score is no better one
-        ([1, 0, 0, 0, 0, 2], True, None, [1, 6], 6),
-        ([None, 2, None, 1, None, 0], False, None, [2, 4, 6], 6),
-        ([None] * 6, False, 2, [], 2),
+        ([3, 2, 1, 2, 3, 4], None, False, 2, [1, 2, 3], 5),
+        ([1, 2, 1, 1, 3, 4], None, True, 2, [1, 2], 4),
+        ([1, 1, 1, 1, 1, 1], None, True, 3, [1], 4),  # an equal score is no better one
+        ([1, 0, 0, 0, 0, 2], None, True, None, [1, 6], 6),
+        ([None, 2, None, 1, None, 0], None, False, None, [2, 4, 6], 6),
+        ([None] * 6, None, False, 2, [], 2),
+        # The F1 of rare labels stays 0 for the first epochs while the loss falls: that is progress.
+        ([0.0] * 6, [0.5, 0.4, 0.4, 0.3, 0.6, 0.2], True, 2, [1, 2, 4, 6], 6),
     ],
 )
-def test_the_best_model_and_early_stopping(begin, scores, greater, patience, best, last):
-    plan = make_plan(22, eval_steps=1)
-    session = begin(
-        None, Scripted(scores), True, plan, greater_is_better=greater, early_stopping_patience=patience
-    )
+def test_the_best_model_and_early_stopping(begin, scores, losses, greater, patience, best, last):
+    asked = {"greater_is_better": greater, "early_stopping_patience": patience}
+    session = begin(None, Scripted(scores, losses), True, make_plan(22, eval_steps=1), **asked)
     session.fit()
     assert session.best == best
     assert session.state.step == last
     assert session.state.best_step == (best[-1] if best else None)
     assert session.state.best_metric == (scores[best[-1] - 1] if best else None)
+    assert session.state.best_loss == (losses[best[-1] - 1] if losses else None)
     evaluated = [event for event in read_history(session.training.folder) if "eval_score" in event]
     assert [event["step"] for event in evaluated] == list(range(1, last + 1))
 
@@ -397,18 +388,6 @@ def test_a_metric_that_no_evaluation_has_is_refused(begin):
     with pytest.raises(InputError, match=r"metric_for_best_model scroe: .* this evaluation has score"):
         session.fit()
     assert (session.state.step, session.best) == (1, [])
-
-
-def test_of_equal_scores_the_one_with_the_lower_loss_is_the_best(begin):
-    """The F1 of rare labels stays 0 for the first epochs while the loss falls: that is progress."""
-    task = Scripted([])
-    losses = iter([0.5, 0.4, 0.4, 0.3, 0.6, 0.2])
-    task.score = lambda predictions, split: {"score": 0.0, "loss": next(losses)}
-    plan = make_plan(22, eval_steps=1)
-    session = begin(None, task, True, plan, greater_is_better=True, early_stopping_patience=2)
-    session.fit()
-    assert session.best == [1, 2, 4, 6]
-    assert (session.state.step, session.state.best_metric, session.state.best_loss) == (6, 0.0, 0.2)
 
 
 def test_a_run_that_stops_early_can_be_seen_to_have_stopped(begin, capsys):
@@ -473,31 +452,19 @@ def test_skipped_fp16_updates_are_counted_and_too_many_end_the_run(config):
 # Requests to stop
 
 
-class Asks(LinearTask):
-    """Asks for a stop at the `number`-th call of one of its functions, as a signal would."""
+def asks(monkeypatch, function, number):
+    """A task that asks for a stop at the `number`-th call of one of its functions, as a signal would."""
+    task = LinearTask()
+    # A dry run and the trial of the largest micro-batch come before the first step.
+    real, calls = getattr(task, function), iter(range(-2 if function == "loss_sum" else 0, 99))
 
-    def __init__(self, monkeypatch, function, number):
-        super().__init__()
-        self.ask = lambda: monkeypatch.setattr(signals, "requested", lambda: "SIGTERM")
-        # A dry run and the trial of the largest micro-batch come before the first step.
-        self.left = {function: number + 2 * (function == "loss_sum")}
+    def counted(*given):
+        if next(calls) + 1 == number:
+            monkeypatch.setattr(signals, "requested", lambda: "SIGTERM")
+        return real(*given)
 
-    def _count(self, function):
-        self.left[function] = self.left.get(function, 0) - 1
-        if self.left[function] == 0:
-            self.ask()
-
-    def loss_sum(self, model, batch):
-        self._count("loss_sum")
-        return super().loss_sum(model, batch)
-
-    def predict(self, model, batch):
-        self._count("predict")
-        return super().predict(model, batch)
-
-    def score(self, predictions, split):
-        self._count("score")
-        return super().score(predictions, split)
+    monkeypatch.setattr(task, function, counted)
+    return task
 
 
 def stopped(session, capsys):
@@ -513,33 +480,26 @@ def stopped(session, capsys):
     return json.loads((path / "state.json").read_text())
 
 
-def test_a_run_that_is_asked_to_stop_saves_the_step_and_does(begin, monkeypatch, capsys):
-    stored = stopped(begin(task=Asks(monkeypatch, "loss_sum", 3)), capsys)
-    assert (stored["step"], stored["updates"], stored["unevaluated"]) == (2, 2, False)
-
-
-def test_a_request_is_looked_at_before_an_evaluation_not_behind_it(begin, monkeypatch, capsys):
-    task = Asks(monkeypatch, "loss_sum", 3)
-    session = begin(task=task, validation=True, plan=make_plan(22, eval_steps=2))
+@pytest.mark.parametrize(
+    ("function", "number", "eval_steps", "step", "unevaluated"),
+    [
+        ("loss_sum", 3, None, 2, False),
+        ("loss_sum", 3, 2, 2, True),  # it is looked at before an evaluation, not behind it
+        ("predict", 2, 2, 2, True),  # an evaluation is broken off
+        ("score", 2, 3, 6, False),  # in the last evaluation
+    ],
+)
+def test_a_run_that_is_asked_to_stop_saves_the_step_and_does(
+    begin, monkeypatch, capsys, function, number, eval_steps, step, unevaluated
+):
+    task = asks(monkeypatch, function, number)
+    if function == "loss_sum":
+        task.predict = pytest.fail
+    session = begin(task=task, validation=eval_steps is not None, plan=make_plan(22, eval_steps=eval_steps))
     stored = stopped(session, capsys)
-    assert (stored["step"], stored["unevaluated"]) == (2, True)
-    assert "predict" not in task.left
-
-
-def test_an_evaluation_is_broken_off(begin, monkeypatch, capsys):
-    task = Asks(monkeypatch, "predict", 2)
-    session = begin(task=task, validation=True, plan=make_plan(22, eval_steps=2))
-    stored = stopped(session, capsys)
-    assert (stored["step"], stored["unevaluated"], stored["best_step"]) == (2, True, None)
-    assert task.left["predict"] == 0
-    assert [event for event in read_history(session.training.folder) if "eval_loss" in event] == []
-
-
-def test_a_request_in_the_last_evaluation_is_not_forgotten(begin, monkeypatch, capsys):
-    session = begin(task=Asks(monkeypatch, "score", 2), validation=True, plan=make_plan(22, eval_steps=3))
-    stored = stopped(session, capsys)
-    assert (stored["step"], stored["unevaluated"]) == (6, False)
-    assert stored["best_step"] is not None
+    assert (stored["step"], stored["updates"], stored["unevaluated"]) == (step, step, unevaluated)
+    evaluated = [event for event in read_history(session.training.folder) if "eval_loss" in event]
+    assert (stored["best_step"] is not None) == bool(evaluated) == (function == "score")
 
 
 def test_an_evaluation_that_was_broken_off_is_made_up_for(begin, monkeypatch, capsys, tmp_path):
@@ -550,7 +510,7 @@ def test_an_evaluation_that_was_broken_off_is_made_up_for(begin, monkeypatch, ca
     (tmp_path / "history.jsonl").unlink()
     shutil.rmtree(tmp_path / "checkpoints")
 
-    session = begin(task=Asks(monkeypatch, "predict", 2), validation=True, plan=plan)
+    session = begin(task=asks(monkeypatch, "predict", 2), validation=True, plan=plan)
     stopped(session, capsys)
     assert session.best == []
     monkeypatch.setattr(signals, "requested", lambda: None)
@@ -617,30 +577,28 @@ def test_an_average_of_the_weights_is_evaluated_and_exported_and_does_not_move_t
     shutil.rmtree(tmp_path / "checkpoints")
     (tmp_path / "history.jsonl").unlink()
     session = begin(plan=plan, validation=True)
-    training, layer, after, exported = session.training, session.layer, [], []
+    training, layer, exported = session.training, session.layer, []
     training.average = WeightAverage(session.run, training.model, 0.5)
-    training.optimizer.optimizer.register_step_post_hook(
-        lambda *_: after.append(layer.weight.detach().double())
-    )
-    training._export = lambda predictions: exported.append(layer.weight.detach().clone())
     expected = [layer.weight.detach().double()]
+
+    def follow(*_):
+        updates = len(expected)
+        decay = (1 + updates) / (10 + updates)  # 0.5 from step 8 on
+        expected.append(decay * expected[-1] + (1 - decay) * layer.weight.detach().double())
+
+    training.optimizer.optimizer.register_step_post_hook(follow)
+    training._export = lambda predictions: exported.append(layer.weight.detach().clone())
     session.fit()
-    for step, weight in enumerate(after, start=1):
-        decay = {1: 2 / 11, 2: 3 / 12, 3: 4 / 13, 4: 5 / 14, 5: 6 / 15, 6: 7 / 16}[step]  # 0.5 from step 8 on
-        expected.append(decay * expected[-1] + (1 - decay) * weight)
     torch.testing.assert_close(exported[0].double(), expected[3], rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(layer.state_dict(), alone.layer.state_dict(), rtol=0, atol=0)
     found = [event["eval_loss"] for event in read_history(tmp_path) if "eval_loss" in event]
     assert found[0] != pytest.approx(losses[0], rel=1e-3)
 
-    path = tmp_path / "checkpoints" / "step_6"
-    other = begin(plan=plan)
+    path, other = tmp_path / "checkpoints" / "step_6", begin(plan=plan)
     average = WeightAverage(other.run, other.training.model, 0.5)
     average.restore(load_average(path))
     assert torch.equal(average.parts[0], training.average.parts[0])
     torch.testing.assert_close(average.parts[0].double(), expected[6], rtol=1e-6, atol=1e-7)
-    restore_optimizer(
-        other.run, path, other.layer, other.training.optimizer, session.state, idle_step=pytest.fail
-    )
-    state = other.training.optimizer.optimizer.state[other.layer.weight]
-    assert set(state) == {"step", "exp_avg", "exp_avg_sq"}
+    optimizer = other.training.optimizer
+    restore_optimizer(other.run, path, other.layer, optimizer, session.state, idle_step=pytest.fail)
+    assert set(optimizer.optimizer.state[other.layer.weight]) == {"step", "exp_avg", "exp_avg_sq"}
