@@ -2,7 +2,6 @@ import errno
 import json
 import os
 import threading
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -19,8 +18,6 @@ from samerun.checkpoint import (
     list_checkpoints,
     load_state,
     load_weights,
-    restore_optimizer,
-    save,
     tidy,
 )
 from samerun.errors import InputError, TrainingError
@@ -30,69 +27,48 @@ from samerun.training import train_step
 RUN_FINGERPRINT = {"task": "linear", "rows": 8, "labels": ["a", "b"]}
 
 
-def target(folder, writer, limit=9):
-    return CheckpointTarget(folder, RUN_FINGERPRINT, limit, writer, lambda: None, lambda path: None)
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.fixture
 def trained(start_run, tmp_path):
-    """(run, model, optimizer) after two updates, and what saves them as step N below tmp_path."""
-    run = start_run()
-    layer = linear_layer()
+    """A linear layer after two updates, which `save` writes as step N below tmp_path, by `writer` or at once;
+    `step` trains on."""
+    run, layer = start_run(), linear_layer()
     model, optimizer = run.accelerator.prepare(layer, torch.optim.AdamW(layer.parameters(), lr=0.1))
     batch = collator(*points(8))(torch.arange(8).numpy())
-    for _ in range(2):
+
+    def step():
         train_step(run, model, optimizer, LinearTask(), [batch], 1.0)
 
-    def save_step(step, limit=9, **state):
-        writer = Background()
-        save(
-            run, target(tmp_path, writer, limit), model, optimizer, TrainState(step=step, updates=2, **state)
-        )
-        writer.wait()
-        return tmp_path / f"step_{step}"
+    def save(number, limit=9, writer=None, **state):
+        own = writer or Background()
+        target = CheckpointTarget(tmp_path, RUN_FINGERPRINT, limit, own, lambda: None, lambda path: None)
+        checkpoint.save(run, target, model, optimizer, TrainState(step=number, updates=2, **state))
+        if writer is None:
+            own.wait()
+        return tmp_path / f"step_{number}"
 
-    return run, model, optimizer, save_step
-
-
-def test_weights_and_moments_come_back(trained, tmp_path):
-    run, model, optimizer, save_step = trained
-    path = save_step(2)
-    other = torch.nn.Linear(3, 2)
-    load_weights(path, other)
-    torch.testing.assert_close(other.state_dict(), model.state_dict(), rtol=0, atol=0)
-    new_model, new_optimizer = run.accelerator.prepare(other, torch.optim.AdamW(other.parameters(), lr=0.1))
-    restore_optimizer(run, path, new_model, new_optimizer, TrainState(updates=2), idle_step=pytest.fail)
-    for before, after in zip(
-        optimizer.optimizer.state.values(), new_optimizer.optimizer.state.values(), strict=True
-    ):
-        assert {key: value.tolist() for key, value in before.items()} == {
-            key: value.tolist() for key, value in after.items()
-        }
+    step()
+    step()
+    return SimpleNamespace(step=step, save=save)
 
 
 def test_state_comes_back(trained):
-    *_, save_step = trained
-    kept = {"losses": [0.5], "best_metric": 0.25, "best_step": 2, "tokens": 7, "evaluations_without_best": 1}
-    path = save_step(4, **kept)
-    assert asdict(load_state(path, RUN_FINGERPRINT)) == asdict(TrainState(step=4, updates=2, **kept))
-
-
-def test_tokens_are_counted_where_there_are_any(trained):
-    *_, save_step = trained
-    assert load_state(save_step(4), RUN_FINGERPRINT).tokens is None
-    state = TrainState()
-    state.count_tokens(None, None)
-    assert (state.tokens, state.padded_tokens) == (None, None)
-    state.count_tokens(5, 8)
-    state.count_tokens(2, 4)
+    assert load_state(trained.save(2), RUN_FINGERPRINT).tokens is None  # of rows without tokens
+    kept = {"losses": [0.5], "best_metric": 0.25, "best_step": 2, "evaluations_without_best": 1}
+    state = TrainState(step=4, updates=2, **kept)
+    for tokens in ((None, None), (5, 8), (2, 4)):
+        state.count_tokens(*tokens)
     assert (state.tokens, state.padded_tokens) == (7, 12)
+    path = trained.save(4, tokens=7, padded_tokens=12, **kept)
+    assert load_state(path, RUN_FINGERPRINT) == state
 
 
 def test_another_runs_checkpoint_is_refused_field_by_field(trained):
-    *_, save_step = trained
     with pytest.raises(InputError) as caught:
-        load_state(save_step(4), {"rows": 9, "labels": ["b", "a"], "seed": 1})
+        load_state(trained.save(4), {"rows": 9, "labels": ["b", "a"], "seed": 1})
     differences = [problem.partition(": ")[2] for problem in caught.value.problems]
     assert differences == [
         "rows was 8, is now 9",
@@ -131,9 +107,8 @@ def test_differences_are_told_in_words(key, then, now, told):
     ],
 )
 def test_another_models_weights_are_refused(trained, model, message):
-    *_, save_step = trained
     with pytest.raises(InputError, match=f"is of another model: .*{message}"):
-        load_weights(save_step(2), model)
+        load_weights(trained.save(2), model)
 
 
 def test_checkpoints_are_in_the_order_of_their_steps(tmp_path):
@@ -146,61 +121,52 @@ def test_checkpoints_are_in_the_order_of_their_steps(tmp_path):
 
 
 def test_a_checkpoint_begins_the_count_of_lost_processes_anew(trained, tmp_path, monkeypatch):
-    *_, save_step = trained
     losses = tmp_path / "slurm-7.losses"
     losses.write_text("exit code 69\n")
     monkeypatch.setenv("SAMERUN_LOSSES", str(losses))
     for step in (2, 3):  # without the file, too
-        save_step(step)
+        trained.save(step)
         assert not losses.exists()
 
 
 def test_the_checkpoint_of_the_best_model_is_kept(trained, tmp_path):
-    *_, save_step = trained
     for step, best in ((1, None), (2, 2), (3, 2), (4, 2), (5, 5), (6, 5), (7, 5)):
-        save_step(step, limit=1, best_step=best)
+        trained.save(step, limit=1, best_step=best)
         expected = {1: [1], 2: [2], 3: [2, 3], 4: [2, 4], 5: [5], 6: [5, 6], 7: [5, 7]}[step]
         assert [path.name for path in list_checkpoints(tmp_path)] == [f"step_{number}" for number in expected]
 
 
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
 def test_later_checkpoints_stay_set_aside_until_the_run_has_passed_them(trained, tmp_path, capsys):
-    *_, save_step = trained
     for step in (2, 9, 10):
-        save_step(step)
+        trained.save(step)
     flip(tmp_path / "step_9" / "state.json")
-    save_step(4, limit=1)
+    trained.save(4, limit=1)
     assert names(tmp_path) == ["step_10.left_behind", "step_4", "step_9.left_behind"]
     assert (
         "step_9, step_10: later than this run's step; kept as step_N.left_behind" in capsys.readouterr().out
     )
     assert find(tmp_path, "auto") == tmp_path / "step_4"
     assert damage(tmp_path / "step_10.left_behind") is None
-    save_step(9, limit=1)
+    trained.save(9, limit=1)
     assert names(tmp_path) == ["step_10.left_behind", "step_9"]
-    save_step(12, limit=1)
+    trained.save(12, limit=1)
     assert names(tmp_path) == ["step_12"]
 
 
 def test_the_last_that_is_left_behind_of_a_step_is_the_one_kept(trained, tmp_path):
     """A crash may leave two of a step: behind the commit, before the rotation."""
-    *_, save_step = trained
-    save_step(6)
+    trained.save(6)
     (tmp_path / "step_6.left_behind").mkdir()
-    save_step(4)
+    trained.save(4)
     assert names(tmp_path) == ["step_4", "step_6.left_behind"]
     assert damage(tmp_path / "step_6.left_behind") is None
 
 
 def test_a_crash_between_the_renames_of_a_save_loses_no_checkpoint(trained, tmp_path):
-    *_, save_step = trained
-    save_step(4)
+    trained.save(4)
     (tmp_path / "step_4").rename(tmp_path / ".step_4.old")
     (tmp_path / ".step_4.unfinished").mkdir()
-    save_step(2)
+    trained.save(2)
     (tmp_path / ".step_2.old").mkdir()
     tidy(tmp_path)
     assert names(tmp_path) == ["step_2", "step_4"]
@@ -211,7 +177,6 @@ def test_a_crash_between_the_renames_of_a_save_loses_no_checkpoint(trained, tmp_
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "run_fingerprint.json")
 
 
-@pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
@@ -220,40 +185,33 @@ FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "run_finger
         (lambda path: path.unlink(), "is missing"),
     ],
 )
-def test_every_damaged_file_is_found(trained, name, harm, message):
-    *_, save_step = trained
-    path = save_step(2)
-    assert damage(path) is None
-    harm(path / name)
-    assert damage(path).startswith(name)
-    assert message in damage(path)
+def test_every_damaged_file_is_found(trained, harm, message):
+    for step, name in enumerate(FILES):
+        path = trained.save(step)
+        assert damage(path) is None
+        harm(path / name)
+        assert damage(path).startswith(name)
+        assert message in damage(path)
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        *[
-            (content, "cannot be read")
-            for content in (None, b"", b"{", b"\xff", b"[]", b"{}", b'{"files": 3}')
-        ],
+def test_a_garbled_manifest_is_damage(trained):
+    path = trained.save(2)
+    for content, expected in [
+        *[(content, "cannot be read") for content in (b"", b"{", b"\xff", b"[]", b"{}", b'{"files": 3}')],
         (b'{"files": {}}', "does not list model.safetensors"),
         (b'{"files": []}', "does not list model.safetensors"),
         (b'{"files": {"model.safetensors": 3}}', "cannot be read"),
-    ],
-)
-def test_a_garbled_manifest_is_damage(trained, content, expected):
-    *_, save_step = trained
-    path = save_step(2)
-    (path / checkpoint.MANIFEST).unlink()
-    if content is not None:
+        (b'{"files": {}, "shards": 2}', "is sharded, which this version cannot read; resume once with"),
+    ]:
         (path / checkpoint.MANIFEST).write_bytes(content)
-    assert damage(path).startswith(f"manifest.json {expected}")
+        assert expected in damage(path), content
+    (path / checkpoint.MANIFEST).unlink()
+    assert damage(path) == "manifest.json cannot be read (FileNotFoundError)"
 
 
 def test_auto_finds_the_newest_that_is_whole(trained, tmp_path, capsys):
-    *_, save_step = trained
     assert find(tmp_path, "auto") is None
-    paths = [save_step(step) for step in (2, 9, 10)]
+    paths = [trained.save(step) for step in (2, 9, 10)]
     assert find(tmp_path, "auto") == paths[2]
     flip(paths[2] / "model.safetensors")
     assert find(tmp_path, "auto") == paths[1]
@@ -269,8 +227,7 @@ def test_auto_finds_the_newest_that_is_whole(trained, tmp_path, capsys):
 
 
 def test_a_checkpoint_is_requested_by_its_path(trained, tmp_path):
-    *_, save_step = trained
-    path = save_step(2)
+    path = trained.save(2)
     assert find(tmp_path / "elsewhere", str(path)) == path
     flip(path / "model.safetensors")
     with pytest.raises(
@@ -279,80 +236,58 @@ def test_a_checkpoint_is_requested_by_its_path(trained, tmp_path):
         find(tmp_path, str(path))
 
 
-def test_a_failed_save_harms_no_earlier_one(trained, tmp_path, monkeypatch):
-    *_, save_step = trained
-    path = save_step(2, limit=1)
-    real = checkpoint.save_file
-
-    def full_disk(tensors, place):
-        real(tensors, place)
-        if place.name == "optimizer.safetensors":
-            raise RuntimeError("I/O error: No space left on device (os error 28)")  # what safetensors raises
-
-    monkeypatch.setattr(checkpoint, "save_file", full_disk)
-    for step in (2, 4):
-        with pytest.raises(
-            TrainingError, match=r"the disk is full: a checkpoint takes 0\.0 MB .* step_2 is complete"
-        ):
-            save_step(step, limit=1)
-    assert list(tmp_path.iterdir()) == [path]
-    assert damage(path) is None
-
-
 def test_a_disk_without_room_is_not_filled_up(trained, tmp_path, monkeypatch):
-    *_, save_step = trained
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=95))
-    begun = []
-    monkeypatch.setattr(checkpoint, "save_file", lambda tensors, place: begun.append(place))
-    with pytest.raises(TrainingError) as caught:
-        save_step(2)
-    assert begun == []
-    assert (
-        "step_2 could not be written (the disk is full: a checkpoint takes 0.0 MB and 0.0 MB are free)"
-        in str(caught.value)
-    )
-    assert "There is no earlier one" in str(caught.value)
+    monkeypatch.setattr(checkpoint, "save_file", pytest.fail)
+    full = r"step_2 could not be written \(the disk is full: a checkpoint takes 0\.0 MB and 0\.0 MB are free"
+    with pytest.raises(TrainingError, match=rf"{full}.*There is no earlier one"):
+        trained.save(2)
 
 
-@pytest.mark.parametrize(("module", "name"), [(os, "rename"), (os, "fsync"), (checkpoint, "file_record")])
-def test_whatever_fails_the_earlier_checkpoint_stays(trained, tmp_path, monkeypatch, module, name):
-    *_, save_step = trained
-    save_step(2, limit=1)
+STALE = OSError(errno.ESTALE, "Stale file handle")
+FULL = RuntimeError("I/O error: No space left on device (os error 28)")  # what safetensors raises
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "error", "told"),
+    [
+        (os, "rename", STALE, "Stale file handle"),
+        (os, "fsync", STALE, "Stale file handle"),
+        (checkpoint, "file_record", STALE, "Stale file handle"),
+        (checkpoint, "save_file", FULL, r"the disk is full: a checkpoint takes 0\.0 MB"),
+    ],
+)
+def test_a_failed_save_harms_no_earlier_one(trained, tmp_path, monkeypatch, module, name, error, told):
+    trained.save(2, limit=1)
 
     def refuse(*_, **__):
-        raise OSError(errno.ESTALE, "Stale file handle")
+        raise error
 
-    with monkeypatch.context() as patch:
-        patch.setattr(module, name, refuse)
-        with pytest.raises(
-            TrainingError, match=r"step_4 could not be written \(.*Stale file handle.*\)\. step_2 is complete"
-        ):
-            save_step(4, limit=1)
-    assert names(tmp_path) == ["step_2"]
-    assert damage(tmp_path / "step_2") is None
+    for step in (2, 4):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, refuse)
+            with pytest.raises(
+                TrainingError, match=rf"step_{step} could not be written \(.*{told}.*\. step_2 is complete"
+            ):
+                trained.save(step, limit=1)
+        assert names(tmp_path) == ["step_2"]
+        assert damage(tmp_path / "step_2") is None
 
 
 def test_a_checkpoint_is_of_the_moment_of_its_request(trained, tmp_path, monkeypatch):
     """The run goes on while it is written, and is held only by the one before."""
-    run, model, optimizer, save_step = trained
-    whole = {path.name: path.read_bytes() for path in save_step(2).iterdir()}
-    go_on, real, state, writer = (
-        threading.Event(),
-        checkpoint.replace_folder,
-        TrainState(step=2, updates=2),
-        Background(),
-    )
+    whole = {path.name: path.read_bytes() for path in trained.save(2).iterdir()}
+    go_on, real, writer = threading.Event(), checkpoint.replace_folder, Background()
 
     def held(*given):
         go_on.wait()
         real(*given)
 
     monkeypatch.setattr(checkpoint, "replace_folder", held)
-    save(run, target(tmp_path, writer), model, optimizer, state)
-    state.step, state.updates = 3, 3
-    train_step(run, model, optimizer, LinearTask(), [collator(*points(8))(torch.arange(8).numpy())], 1.0)
+    trained.save(2, writer=writer)
+    trained.step()
     go_on.set()
-    save(run, target(tmp_path, writer), model, optimizer, state)
+    trained.save(3, writer=writer)
     assert {path.name: path.read_bytes() for path in (tmp_path / "step_2").iterdir()} == whole
     writer.wait()
     assert damage(tmp_path / "step_3") is None
@@ -360,22 +295,11 @@ def test_a_checkpoint_is_of_the_moment_of_its_request(trained, tmp_path, monkeyp
 
 
 def test_a_checkpoint_of_a_later_version_is_refused(trained):
-    *_, save_step = trained
-    path = save_step(2)
+    path = trained.save(2)
     stored = json.loads((path / "state.json").read_text())
     (path / "state.json").write_text(json.dumps({**stored, "mood": 3}))
     with pytest.raises(InputError, match=r"state\.json has the unknown keys mood"):
         load_state(path, RUN_FINGERPRINT)
-
-
-def test_a_sharded_checkpoint_of_before_is_refused_with_the_way_out(trained, tmp_path):
-    *_, save_step = trained
-    path = save_step(2)
-    stored = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps({**stored, "shards": 2}))
-    for requested in ("auto", str(path)):
-        with pytest.raises(InputError, match=r"step_2.* is sharded, .* --checkpoint_format full"):
-            find(tmp_path, requested)
 
 
 class Tied(torch.nn.Module):
