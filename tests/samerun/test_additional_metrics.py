@@ -65,27 +65,18 @@ def test_a_local_metric_scores_decisions_with_its_settings(folder):
     assert scores["agreement_agreement"] == 2.0
     assert scores["agreement_f1_micro"] == 0.25
     assert "f1_micro" not in scores
-
-
-def test_a_configuration_may_take_texts_again_and_again(folder):
-    metrics = load_metrics([f"{folder}:texts"])
+    of_texts = load_metrics([f"{folder}:texts"])  # a configuration; used again and again
     for prediction, expected in (("a", 0.5), ("b", 0.0), ("a", 0.5)):
         with pytest.warns(UserWarning, match="left out"):
-            assert compute_additional(metrics, [prediction, "c"], ["a", "d"])["agreement"] == expected
+            assert compute_additional(of_texts, [prediction, "c"], ["a", "d"])["agreement"] == expected
 
 
 def test_numbers_of_every_kind_are_kept_and_names_stay_apart():
     first = fixed({"a": np.float32(0.5), "b": 3, "c": np.nan, "d": True})
     second, third = fixed({"a": 0.1}), fixed({"a": 0.2}, "near:x=1", x=1)
-    assert compute_additional([first, second, third, fixed(0.7, "far", "far")], [1], [1], taken={"b"}) == {
-        "a": 0.5,
-        "near_b": 3.0,
-        "c": None,
-        "d": 1.0,
-        "near_a": 0.1,
-        "near_x_1_a": 0.2,
-        "far": 0.7,
-    }
+    metrics = [first, second, third, fixed(0.7, "far", "far")]
+    expected = {"a": 0.5, "near_b": 3.0, "c": None, "d": 1.0, "near_a": 0.1, "near_x_1_a": 0.2, "far": 0.7}
+    assert compute_additional(metrics, [1], [1], taken={"b"}) == expected
     assert third.module.given == {"predictions": [1], "references": [1], "x": 1}
 
 
@@ -121,23 +112,17 @@ def test_the_direction_of_a_metric_of_the_user_must_be_given(folder, chosen, dir
 def test_metrics_that_cannot_be_loaded_are_told_together(folder):
     (folder / "broken.py").write_text("import no_such_package_of_anybody")
     (folder / "empty.py").write_text("x = 1")
-    names = [
-        f"{folder}/nowhere",
-        "no_such_metric",
-        f"{folder}/broken.py",
-        f"{folder}/empty.py",
-        "a:b:c",
-        "rouge",
-        "rouge",
-    ]
+    local = [f"{folder}/{name}" for name in ("nowhere", "broken.py", "empty.py")]
     with pytest.raises(InputError) as error:
-        load_metrics(names)
+        load_metrics([*local, "no_such_metric", "a:b:c", "rouge", "rouge"])
     problems = dict(problem.removeprefix("--metrics ").split(": ", 1) for problem in error.value.problems)
-    assert "or a folder that holds nowhere.py" in problems[names[0]]
-    assert "or a folder that holds no_such_metric.py" in problems["no_such_metric"]
-    assert "no_such_package_of_anybody" in problems[names[2]]
-    assert "cannot be loaded as an evaluate.Metric" in problems[names[3]]
+    for name, told in [
+        (local[0], "or a folder that holds nowhere.py"),
+        ("no_such_metric", "or a folder that holds no_such_metric.py"),
+        (local[1], "no_such_package_of_anybody"),
+        (local[2], "cannot be loaded as an evaluate.Metric"),
+    ]:
+        assert told in problems[name]
     assert problems["a:b:c"].startswith("expected NAME_OR_FOLDER[:CONFIG]")
-    assert [problem for problem in error.value.problems if "twice" in problem] == [
-        "--metrics rouge: named twice"
-    ]
+    twice = [problem for problem in error.value.problems if "twice" in problem]
+    assert twice == ["--metrics rouge: named twice"]

@@ -32,13 +32,9 @@ def place(environment, monkeypatch):
 def test_a_process_brings_what_must_be_alike(place, arguments, tmp_path):
     (tmp_path / "train.csv").write_text("text,labels\na,b\n")
     brought = place(2)
-    given = {
-        "train_file": str(tmp_path / "train.csv"),
-        "test_file": str(tmp_path / "none.csv"),
-        "start_timeout": 7,
-        "seed": 5,
-    }
-    start.check(arguments(output_dir=str(tmp_path / "run"), **given))
+    files = {"train_file": str(tmp_path / "train.csv"), "test_file": str(tmp_path / "none.csv")}
+    asked = arguments(output_dir=str(tmp_path / "run"), **files, start_timeout=7, seed=5)
+    start.check(asked)
     compared, timeout = brought[0]
     assert timeout == 7
     assert compared["arguments"]["--seed"] == 5
@@ -49,12 +45,9 @@ def test_a_process_brings_what_must_be_alike(place, arguments, tmp_path):
     assert set(compared["libraries"]) >= {"torch", "deepspeed"}
     assert "app/samerun/main.py" in compared["code"]
     json.dumps(compared)
-
-
-def test_one_process_of_a_machine_brings_what_costs_something(place, arguments, tmp_path):
-    brought = place(3)
-    start.check(arguments(output_dir=str(tmp_path)))
-    assert not {"files", "code", "libraries"} & set(brought[0][0])
+    place(3)
+    start.check(asked)  # one process of a machine brings what costs something
+    assert not {"files", "code", "libraries"} & set(brought[1][0])
 
 
 def test_a_file_of_the_arguments_is_compared_under_its_own_name_only(arguments):
@@ -63,17 +56,16 @@ def test_a_file_of_the_arguments_is_compared_under_its_own_name_only(arguments):
     assert {"seed", "model_name_or_path"} <= set(names_of(arguments(), per_machine=False))
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2])
-def test_only_rank_0_looks_at_the_folder(place, arguments, tmp_path, rank):
-    place(rank)
+def test_only_rank_0_looks_at_the_folder(place, arguments, tmp_path):
     (tmp_path / "metrics.json").write_text("{}")
-    if rank == 0:
-        with pytest.raises(InputError, match=r"metrics\.json would be replaced"):
-            start.check(arguments(output_dir=str(tmp_path)))
-    else:
+    for rank in (1, 2):
+        place(rank)
+        for folder in (tmp_path, tmp_path / "new"):
+            start.check(arguments(output_dir=str(folder)))
+    assert not (tmp_path / "new").exists()
+    place(0)
+    with pytest.raises(InputError, match=r"metrics\.json would be replaced"):
         start.check(arguments(output_dir=str(tmp_path)))
-        start.check(arguments(output_dir=str(tmp_path / "new")))
-        assert not (tmp_path / "new").exists()
 
 
 def test_a_failure_is_sent_to_the_machines_that_wait(environment, monkeypatch, capsys):

@@ -64,11 +64,6 @@ def test_everybodys_fingerprint_is_sent_only_if_one_is_unlike(arguments, monkeyp
     assert not alike.gathered
 
 
-def test_a_good_command_gives_its_launch(arguments, environment, tmp_path):
-    assert start.check(arguments(output_dir=str(tmp_path / "new"))).world_size == 1
-    assert (tmp_path / "new").is_dir()
-
-
 def test_no_average_of_weights_on_nvme(arguments, environment, tmp_path):
     environment.update(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", RANK="0", LOCAL_RANK="0")
     file = tmp_path / "nvme.json"
@@ -136,17 +131,15 @@ def test_a_finished_run_without_checkpoints_is_complete_and_stays(opened, tmp_pa
     assert contents(tmp_path / "run") == before
 
 
+OTHER_ROWS = {"fingerprint": {**FINGERPRINT, "rows": 23}}
+
+
 @pytest.mark.parametrize(
     ("state", "step", "changed", "message"),
     [
-        (
-            "done",
-            6,
-            {"fingerprint": {**FINGERPRINT, "rows": 23}},
-            "another run: rows was 22, is now 23; name",
-        ),
+        ("done", 6, OTHER_ROWS, "another run: rows was 22, is now 23; name"),
         ("done", 6, {"fingerprint": {**FINGERPRINT, "task": "x"}}, 'another run: task was "linear"'),
-        ("running", 0, {"fingerprint": {**FINGERPRINT, "rows": 23}}, "another run: rows was 22"),
+        ("running", 0, OTHER_ROWS, "another run: rows was 22"),
         ("done", 6, {"epochs": 3}, "finished after 6 steps, without a checkpoint to go on from to step 9"),
         ("stopped", 3, {}, "is not finished, without a checkpoint"),
         ("running", 0, {}, "is not finished, without a checkpoint"),

@@ -18,16 +18,11 @@ FIELDS = [{field.name for field in dataclasses.fields(task)} for task in TASKS]
 # transformers 4.
 OF_SCRIPTS = [
     "max_seq_length", "pad_to_max_length", "cache_dir", "model_revision", "attn_implementation", "token",
-    "use_fast_tokenizer",
-    "max_train_samples", "metric_name", "shuffle_train_dataset", "text_column_names", "label_column_name",
-    "train_file",
-    "ignore_mismatched_sizes", "trust_remote_code", "summary_column", "max_source_length",
-    "max_target_length", "num_beams",
-    "val_max_target_length", "source_prefix", "overwrite_cache", "preprocessing_num_workers", "dataset_name",
-    "tokenizer_name",
-    "evaluation_strategy", "group_by_length", "no_cuda", "warmup_ratio", "overwrite_output_dir",
-    "save_safetensors",
-    "logging_dir",
+    "use_fast_tokenizer", "max_train_samples", "metric_name", "shuffle_train_dataset", "text_column_names",
+    "label_column_name", "train_file", "ignore_mismatched_sizes", "trust_remote_code", "summary_column",
+    "max_source_length", "max_target_length", "num_beams", "val_max_target_length", "source_prefix",
+    "overwrite_cache", "preprocessing_num_workers", "dataset_name", "tokenizer_name", "evaluation_strategy",
+    "group_by_length", "no_cuda", "warmup_ratio", "overwrite_output_dir", "save_safetensors", "logging_dir",
 ]  # fmt: skip
 
 
