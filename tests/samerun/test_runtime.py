@@ -78,7 +78,7 @@ def refusals(describe):
 DESCRIBED = [
     ({}, {"ddp_timeout": 77}, {"launcher": "python", "rank": 0, "world_size": 1, "local_world_size": 1,
                                "timeout_seconds": 77, "use_cpu": True, "backend": "gloo", "precision": "no",
-                               "zero_stage": 0}),
+                               "zero_stage": 0, "gathers_weights": False, "micro_batches_by_tokens": True}),
     (TORCHRUN, {}, {"launcher": "torchrun", **PLACE, "use_cpu": True, "backend": "gloo"}),
     (TORCHRUN, {"gpus": 2}, {"launcher": "torchrun", "use_cpu": False, "backend": "nccl"}),
     (ACCELERATE, {}, {"launcher": "accelerate", **PLACE, "backend": "gloo"}),
@@ -90,7 +90,8 @@ DESCRIBED = [
     # DeepSpeed files
     (DEEPSPEED, {"deepspeed": {}, "local_rank": 1},
      {"deepspeed_file": "ds.json", "deepspeed_config": {"zero_optimization": {"stage": 2}}, "zero_stage": 2}),
-    (WITH_ZERO2, {}, {"zero_stage": 2, "deepspeed_file": ZERO2}),
+    (WITH_ZERO2, {}, {"zero_stage": 2, "deepspeed_file": ZERO2, "gathers_weights": False,
+                      "micro_batches_by_tokens": False}),
     (WITH_ZERO2, {"deepspeed": ZERO2}, {"zero_stage": 2}),  # named twice, but one
     (WITH_ZERO2 | {"ACCELERATE_USE_DEEPSPEED": "false"}, {}, {"deepspeed_config": None}),
     # Precision, by the launcher, an argument or a DeepSpeed file
@@ -130,7 +131,7 @@ DESCRIBED = [
     ("zero_file", {"gpus": 2}, {"zero_stage": 2, "deepspeed_file": ZERO2}),
     ("zero2", {"gpus": 2}, {"zero_stage": 2, "precision": "bf16", "deepspeed_file": runtime.INLINE,
                             "launcher": "accelerate"}),
-    ("zero3_offload", {"gpus": 2}, {"zero_stage": 3, "precision": "no"}),
+    ("zero3_offload", {"gpus": 2}, {"zero_stage": 3, "precision": "no", "gathers_weights": True}),
     ("fsdp2", {"gpus": 2}, {"gathers_weights": True, "fsdp": FsdpSettings(cpu_ram_efficient_loading=True)}),
 ]  # fmt: skip
 
