@@ -12,20 +12,6 @@ from samerun.kernels import common as row_lengths
 from samerun.layers import checkpoint_activations, compile_layers
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("gradient_checkpointing_enable",),
-        ("activation_checkpointing_enable", "gradient_checkpointing_enable"),
-    ],
-)
-def test_the_name_that_the_installed_transformers_wants(names):
-    called = []
-    model = type("Model", (), {name: lambda self, _, name=name: called.append(name) for name in names})()
-    checkpoint_activations(model)
-    assert called == [names[0]]
-
-
 def test_a_model_that_cannot():
     class Model:
         def gradient_checkpointing_enable(self, _):

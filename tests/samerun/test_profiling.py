@@ -35,18 +35,18 @@ def test_the_watched_steps_leave_a_trace_and_a_table(work, tmp_path):
     assert "2 step(s)" in last
 
 
-def test_nothing_is_watched_unless_it_is_requested(work, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "steps", "recorded", "told"),
+    [
+        (3, None, False, []),  # it is not requested
+        (2, 5, False, ["profile        nothing was recorded"]),
+        (3, 5, False, ["profile        nothing was recorded"]),
+        (4, 5, True, ["profile        1 step(s)"]),
+    ],
+)
+def test_a_run_of_few_steps(work, tmp_path, number, steps, recorded, told):
     said = []
-    assert list(work(range(3), None, tmp_path, said)) == [0, 1, 2]
-    assert not said
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("number", "recorded"), [(2, False), (3, False), (4, True)])
-def test_a_run_of_few_steps(work, tmp_path, number, recorded):
-    said = []
-    assert len(list(work(range(number), 5, tmp_path, said))) == number
+    assert list(work(range(number), steps, tmp_path, said)) == list(range(number))
     assert (tmp_path / "profile" / "trace.json").exists() == recorded
-    assert said[-1].startswith(
-        "profile        1 step(s)" if recorded else "profile        nothing was recorded"
-    )
+    assert bool(said) == bool(told)
+    assert all(line.startswith(start) for line, start in zip(said[-1:], told, strict=True))
