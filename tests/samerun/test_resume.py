@@ -17,6 +17,7 @@ from samerun.errors import InputError
 from samerun.files import write_json
 from samerun.run_folder import status
 from samerun.start import OpenedRun
+from samerun.task import higher_is_better
 from samerun.training import Training
 
 FINGERPRINT = {"task": "linear", "rows": 22}
@@ -90,13 +91,14 @@ def test_the_fingerprint_is_the_tasks_and_the_order_of_rows(arguments):
     assert start.make_fingerprint(arguments(), None, {"labels": 3}) == {"labels": 3}
 
 
-def test_the_direction_of_the_metric(prepare):
-    def greater(metric, **given):
-        return prepare(metric_for_best_model=metric, **given).greater_is_better
+def test_the_direction_of_the_metric(arguments):
+    def greater(metric, direction=None):
+        asked = arguments(metric_for_best_model=metric, greater_is_better=direction)
+        return higher_is_better(asked, Exports(asked).best_metric)
 
     assert (greater("f1_macro"), greater("loss"), greater("eval_tuned_loss")) == (True, False, False)
-    assert not greater("f1_macro", greater_is_better=False)
-    assert greater("loss", greater_is_better=True)
+    assert not greater("f1_macro", False)
+    assert greater("loss", True)
 
 
 # The run's folder
