@@ -38,6 +38,8 @@ KEPT: list[subprocess.Popen] = []  # or the server's standard input would be clo
 # {0}: an interpreter, {1}: the server's socket. -S and -I: it starts in a hundredth of a second.
 COMMAND = """#!{0} -ISE
 import json, os, signal, socket, sys
+if sys.argv[1:2] == ["-P"]:
+    os.execv({3!r}, [{3!r}, *sys.argv[1:]])  # needs no libraries
 server = socket.socket(socket.AF_UNIX)
 server.connect({1!r})
 request = [sys.argv[0], sys.argv[1:], os.getcwd(), dict(os.environ)]
@@ -62,7 +64,8 @@ def commands(*within: str) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="forks"))
     address = str(folder / "server")
     for name in ("python", *MODULES):
-        text = COMMAND.format(os.path.realpath(sys.executable), address, [int(number) for number in SIGNALS])
+        numbers = [int(number) for number in SIGNALS]
+        text = COMMAND.format(os.path.realpath(sys.executable), address, numbers, sys.executable)
         (folder / name).write_text(text, encoding="utf-8")
         (folder / name).chmod(0o755)
     hidden = {"CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1"}  # as `launchers.environment` has it

@@ -1,7 +1,7 @@
 """A copy of a run at a URL, such as a bucket (--mirror_to), for machines that lose their disk.
 
 The local folder stays the place of work. After each checkpoint rank 0 keeps the state of the folder (hard
-links, and copies of files that grow), and a thread uploads it as a snapshot, a new folder:
+links, and copies of files that grow), and a process (`transfers`) uploads it as a snapshot, a new folder:
 
     owner.json                the process that writes here: a second one takes over, and the first one stops
     000003_step_40_1f2e3d4c/  the files of the run, with one checkpoint
@@ -21,28 +21,27 @@ import os
 import re
 import shutil
 import socket
-import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from samerun import checkpoint, run_folder
 from samerun.checkpoint import MANIFEST, differences
 from samerun.console import say
-from samerun.errors import InputError, in_short
-from samerun.files import as_json, check_present, file_record, files_at
+from samerun.errors import InputError
+from samerun.files import as_json, check_present, files_at
 from samerun.run_folder import BEST, CHECKPOINTS, OURS, RECORDS, RUN_FILE, STATUS
+from samerun.transfers import Transfers, described
 
 OWNER = "owner.json"
 SNAPSHOT = re.compile(r"(\d{6,})_step_\d+_[0-9a-f]{8}")
 KEPT = 2  # complete snapshots
 FETCHED = ".mirror_fetched"  # in the run's folder
 GROWING = (run_folder.HISTORY, run_folder.SPEED, run_folder.TENSORBOARD, STATUS)  # others are replaced
-WITHOUT_FOLDERS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")  # there fsspec would create a bucket
 START_SECONDS = 20.0  # for the first answer
 STOP_SECONDS = (
     100.0  # for the last upload after a request to stop; clouds announce the end 30 to 120 s before
@@ -51,7 +50,6 @@ END_SECONDS = 3600.0  # for the last upload of a finished run
 RETRY_SECONDS = 10.0
 ATTEMPTS = 5  # that may fail while the end of the process waits
 PASSWORD = re.compile(r"://[^@]*:[^@]*@|\?|::")  # or a signed query, or several protocols
-SECRET = re.compile("SECRET|PASSWORD|PASSPHRASE|TOKEN|KEY|CONNECTION", re.IGNORECASE)  # names of variables
 
 
 @dataclass
@@ -89,58 +87,27 @@ class Mirror:
         self.taken_by: str | None = None  # another process that writes to this mirror now
         self.changed = threading.Condition()
         self.thread = threading.Thread(target=self._work, name="mirror", daemon=True)
-        problem = f"no answer within {START_SECONDS:g} s"
-
-        def connect() -> None:
-            nonlocal problem
-            try:
-                self._connect()
-                problem = None
-            except Exception as error:
-                problem = _safe(error)
-
-        connecting = threading.Thread(target=connect, daemon=True)  # some services try for minutes
-        connecting.start()
-        connecting.join(START_SECONDS)
-        if problem is not None:
+        self.transfers: Transfers | None = None
+        try:
+            self._connect()
+        except Exception as error:
             advice = "check the address, the network and the credentials"
-            raise InputError(f"--mirror_to {url}: cannot be written ({problem}); {advice}")
+            raise InputError(f"--mirror_to {url}: cannot be written ({described(error)}); {advice}") from None
 
     def _connect(self) -> None:
-        import fsspec
-
-        self.fs, root = fsspec.core.url_to_fs(self.url, skip_instance_cache=True)
-        self.root = root.rstrip("/")
-        if getattr(self.fs, "async_impl", False):  # then a thread of fsspec does the work
-            self.fs.loop.call_soon_threadsafe(_yield_cpu)
-        self._write(".probe", "samerun")
-        self.fs.rm_file(self._at(".probe"))
-
-    def _at(self, name: str) -> str:
-        return f"{self.root}/{name}"
-
-    def _new(self, name: str) -> str:
-        """The address of a new file, in a folder that exists."""
-        if self.url.partition("://")[0] not in WITHOUT_FOLDERS:
-            self.fs.makedirs(self._at(name).rpartition("/")[0], exist_ok=True)
-        return self._at(name)
-
-    def _write(self, name: str, text: str) -> None:
-        self.fs.pipe_file(self._new(name), text.encode())
-
-    def _read(self, name: str) -> Any:
-        """The content of a JSON file; None if it is missing or only half there."""
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            return json.loads(self.fs.cat_file(self._at(name)))
-        return None
+        """Starts the process that transfers, in place of an earlier one."""
+        if self.transfers is not None:
+            self.transfers.close()
+        self.transfers = Transfers()
+        try:
+            self.transfers.call("connect", self.url, seconds=START_SECONDS)
+        except Exception:
+            self.transfers.close()
+            raise
 
     def _names(self) -> list[str]:
         """The names of all snapshots, complete or not, oldest first."""
-        self.fs.invalidate_cache()
-        names = []
-        with contextlib.suppress(FileNotFoundError):
-            names = [PurePosixPath(path).name for path in self.fs.ls(self.root, detail=False)]
-        return sorted(filter(SNAPSHOT.fullmatch, names), key=_number)
+        return sorted(filter(SNAPSHOT.fullmatch, self.transfers.call("names")), key=_number)
 
     # Before a training
 
@@ -152,9 +119,9 @@ class Mirror:
         """
         self.fingerprint, note = json.loads(as_json(fingerprint)), f"mirror: {self.url}"
         try:
-            self.first = (self._read(OWNER) or {"first": 0})["first"]
+            self.first = (self.transfers.call("read", OWNER) or {"first": 0})["first"]
             for name in self._names():
-                self.number, manifest = _number(name), self._read(f"{name}/{MANIFEST}")
+                self.number, manifest = _number(name), self.transfers.call("read", f"{name}/{MANIFEST}")
                 if manifest is not None and self.number >= self.first and not overwrite:
                     self._check_run(manifest["fingerprint"], resume)
                     self.complete.append(Snapshot(name, manifest["step"], manifest["files"]))
@@ -166,7 +133,7 @@ class Mirror:
         except InputError:
             raise
         except Exception as error:
-            raise InputError(f"--mirror_to {self.url}: cannot be read ({_safe(error)})") from None
+            raise InputError(f"--mirror_to {self.url}: cannot be read ({described(error)})") from None
         return note
 
     def _check_run(self, before: dict[str, Any], resume: str | None) -> None:
@@ -206,11 +173,10 @@ class Mirror:
             if path.split("/")[0] not in (*OURS, RECORDS) or ".." in path.split("/"):
                 return f"lists {path}, which is no file of a run"  # others may have written to the mirror
             (fetched / path).parent.mkdir(parents=True, exist_ok=True)
-            try:
-                self.fs.get_file(self._at(f"{snapshot.name}/{path}"), str(fetched / path))
-            except FileNotFoundError:
+            found = self.transfers.call("get", f"{snapshot.name}/{path}", fetched / path)
+            if found is None:
                 return f"{path} is missing"
-            if file_record(fetched / path) != record:
+            if found != record:
                 return f"{path} was changed after it was written (checksum)"
         run_folder.clear(folder)
         # run.json first: it says that the others are a run's. Checkpoints last: without one, a later start
@@ -224,7 +190,7 @@ class Mirror:
 
     def _claim(self) -> None:
         owner = {"token": self.token, "host": socket.gethostname(), "process": os.getpid()}
-        self._write(OWNER, as_json({**owner, "first": self.first}))
+        self.transfers.call("write", OWNER, as_json({**owner, "first": self.first}))
 
     # During and after a training
 
@@ -257,22 +223,22 @@ class Mirror:
     def wait(self, seconds: float) -> None:
         """Waits until everything is uploaded, at most this long or for some failed attempts."""
         with self.changed:
+            if self.pending is not None:
+                say(f"mirror         uploading step {self.pending.step}, for at most {seconds:g} s")
+                last = self.failures + ATTEMPTS
+                self.changed.notify_all()  # tries at once
+                self.changed.wait_for(
+                    lambda: self.pending is None or self.taken_by or self.failures >= last, seconds
+                )
+                if self.pending is None:
+                    say(f"mirror         {self.url} has step {self.complete[-1].step}")
             if self.pending is None:
-                return
-            say(f"mirror         uploading step {self.pending.step}, for at most {seconds:g} s")
-            last = self.failures + ATTEMPTS
-            self.changed.notify_all()  # tries at once
-            self.changed.wait_for(
-                lambda: self.pending is None or self.taken_by or self.failures >= last, seconds
-            )
-            if self.pending is None:
-                say(f"mirror         {self.url} has step {self.complete[-1].step}")
+                self.transfers.close()  # a later upload starts it again
             else:
                 say(f"note           {self._behind(self.pending)}. The local folder has it; the same command "
                     "with --resume_from_checkpoint auto uploads it")  # fmt: skip
 
     def _work(self) -> None:
-        _yield_cpu()
         while self.taken_by is None:
             with self.changed:
                 self.changed.wait_for(lambda: self.pending is not None)
@@ -281,7 +247,7 @@ class Mirror:
             try:
                 self._upload(snapshot)
             except Exception as error:
-                problem = _safe(error)
+                problem = described(error)
             with self.changed:
                 before, self.problem, self.uploading = self.problem, problem, None
                 if problem is None or self.pending is not snapshot:
@@ -296,6 +262,7 @@ class Mirror:
                 self.changed.notify_all()
                 if problem is not None:
                     self.changed.wait(RETRY_SECONDS)
+        self.transfers.close()
 
     def _behind(self, snapshot: Snapshot) -> str:
         """Says that a snapshot is not uploaded, why, and how old the mirror is."""
@@ -304,53 +271,40 @@ class Mirror:
         return f"mirror: step {snapshot.step} is not uploaded ({reason}); {self.url} {has}"
 
     def _upload(self, snapshot: Snapshot) -> None:
-        if self.problem is not None:
+        if self.problem is not None or self.transfers.pipe.closed:
             self._connect()  # the network or the credentials may have changed
         if not self._is_ours(snapshot):
             return
+        call = self.transfers.call
         before, hashed = self.complete[-1] if self.complete else None, _checkpoint_records(snapshot.place)
         for path in files_at(snapshot.place):
             name = path.relative_to(snapshot.place).as_posix()
             if name in snapshot.files:
                 continue  # by an earlier attempt
-            record = hashed.get(name) or file_record(path)
-            target = self._new(f"{snapshot.name}/{name}")
+            record, target = hashed.get(name) or call("record", path), f"{snapshot.name}/{name}"
             is_there = before is not None and before.files.get(name) == record
-            if not (is_there and self._copy(f"{before.name}/{name}", target)):
-                self.fs.put_file(str(path), target)
+            if not (is_there and call("copy", f"{before.name}/{name}", target)):
+                call("put", path, target)
             snapshot.files[name] = record
         if not self._is_ours(snapshot):
             return
         content = {"fingerprint": self.fingerprint, "step": snapshot.step, "files": snapshot.files}
-        self._write(f"{snapshot.name}/{MANIFEST}", as_json(content))
+        call("write", f"{snapshot.name}/{MANIFEST}", as_json(content))
         self.complete, self.completed_at = [*self.complete, snapshot][-KEPT:], time.monotonic()
         kept, names = [kept.name for kept in self.complete], self._names()
         for name in names[: names.index(snapshot.name)]:
             if name not in kept:
-                self._remove(name)
+                call("remove", name, MANIFEST)  # first, so that it no longer counts
 
     def _is_ours(self, snapshot: Snapshot) -> bool:
         """Whether no other process has taken over the mirror."""
-        owner = self._read(OWNER)
+        owner = self.transfers.call("read", OWNER)
         if owner is None:  # removed
             self._claim()
         elif owner["token"] != self.token:
             self.taken_by = f"process {owner['process']} on {owner['host']} writes there now"
             say(f"note           {self._behind(snapshot)}; nothing more is uploaded")
         return self.taken_by is None
-
-    def _copy(self, source: str, target: str) -> bool:
-        """Copies a file within the mirror. False if it is missing, or if the service cannot copy."""
-        with contextlib.suppress(Exception):
-            self.fs.cp_file(self._at(source), target)
-            return True
-        return False
-
-    def _remove(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self.fs.rm_file(self._at(f"{name}/{MANIFEST}"))  # first: then it does not count
-        with contextlib.suppress(FileNotFoundError):
-            self.fs.rm(self._at(name), recursive=True)
 
 
 _mirror: Mirror | None = None
@@ -415,14 +369,6 @@ def _checkpoint_records(place: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def _yield_cpu() -> None:
-    """Lets this thread run where the training's leave a core free. On Linux a thread has a priority of its
-    own; elsewhere nothing happens."""
-    with contextlib.suppress(AttributeError, OSError):
-        if sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-
-
 def _number(name: str) -> int:
     return int(SNAPSHOT.fullmatch(name)[1])
 
@@ -435,12 +381,3 @@ def _keep(path: Path, target: Path, link: bool) -> None:
             os.link(path, target)
             return
     shutil.copy2(path, target)
-
-
-def _safe(error: Exception) -> str:
-    """An error in short, without the values of variables that look like secrets."""
-    text = f"{type(error).__name__}: {in_short(error)}"
-    for name, value in os.environ.items():
-        if SECRET.search(name) and len(value) >= 6:
-            text = text.replace(value, "***")
-    return text

@@ -1,17 +1,22 @@
 """A run and its mirror, in this process and by file:// URLs.
 
-Real services: tests/launch/test_mirror_servers.py; kills: tests/faults/test_kills.py.
+Its process: test_transfers.py; real services: tests/launch/test_mirror_servers.py; kills:
+tests/faults/test_mirror_kills.py.
 """
 
 import json
+import os
 import shutil
+import threading
 import time
+from multiprocessing.connection import Connection
+from types import SimpleNamespace
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from launchers import as_words
 
-from samerun import mirror, signals
+from samerun import mirror, signals, transfers
 from samerun.files import read_lines
 from samerun.tools.soak import differences
 
@@ -24,7 +29,20 @@ SECRET = "correct horse battery"
 
 
 @pytest.fixture
-def train(script, tmp_path, monkeypatch):
+def in_a_thread(monkeypatch):
+    """What the process does is done in a thread, where tests can replace it."""
+
+    def start(pipe):
+        own = Connection(os.dup(pipe.fileno()))
+        threading.Thread(target=transfers.serve, args=(own,), daemon=True).start()
+        return SimpleNamespace(kill=lambda: None, wait=lambda: None)
+
+    monkeypatch.setattr(transfers, "_start", start)
+    monkeypatch.setattr(transfers, "_give_way", lambda: None)
+
+
+@pytest.fixture
+def train(script, in_a_thread, tmp_path, monkeypatch):
     """A function that trains vectors in `folder`, with a mirror. `until`: the step at which the run is
     requested to stop. Steps wait for the upload, or all would be over before the first one."""
 
