@@ -11,6 +11,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(prefix="modules_")
 # Runs in this process and launched ones must add in the same order.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import forks
 import hypothesis
 import launchers
 import pytest
@@ -177,6 +179,12 @@ def launched(home: Path) -> Callable[[str], Launched]:
         return launchers.launch(name, home)
 
     return lambda name: launch(name).check()
+
+
+@pytest.fixture
+def forked_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tools that are called in this process start Python and launchers with the libraries imported."""
+    monkeypatch.setattr(sys, "executable", str(forks.commands() / "python"))
 
 
 @pytest.fixture(scope="session")

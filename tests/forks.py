@@ -34,7 +34,7 @@ LIBRARIES = (
     "transformers.models.bert.modeling_bert", "transformers.trainer_pt_utils",
 )  # fmt: skip
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-KEPT: list[subprocess.Popen] = []  # or the server's standard input would be closed
+SERVERS: dict[Path, subprocess.Popen] = {}  # by the folders of their commands
 # {0}: an interpreter, {1}: the server's socket. -S and -I: it starts in a hundredth of a second.
 COMMAND = """#!{0} -ISE
 import json, os, signal, socket, sys
@@ -58,9 +58,14 @@ sys.exit(code)
 
 
 @functools.cache
-def commands(*within: str) -> Path:
-    """Starts the server, which ends with this process; returns the folder of its commands. `within`: a
-    command that executes the server in its surroundings."""
+def commands() -> Path:
+    """The folder of the commands of this process's own server."""
+    return begin()
+
+
+def begin(*within: str) -> Path:
+    """Starts a server, which ends with this process; returns the folder of its commands. `within`: a command
+    that executes the server in its surroundings."""
     folder = Path(tempfile.mkdtemp(prefix="forks"))
     address = str(folder / "server")
     for name in ("python", *MODULES):
@@ -73,13 +78,19 @@ def commands(*within: str) -> Path:
         [*within, sys.executable, __file__, address], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
         env={**os.environ, **hidden}, start_new_session=True,
     )  # fmt: skip
-    KEPT.append(server)
+    SERVERS[folder] = server
     until = time.monotonic() + 300
     while not os.path.exists(address):
         assert server.poll() is None, "the server has ended"
         assert time.monotonic() < until, "the server does not start"
         time.sleep(0.02)
     return folder
+
+
+def end(folder: Path) -> None:
+    """Ends the server of these commands and its forks."""
+    SERVERS[folder].stdin.close()
+    SERVERS.pop(folder).wait()
 
 
 def serve(address: str) -> tuple[str, list[str], str, dict[str, str]]:

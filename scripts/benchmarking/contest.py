@@ -43,10 +43,11 @@ def contest(
 ) -> Contest:
     """Runs `contenders`, ours among them, of contenders.MODULE. All of them train the same rows. `settings`:
     "batch_size", "steps" of each round, "rounds", "search_steps" for each setting tried. `label`: the first
-    columns of all rows."""
+    columns of all rows. --quick tries two settings of each."""
     searched: list[Row] = []
     best = {}
     for name, stages in contenders.items():
+        stages = [stages[0][:2]] if bench.options.quick else stages
         best[name], rows = search(bench, f"{module}.{name}", stages, settings)
         searched += [{**label, "": name, **row} for row in rows]
     runs: dict[str, list[Run]] = {name: [] for name in contenders}

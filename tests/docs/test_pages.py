@@ -4,13 +4,13 @@ busy machine."""
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import launchers
 import pytest
 from launchers import REPOSITORY
@@ -24,13 +24,13 @@ THIS = "tests/docs/test_pages.py"
 
 
 def work_through(lines: list[str], home: Path) -> str:
-    """Runs lines as one shell script that ends at the first failure, with the tools of this environment.
-    Returns its output."""
+    """Runs lines as one shell script that ends at the first failure, with the tools of this environment,
+    which begin with the libraries imported. Returns its output."""
     lines = [
         re.sub(r"^(torchrun|deepspeed) ", rf"\1 --master_port {launchers.free_port()} ", line)
         for line in lines
     ]
-    tools = f"export PATH={Path(sys.executable).parent}:$PATH"
+    tools = f"export PATH={forks.commands()}:{Path(sys.executable).parent}:$PATH"
     script = ["bash", "-ec", "\n".join([tools, "set -o pipefail", *lines])]
     return launchers.run(script, home).check().out
 
@@ -100,9 +100,8 @@ def test_getting_started(tmp_path, bert_folder):
         len((tmp_path / "runs" / "mine" / "predictions_new.jsonl").read_text(encoding="utf-8").splitlines())
         == 2
     )
-    command, environment = [sys.executable, "-c", marked[2].text], {**os.environ, "HF_HUB_OFFLINE": "1"}
-    python = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert "'label': 'technology'" in python.stdout, python.stderr
+    python = launchers.run([sys.executable, "-c", marked[2].text], tmp_path).check()
+    assert "'label': 'technology'" in python.out
 
 
 def test_command_lines_of_the_example_scripts(tmp_path, bert_folder):

@@ -7,7 +7,7 @@ import re
 import shutil
 
 import pytest
-from launchers import CLASSIFY, JOBS, LABELS, TEST_ROWS, as_words, python, run, torchrun, training
+from launchers import CLASSIFY, JOBS, LABELS, TEST_ROWS, as_words, forked, python, run, torchrun, training
 
 from samerun.files import read_lines
 from samerun.reports.tracker import read_history
@@ -240,7 +240,7 @@ def test_predicting_with_the_best_model_needs_no_labels_and_leaves_the_run_alone
     command = [*torchrun(2), str(CLASSIFY), "--do_predict", *files, "--per_device_eval_batch_size", "1"]
     unfinished = folder / "predictions_unlabelled.jsonl.unfinished"
     (tmp_path / "sitecustomize.py").write_text(KILLED_WHILE_PREDICTING)
-    assert run(["env", f"PYTHONPATH={tmp_path}", *command], home).code != 0
+    assert run(["env", f"PYTHONPATH={tmp_path}", *forked(command)], home).code != 0
     assert not (folder / "predictions_unlabelled.jsonl").exists()
     assert len(list(unfinished.glob("*.npz"))) == 3
     finished = run(command, home).check()

@@ -2,22 +2,25 @@
 what is wrong.
 
 Nobody sets a variable for the network: which interface leads to the other machine is the application's
-business. `accelerate launch` on two machines is what test_moving_a_job.py shows.
+business.
 """
 
 from __future__ import annotations
 
-import functools
 import json
+import re
 import shutil
 import subprocess
-import sys
 
+import forks
 import launchers
 import pytest
+import yaml
 from in_process import check_weights
 from launchers import CLASSIFY, REPOSITORY, UNEVEN, as_words, free_port, run_together, training
-from namespaces import machines, missing_for_machines
+from namespaces import INTERFACE, machines, missing_for_machines
+from pages import run_by
+from running import running
 
 from samerun.checkpoint import damage
 
@@ -82,14 +85,19 @@ def outside(pair, command):
     return ["env", "--chdir", str(base / "site"), f"PATH={base / 'bin'}:{path}", *command]
 
 
+def program(name):
+    """Python or a launcher that forks on the machine where it is called."""
+    return str(forks.commands() / name)
+
+
 def torchrun(*options):
-    return [launchers.torchrun(1)[0], "--nnodes", "2", "--nproc_per_node", "1", *options]
+    return [program("torchrun"), "--nnodes", "2", "--nproc_per_node", "1", *options]
 
 
 def node(number, port):
     """scripts/machine.py, which passes the processes' own exit code on."""
     place = as_words(node=number, nodes="2", processes="1", address="alpha", port=port)
-    return [sys.executable, str(REPOSITORY / "scripts" / "machine.py"), *place]
+    return [program("python"), str(REPOSITORY / "scripts" / "machine.py"), *place]
 
 
 def torchrun_c10d(pair, port):
@@ -106,64 +114,94 @@ def hostfile(pair, port):
 
 def deepspeed_ssh(pair, port, job):
     """One command, which reaches the machines by ssh; `job`: the script and its arguments."""
-    yield outside(pair, [launchers.deepspeed(1)[0], *hostfile(pair, port), *job])
+    yield outside(pair, [program("deepspeed"), *hostfile(pair, port), *job])
 
 
 def deepspeed_no_ssh(pair, port, job):
     """The same command on each machine, which is told its number."""
     options = [*hostfile(pair, port), "--no_ssh", "--master_addr", "alpha"]
     for number, machine in enumerate(pair):
-        yield machine.inside([launchers.deepspeed(1)[0], *options, "--node_rank", str(number), *job])
+        yield machine.inside([program("deepspeed"), *options, "--node_rank", str(number), *job])
 
 
 def multi_node_script(pair, port):
-    script = ["bash", str(REPOSITORY / "scripts" / "multi_node.sh"), "--python", sys.executable]
+    script = ["bash", str(REPOSITORY / "scripts" / "multi_node.sh"), "--python", program("python")]
     hosts = ["--hosts", "alpha,beta", "--processes_per_host", "1", "--port", str(port)]
     yield outside(pair, [*script, *hosts, *arguments("multi_node_script", step=4)])
-
-
-JOBS = {job.__name__: job for job in (torchrun_c10d, multi_node_script)}
-LAUNCHERS = {"torchrun_c10d": "torchrun", "multi_node_script": "python"}
-
-
-def arguments(name, step, **changed):
-    """The common job; from the checkpoint after `step` that machine alpha alone has."""
-    start = {"resume_from_checkpoint": f"runs/start/checkpoints/step_{step}"}
-    return training(f"runs/{name}", global_batch_size=UNEVEN, **start, **changed)
-
-
-@pytest.fixture(scope="module")
-def trained(pair):
-    """A function from a job's name to machine alpha's folder of it; started when first asked for, then
-    kept."""
-
-    @functools.cache
-    def launch(name):
-        for finished in run_together(list(JOBS[name](pair, free_port())), pair[0].home):
-            finished.check()
-        return pair[0].home / "runs" / name
-
-    return launch
 
 
 LAST = "checkpoints/step_6/model.safetensors"
 
 
-@pytest.mark.parametrize("name", JOBS)
-def test_weights_agree_with_one_process(name, trained, launched):
-    check_weights(trained(name) / LAST, launched("python").folder / LAST)
-    run = json.loads((trained(name) / "run.json").read_text(encoding="utf-8"))
-    assert (run["world_size"], run["launcher"]) == (2, LAUNCHERS[name])
+def arguments(name, step):
+    """The common job; from the checkpoint after `step` that machine alpha alone has."""
+    start = {"resume_from_checkpoint": f"runs/start/checkpoints/step_{step}"}
+    return training(f"runs/{name}", global_batch_size=UNEVEN, **start)
 
 
-def test_the_second_machine_keeps_a_cache_of_its_own_and_nothing_of_the_run(pair, trained):
-    for name in JOBS:
-        trained(name)
-
+@pytest.mark.parametrize(("job", "launcher"), [(torchrun_c10d, "torchrun"), (multi_node_script, "python")])
+def test_weights_agree_with_one_process(job, launcher, pair, launched):
+    for finished in run_together(list(job(pair, free_port())), pair[0].home):
+        finished.check()
+    folder = pair[0].home / "runs" / job.__name__
+    check_weights(folder / LAST, launched("python").folder / LAST)
+    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    assert (run["world_size"], run["launcher"]) == (2, launcher)
+    assert (folder / "best" / "model.safetensors").is_file()
+    # The second machine keeps a cache of its own, and nothing of the run.
     assert list((pair[1].home / "cache" / "tokens").iterdir())
     assert [path for path in pair[1].home.rglob("*") if path.is_file() and "runs" in path.parts] == []
-    assert (pair[0].home / "runs" / "torchrun_c10d" / "best" / "model.safetensors").is_file()
     assert not list((pair[0].home / "runs").rglob("*of_rank_0*"))
+
+
+STEPS, EVERY = 8, 2
+
+
+def write_job(pair):
+    """Writes site/job.yaml for both machines: the common job, with a run and data in site/. Returns its path
+    there."""
+    site = pair[0].home.parent / "site"
+    changed = {"max_steps": STEPS, "save_steps": EVERY, "save_total_limit": 9, "eval_steps": 4}
+    words = training("", global_batch_size=14, test_file=None, **changed)[4:]
+    settings = {key.removeprefix("--"): value for key, value in zip(words[::2], words[1::2], strict=True)}
+    for key in ("config_name", "train_file", "validation_file"):
+        settings[key] = str(site / settings[key])
+    settings |= {"output_dir": str(site / "runs" / "job"), "from_scratch": "true", "do_train": "true"}
+    for machine in pair:
+        (machine.home / "job.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    return site / "job.yaml"
+
+
+def test_one_job_goes_from_a_laptop_to_two_machines_as_the_page_says(pair):
+    """Every command of docs/moving.md ends where the first one would have. What is put in place of the
+    page's: the job itself, one process a machine, and what a busy port asks for."""
+    alpha, job, port = pair[0], write_job(pair), str(free_port())
+
+    def ready(machine, line):
+        assert "--config job.yaml" in line
+        line = line.replace("job.yaml", str(job)).replace("29500", port)
+        line = line.replace("--num_processes 4", "--num_processes 2")
+        line = line.replace("--num_gpus 2", f"--num_gpus 2 --master_port {free_port()}")
+        if "--main_process_port" not in line:
+            line = line.replace("--num_processes", f"--main_process_port {free_port()} --num_processes")
+        tool, rest = line.split(" ", 1)
+        return machine.inside(["bash", "-c", f"cd {REPOSITORY} && exec {program(tool)} {rest}"])
+
+    *on_alpha, first, second = run_by("docs/moving.md", "tests/launch/test_two_machines.py")
+    folder = alpha.home / "runs" / "job"
+    for number, line in enumerate(on_alpha):
+        said = launchers.run(ready(alpha, line), alpha.home).check().out
+        assert re.findall(r"resume  .*/step_(\d+)", said) == [str(number * EVERY)] * bool(number)
+        if number == 0:  # it went to the end: the job that never moved
+            shutil.copytree(folder, folder.with_name("never_moved"))
+        for path in (folder / "checkpoints").glob("step_*"):  # as if the command had been stopped
+            if int(path.name.removeprefix("step_")) > (number + 1) * EVERY:
+                shutil.rmtree(path)
+    for ended in run_together([ready(pair[0], first), ready(pair[1], second)], alpha.home):
+        ended.check()
+    last = f"checkpoints/step_{STEPS}/model.safetensors"
+    check_weights(folder / last, folder.with_name("never_moved") / last)
+    assert not (pair[1].home / "runs" / "job").exists()  # machine 0 writes
 
 
 def test_machines_that_share_a_folder_read_the_checkpoint_there(pair, launched):
@@ -235,7 +273,7 @@ def test_what_keeps_machines_apart_is_named(pair):
     commands = {
         "alone": alpha.inside([*node(0, ports[0]), *job], **names),
         "late": beta.inside([*node(1, ports[1]), *job], **names),
-        "taken": alpha.inside([sys.executable, "-c", listen, str(ports[2]), *node(0, ports[2]), *job]),
+        "taken": alpha.inside([program("python"), "-c", listen, str(ports[2]), *node(0, ports[2]), *job]),
         "interface": alpha.inside([*node(0, ports[3]), *job]),
         "other interface": beta.inside([*node(1, ports[3]), *job], GLOO_SOCKET_IFNAME="eth7"),
     }
@@ -264,7 +302,7 @@ def test_a_file_that_is_wrong_on_one_machine_ends_both_with_its_message(pair):
     for machine in pair:
         (machine.home / "late.csv").write_text("text,labels\na,b\n", encoding="utf-8")
     (beta.home / "late.csv").unlink()
-    script = ["bash", str(REPOSITORY / "scripts" / "multi_node.sh"), "--python", sys.executable]
+    script = ["bash", str(REPOSITORY / "scripts" / "multi_node.sh"), "--python", program("python")]
     hosts = ["--hosts", "alpha,beta", "--processes_per_host", "1", "--port", str(free_port())]
     command = outside(pair, [*script, *hosts, *training("runs/late", validation_file="late.csv")])
     finished = run_together([command], alpha.home)[0]
@@ -273,3 +311,30 @@ def test_a_file_that_is_wrong_on_one_machine_ends_both_with_its_message(pair):
     assert "late.csv" in finished.err
     assert "beta" in finished.err
     assert finished.seconds < 120
+
+
+def test_a_pulled_cable_ends_the_job_on_both_machines(pair):
+    """Each says whom it lost. The last test here: the cable stays pulled."""
+    changed = {"max_steps": 100_000, "warmup_steps": 0, "save_steps": 0, "ddp_timeout": 20}
+    changed |= {"eval_strategy": "no", "eval_steps": None, "metric_for_best_model": None}
+    job = training("runs/cable", global_batch_size=UNEVEN, **changed)
+    port = str(free_port())
+
+    def command(machine, number):
+        rendezvous = as_words(node_rank=number, master_addr="alpha", master_port=port)
+        # What torchrun gives workers to end in is 30 s.
+        return machine.inside([*torchrun(*rendezvous), *job], TORCH_ELASTIC_SHUTDOWN_TIMEOUT=3)
+
+    alpha, beta = pair
+    with running() as begin:
+        second = begin(beta.home, command(beta, 1), None)
+        first = begin(alpha.home, command(alpha, 0), alpha.home / "runs" / "cable")
+        subprocess.run(beta.inside(["ip", "link", "set", INTERFACE, "down"]), check=True)
+        for ended, message in (
+            (first, "error on rank 0 of 2 (alpha): rank 1 (beta) no longer answers"),
+            (second, "error on rank 1 of 2 (beta): the launcher of rank 0, which holds the rendezvous store"),
+        ):
+            assert ended.wait() != 0
+            (line,) = [line for line in ended.text().splitlines() if line.startswith("error on rank")]
+            assert line.startswith(message)
+            assert 'classify.py", line' not in ended.text()

@@ -87,7 +87,7 @@ def test_contenders_are_compared_turn_by_turn(load):
 class Bench:
     """Runs nothing: a step takes as long as `costs` says for the contender's settings."""
 
-    options = SimpleNamespace(seed=1)
+    options = SimpleNamespace(seed=1, quick=False)
 
     def __init__(self, costs):
         self.costs, self.runs = costs, []

@@ -81,7 +81,7 @@ def test_other_micro_batches_make_the_same_global_batch():
 
 
 @pytest.fixture
-def plan(environment, tmp_path, bert_folder, token_cache, capsys, monkeypatch):
+def plan(environment, tmp_path, bert_folder, token_cache, capsys, monkeypatch, forked_python):
     """Plans a training of 40 rows: (options, further arguments) -> (exit code, output, errors)."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     file = tmp_path / "train.jsonl"

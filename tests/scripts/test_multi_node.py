@@ -155,7 +155,7 @@ def test_the_first_failure_ends_the_others_and_is_the_exit_code(place):
 
 @pytest.mark.slow
 def test_a_lost_process_is_started_again_at_most_three_times_without_a_new_checkpoint(place):
-    code, err = finish(place, *on("one,two", 1, "stub.py", "rank1=69"), RESTART_SECONDS="0")
+    code, err = finish(place, *on("one,two", 1, "stub.py", "69"), RESTART_SECONDS="0")
     assert code == 69
     assert [f"a process was lost ({number} of at most 3" in err for number in (1, 2, 3, 4)] == [True] * 3 + [
         False

@@ -88,7 +88,7 @@ def test_what_it_leaves(title_tokens):
 
 
 @pytest.mark.slow
-def test_a_command_that_fails_has_nothing_to_compare(tmp_path, monkeypatch, capsys):
+def test_a_command_that_fails_has_nothing_to_compare(tmp_path, monkeypatch, capsys, forked_python):
     monkeypatch.chdir(tmp_path)
     launchers.write_corpus(tmp_path)
     job = training(tmp_path / "never", train_file="nothing.csv", test_file=None)

@@ -1,12 +1,12 @@
 """The script behind docs/scale.md, at small sizes."""
 
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from launchers import run
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "scale.py"
 
@@ -20,14 +20,12 @@ def cells(lines):
 
 
 @pytest.mark.slow
-def test_a_process_of_a_thousand_does_no_more_than_one_of_eight(home):
+def test_a_process_of_a_thousand_does_no_more_than_one_of_eight(tmp_path):
     """As many collectives and opened files in a step, at the start and in a checkpoint."""
     found = []
     for processes in (8, 1024):
         command = [sys.executable, str(SCRIPT), "run", "--count", "--processes", str(processes)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stderr
-        found.append(cells(done.stdout.splitlines()))
+        found.append(cells(run(command, tmp_path).check().out.splitlines()))
     few, many = found
     for phase in ("a step", "opening the run", "a checkpoint", "full weights", "its files (rank 0's thread)"):
         assert [few[phase][i] for i in (0, 2, 4)] == [many[phase][i] for i in (0, 2, 4)], phase

@@ -4,6 +4,7 @@ import hashlib
 import json
 from types import SimpleNamespace
 
+import forks
 import pytest
 from launchers import free_port
 
@@ -18,7 +19,7 @@ def contents(folder):
 
 
 @pytest.fixture
-def check(launched, home, tmp_path, monkeypatch, capfd):
+def check(launched, home, tmp_path, monkeypatch, capfd, forked_python):
     """A function (further words) -> (exit code, output) of `samerun verify` for a run of one process."""
     monkeypatch.chdir(home)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -35,7 +36,9 @@ def check(launched, home, tmp_path, monkeypatch, capfd):
 @pytest.mark.slow
 def test_a_run_goes_on_under_another_launcher(check):
     before = contents(check.folder)
-    code, said = check("--", "torchrun", "--nproc_per_node", "2", "--master_port", str(free_port()))
+    code, said = check(
+        "--", str(forks.commands() / "torchrun"), "--nproc_per_node", "2", "--master_port", str(free_port())
+    )
     assert code == 0, said
     assert "from checkpoint step_" in said
     assert "the same       losses of 1 logged step(s) agree to " in said

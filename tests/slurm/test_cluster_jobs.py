@@ -127,13 +127,13 @@ class Job:
 def a_time_limit(slurm, unbroken):
     """Slurm itself sends the signals. It looks every 30 seconds, and up to 30 seconds too early."""
     limit = ("--nodes=1", "--ntasks-per-node=2", "--time=1", "--signal=USR1@25")
-    job = Job(slurm, "limit", *limit, seconds=1.8).submit()
+    job = Job(slurm, "limit", *limit, seconds=1.0).submit()
     job.train(1)  # it is pending at first, too
     while job.wait("PENDING", "COMPLETED", "FAILED")["JobState"] == "PENDING":
         job.go_on()
         wait_for(lambda: job.facts()["JobState"] != "PENDING", job.said)
-    assert job.ended("COMPLETED", 0).count("stopped with a checkpoint; requeued") >= 2
-    assert job.said().count("stopped on request (SIGUSR1; rank 0, 1)") >= 2
+    assert "stopped with a checkpoint; requeued" in job.ended("COMPLETED", 0)
+    assert "stopped on request (SIGUSR1; rank 0, 1)" in job.said()
     assert differences(unbroken(), job.folder) == []
 
 
@@ -346,7 +346,7 @@ def begun(tmp_path_factory, request):
         (home / name).symlink_to(launchers.REPOSITORY / name)
     selected = [item.callspec.params["case"] for item in request.session.items if item.path == request.path]
     with cluster.running(tmp_path_factory.mktemp("slurm"), home) as slurm:
-        slurm.environment["PYTHON"] = str(forks.commands(*slurm.within()) / "python")
+        slurm.environment["PYTHON"] = str(forks.begin(*slurm.within()) / "python")
         runs, once = {}, threading.Lock()
 
         def unbroken(name="unbroken", *options, **changed):
