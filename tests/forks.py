@@ -3,12 +3,14 @@ launch.
 
 `commands` gives a folder with python, torchrun, accelerate, accelerate-launch and deepspeed. Each hands its
 arguments, variables and files over to a server, which forks; it passes signals on and ends as the fork does.
+The fork joins it in its namespaces, such as those of a simulated machine.
 Launchers start their workers by the same python. Tests of kills, signals and starts use the real commands.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib
 import json
@@ -34,7 +36,7 @@ LIBRARIES = (
     "transformers.models.bert.modeling_bert", "transformers.trainer_pt_utils",
 )  # fmt: skip
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-SERVERS: dict[Path, subprocess.Popen] = {}  # by the folders of their commands
+KEPT: list[subprocess.Popen] = []  # or the server's standard input would be closed
 # {0}: an interpreter, {1}: the server's socket. -S and -I: it starts in a hundredth of a second.
 COMMAND = """#!{0} -ISE
 import json, os, signal, socket, sys
@@ -42,7 +44,7 @@ if sys.argv[1:2] == ["-P"]:
     os.execv({3!r}, [{3!r}, *sys.argv[1:]])  # needs no libraries
 server = socket.socket(socket.AF_UNIX)
 server.connect({1!r})
-request = [sys.argv[0], sys.argv[1:], os.getcwd(), dict(os.environ)]
+request = [os.getpid(), sys.argv[0], sys.argv[1:], os.getcwd(), dict(os.environ)]
 data = json.dumps(request).encode("utf-8", "surrogateescape")
 socket.send_fds(server, [len(data).to_bytes(8, "big")], [0, 1, 2])
 server.sendall(data)
@@ -59,13 +61,7 @@ sys.exit(code)
 
 @functools.cache
 def commands() -> Path:
-    """The folder of the commands of this process's own server."""
-    return begin()
-
-
-def begin(*within: str) -> Path:
-    """Starts a server, which ends with this process; returns the folder of its commands. `within`: a command
-    that executes the server in its surroundings."""
+    """Starts the server, which ends with this process; returns the folder of its commands."""
     folder = Path(tempfile.mkdtemp(prefix="forks"))
     address = str(folder / "server")
     for name in ("python", *MODULES):
@@ -75,10 +71,10 @@ def begin(*within: str) -> Path:
         (folder / name).chmod(0o755)
     hidden = {"CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1"}  # as `launchers.environment` has it
     server = subprocess.Popen(
-        [*within, sys.executable, __file__, address], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        [sys.executable, __file__, address], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
         env={**os.environ, **hidden}, start_new_session=True,
     )  # fmt: skip
-    SERVERS[folder] = server
+    KEPT.append(server)
     until = time.monotonic() + 300
     while not os.path.exists(address):
         assert server.poll() is None, "the server has ended"
@@ -87,13 +83,7 @@ def begin(*within: str) -> Path:
     return folder
 
 
-def end(folder: Path) -> None:
-    """Ends the server of these commands and its forks."""
-    SERVERS[folder].stdin.close()
-    SERVERS.pop(folder).wait()
-
-
-def serve(address: str) -> tuple[str, list[str], str, dict[str, str]]:
+def serve(address: str) -> tuple[int, str, list[str], str, dict[str, str]]:
     """Forks for every request until standard input ends; returns the request, in the fork."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address + ".starting")
@@ -134,8 +124,8 @@ def serve(address: str) -> tuple[str, list[str], str, dict[str, str]]:
                 del running[client]
 
 
-def receive(client: socket.socket) -> tuple[tuple[str, list[str], str, dict[str, str]], list[int]]:
-    """((command, arguments, folder, variables), its standard input, output and errors)."""
+def receive(client: socket.socket) -> tuple[tuple[int, str, list[str], str, dict[str, str]], list[int]]:
+    """((process id, command, arguments, folder, variables), its standard input, output and errors)."""
     size, files, _, _ = socket.recv_fds(client, 8, 3)
     left, data = int.from_bytes(size, "big"), b""
     while len(data) < left:
@@ -143,8 +133,21 @@ def receive(client: socket.socket) -> tuple[tuple[str, list[str], str, dict[str,
     return json.loads(data), files
 
 
-def become(command: str, arguments: list[str], folder: str, variables: dict[str, str]) -> None:
-    """Runs what this command would run, in this process."""
+def enter_namespaces(process: int) -> None:
+    """Joins another process in its network, host name and mounts."""
+    libc, own = ctypes.CDLL(None, use_errno=True), Path("/proc/self/ns")
+    kinds = [kind for kind in ("user", "mnt", "net", "uts") if (own / kind).exists()]
+    places = [Path(f"/proc/{process}/ns/{kind}") for kind in kinds]
+    others = [place.open() for place in places if os.readlink(place) != os.readlink(own / place.name)]
+    for other in others:
+        with other:
+            if libc.setns(other.fileno(), 0) != 0:
+                raise OSError(ctypes.get_errno(), f"setns {other.name}")
+
+
+def become(process: int, command: str, arguments: list[str], folder: str, variables: dict[str, str]) -> None:
+    """Runs what this command would run, in this process. `process`: the one that was asked to run it."""
+    enter_namespaces(process)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)

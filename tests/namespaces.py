@@ -2,8 +2,6 @@
 
 Each machine has one network interface, `eth0`, reaches only the other one, by its name, and has its own
 folder for data and caches, which the other cannot see. Needs root or user namespaces.
-
-The commands of `forks` fork on the machine that they are called on.
 """
 
 from __future__ import annotations
@@ -16,8 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import forks
 
 TOOLS = ("unshare", "nsenter", "ip", "hostname", "mount")
 INTERFACE = "eth0"
@@ -51,18 +47,17 @@ def missing_for_machines() -> str | None:
         with tempfile.TemporaryDirectory() as folder:
             for name in ("a", "b"):
                 (Path(folder) / name).mkdir()
-            with machines([Path(folder) / "a", Path(folder) / "b"], with_forks=False):
+            with machines([Path(folder) / "a", Path(folder) / "b"]):
                 return None
     except RuntimeError as error:
         return f"network namespaces are not allowed here: {error}"
 
 
 @contextmanager
-def machines(homes: list[Path], with_forks: bool = True) -> Iterator[list[Machine]]:
+def machines(homes: list[Path]) -> Iterator[list[Machine]]:
     """Two machines, `alpha` (10.77.0.1) and `beta` (10.77.0.2). At the end, they and all their processes are
     removed."""
     assert len(homes) == 2
-    servers = []
     # Without root: in a new user namespace, which the second machine shares.
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     started = []
@@ -88,13 +83,8 @@ def machines(homes: list[Path], with_forks: bool = True) -> Iterator[list[Machin
             )
             _do(machine.holder, "mount", "--bind", str(hosts), "/etc/hosts")
             _do(machine.holder, "mount", "-t", "tmpfs", "tmpfs", str(other.home))
-            if with_forks:
-                servers.append(forks.begin(*_enter(machine.holder)))
-                _do(machine.holder, "mount", "--bind", str(servers[-1]), str(forks.commands()))
         yield made
     finally:
-        for server in servers:
-            forks.end(server)
         for process in started:
             process.kill()
             process.wait()

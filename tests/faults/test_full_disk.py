@@ -10,7 +10,7 @@ import shutil
 import subprocess
 
 import pytest
-from launchers import python, run, torchrun, training
+from launchers import forked, python, run, torchrun, training
 
 from samerun.checkpoint import damage, list_checkpoints
 from samerun.tools.soak import differences
@@ -46,7 +46,8 @@ def test_a_full_disk_ends_the_run_and_harms_nothing(
     in_shell = (
         f'mount -t tmpfs -o size={kilobytes}k tmpfs {disk} && "$@"; code=$?; cp -a {disk} {kept}; exit $code'
     )
-    finished = run([*ALONE, "bash", "-c", in_shell, "bash", *launcher(), *training(disk, **SETTINGS)], home)
+    command = [*forked(launcher()), *training(disk, **SETTINGS)]
+    finished = run([*ALONE, "bash", "-c", in_shell, "bash", *command], home)
     assert finished.code == code, finished.err
     (line,) = [line for line in finished.err.splitlines() if line.startswith("error")]
     assert message in line

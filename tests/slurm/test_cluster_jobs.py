@@ -346,7 +346,7 @@ def begun(tmp_path_factory, request):
         (home / name).symlink_to(launchers.REPOSITORY / name)
     selected = [item.callspec.params["case"] for item in request.session.items if item.path == request.path]
     with cluster.running(tmp_path_factory.mktemp("slurm"), home) as slurm:
-        slurm.environment["PYTHON"] = str(forks.begin(*slurm.within()) / "python")
+        slurm.environment["PYTHON"] = str(forks.commands() / "python")
         runs, once = {}, threading.Lock()
 
         def unbroken(name="unbroken", *options, **changed):
