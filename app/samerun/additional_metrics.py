@@ -34,10 +34,8 @@ def load_metrics(specs: Sequence[str]) -> list[AdditionalMetric]:
 
     Raises `InputError` for metrics that cannot be loaded.
     """
-    metrics, problems = (
-        [],
-        [f"--metrics {spec}: named twice" for spec in sorted(set(specs)) if specs.count(spec) > 1],
-    )
+    twice = sorted({spec for spec in specs if specs.count(spec) > 1})
+    metrics, problems = [], [f"--metrics {spec}: named twice" for spec in twice]
     for spec in specs:
         with collecting(problems):
             metrics.append(_load(spec))

@@ -353,9 +353,8 @@ def full_weights(run: Run, model: Any) -> dict[str, torch.Tensor]:
     if not run.is_main:
         return {}
     module = model.module
-    first_names = {
-        parameter: name for name, parameter in module.named_parameters()
-    }  # a tied weight has several names
+    # A tied weight has several names.
+    first_names = {parameter: name for name, parameter in module.named_parameters()}
     weights = {
         name: parameters[first_names[parameter]]
         for name, parameter in module.named_parameters(remove_duplicate=False)

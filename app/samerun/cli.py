@@ -85,7 +85,8 @@ def read_arguments(cls: type[T], description: str) -> T:
         notes: list[str] = []
         arguments = parse(cls, description=description, notes=notes)
         validate(arguments)
-        if is_quiet(arguments):
+        to_stdout = arguments.predictions_file in STDOUT and not arguments.modes.train
+        if to_stdout or arguments.log_level == "warning":  # lines would be among the predictions
             be_quiet()
         if os.environ.get("RANK", "0") == "0":
             say(*(f"note           {note}" for note in notes))
@@ -96,12 +97,6 @@ def read_arguments(cls: type[T], description: str) -> T:
 def shows_traces(argv: list[str]) -> bool:
     """Whether a command asks for stack traces, before its arguments are parsed."""
     return "--debug" in argv or "--log_level debug" in " ".join(argv).replace("=", " ")
-
-
-def is_quiet(arguments: Any) -> bool:
-    """Whether lines on standard output are unwanted: they would be among the predictions there."""
-    to_stdout = arguments.predictions_file in STDOUT and not arguments.modes.train
-    return to_stdout or arguments.log_level == "warning"
 
 
 def with_standard_input(arguments: Any, names: list[str]) -> Any:

@@ -96,10 +96,8 @@ def inline_config(
             for name, device in devices.items()
             if device != "none"
         }
-        clipping, accumulation = (
-            settings.get("gradient_clipping", "auto"),
-            settings.get("gradient_accumulation_steps", "1"),
-        )
+        clipping = settings.get("gradient_clipping", "auto")
+        accumulation = settings.get("gradient_accumulation_steps", "1")
         config["gradient_clipping"] = clipping if clipping == "auto" else float(clipping)
         # 1 is the default of `accelerate config`, so it is no request.
         config["gradient_accumulation_steps"] = "auto" if accumulation in ("1", "auto") else int(accumulation)

@@ -165,14 +165,8 @@ def batch_of(arguments: Any, world_size: int, by_tokens: bool = False) -> BatchS
     """`derive_batch` for BatchArguments. `by_tokens`: limits micro-batches by tokens unless an argument sets
     their size."""
     a = arguments
-    tokens = a.max_tokens_per_micro_batch
-    if (
-        tokens is None
-        and by_tokens
-        and a.per_device_train_batch_size is None
-        and a.gradient_accumulation_steps is None
-    ):
-        tokens = CPU_TOKENS
+    sizes = a.max_tokens_per_micro_batch, a.per_device_train_batch_size, a.gradient_accumulation_steps
+    tokens = CPU_TOKENS if by_tokens and sizes == (None, None, None) else a.max_tokens_per_micro_batch
     return derive_batch(
         world_size, a.global_batch_size, a.per_device_train_batch_size, a.gradient_accumulation_steps, tokens
     )

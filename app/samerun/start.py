@@ -292,11 +292,8 @@ def _is_complete(folder: Path, plan: Plan, fingerprint: dict[str, Any]) -> bool:
         before, state = (
             json.loads((folder / name).read_text(encoding="utf-8")) for name in (RUN_FILE, STATUS)
         )
-        saved, steps, saves = (
-            before["fingerprint"],
-            before["plan"]["total_steps"],
-            before["plan"]["save_steps"],
-        )
+        saved, planned = before["fingerprint"], before["plan"]
+        steps, saves = planned["total_steps"], planned["save_steps"]
         name, step = state["state"], state["step"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
@@ -363,6 +360,8 @@ def _description(run: Run, arguments: Any, plan: Plan, fingerprint: dict[str, An
         hardware = torch.cuda.get_device_name(run.device)
     elif hardware == "cpu":
         hardware = f"{os.cpu_count()} CPU cores"
+    # DeepSpeed and Accelerate add infinities, and JSON has none.
+    deepspeed_config = json.dumps(run.deepspeed_config, default=str).replace("Infinity", '"inf"')
     return {
         "schema_version": run_folder.SCHEMA_VERSION,
         "line_schema_versions": dict.fromkeys(run_folder.LINES, run_folder.SCHEMA_VERSION),
@@ -378,15 +377,8 @@ def _description(run: Run, arguments: Any, plan: Plan, fingerprint: dict[str, An
         "zero_stage": launch.zero_stage,
         "fsdp": asdict(run.fsdp) if run.fsdp is not None else None,
         "deepspeed_file": launch.deepspeed_file,
-        "deepspeed_config": _as_json_values(run.deepspeed_config),
+        "deepspeed_config": json.loads(deepspeed_config),
         "plan": asdict(plan),
         "fingerprint": fingerprint,
         "versions": library_versions(),
     }
-
-
-def _as_json_values(config: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Replaces infinities by "inf": DeepSpeed and Accelerate add them, and JSON has none."""
-    return (
-        None if config is None else json.loads(json.dumps(config, default=str).replace("Infinity", '"inf"'))
-    )

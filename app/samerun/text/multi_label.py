@@ -91,7 +91,11 @@ class MultiLabel(Problem):
         return label_ids(table, targets, self.labels, ignore, notes, source)
 
     def tensor(self, ids: Ragged, rows: np.ndarray) -> Tensor:
-        return one_hot(ids, rows, len(self.labels))
+        """float32: 1 for the labels of a row, else 0."""
+        dense, counts = torch.zeros(len(rows), len(self.labels)), ids.lengths[rows]
+        if counts.sum():
+            dense[np.repeat(np.arange(len(rows)), counts), np.concatenate([ids[row] for row in rows])] = 1
+        return dense
 
     def prepare(self, tables: dict[str, Table], ids: dict[str, Ragged], notes: list[str]) -> None:
         self.num_rows = len(ids["train"])
@@ -243,15 +247,6 @@ def note_labels(
 
 def _first_names(names: list[str]) -> str:
     return f"{', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''}"
-
-
-def one_hot(labels: Ragged, rows: np.ndarray, num_labels: int) -> Tensor:
-    """(b, labels) float32: 1 for the labels of a row, else 0."""
-    dense = torch.zeros(len(rows), num_labels)
-    counts = labels.lengths[rows]
-    if counts.sum():
-        dense[np.repeat(np.arange(len(rows)), counts), np.concatenate([labels[row] for row in rows])] = 1
-    return dense
 
 
 # Training

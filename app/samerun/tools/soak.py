@@ -369,6 +369,8 @@ def _compared_files(folder: Path) -> set[str]:
     """Names of the files to compare. Leaves out the model card and TensorBoard's events (they contain times),
     older checkpoints (their rotation depends on interruptions) and manifests (hashes of files that are
     compared)."""
+    from samerun.checkpoint import list_checkpoints  # imports torch
+
     files = [
         *folder.glob("best/*"),
         *folder.glob("best_models/*/*"),
@@ -376,31 +378,17 @@ def _compared_files(folder: Path) -> set[str]:
         folder / "metrics.json",
         folder / "predictions.jsonl",
     ]
-    newest = max(folder.glob("checkpoints/step_*"), key=_step, default=None)
-    if newest is not None:
+    for newest in list_checkpoints(folder / "checkpoints")[-1:]:
         files += [path for path in newest.iterdir() if path.name != "manifest.json"]
     return {str(path.relative_to(folder)) for path in files if path.exists()}
 
 
-def _step(path: Path) -> int:
-    digits = path.name.removeprefix("step_")
-    return int(digits) if digits.isdigit() else -1
-
-
 def _json_differences(name: str, one: Path, two: Path) -> list[str]:
-    ours, theirs = (_reproducible(json.loads(path.read_text(encoding="utf-8"))) for path in (one, two))
+    """Leaves out times and memory."""
+    ours, theirs = (json.loads(path.read_text(encoding="utf-8")) for path in (one, two))
     if not isinstance(ours, dict) or not isinstance(theirs, dict):
         return [] if ours == theirs else [f"{name} differs"]
-    keys = [key for key in sorted(ours.keys() | theirs.keys()) if ours.get(key) != theirs.get(key)]
-    return (
-        [f"{name}: {', '.join(f'{key} {ours.get(key)!r:.40} and {theirs.get(key)!r:.40}' for key in keys)}"]
-        if keys
-        else []
-    )
-
-
-def _reproducible(content: Any) -> Any:
-    """A JSON file's content without the keys for times and memory."""
-    if not isinstance(content, dict):
-        return content
-    return {key: value for key, value in content.items() if not TIME_OR_MEMORY.search(key)}
+    keys = [key for key in sorted(ours.keys() | theirs.keys()) if not TIME_OR_MEMORY.search(key)]
+    pairs = ((key, ours.get(key), theirs.get(key)) for key in keys)
+    different = [f"{key} {own!r:.40} and {other!r:.40}" for key, own, other in pairs if own != other]
+    return [f"{name}: {', '.join(different)}"] if different else []

@@ -57,10 +57,8 @@ class Patches:
         ]
         matrix = self.augmentation.matrix(generator)
         if matrix is None:
-            image, label = (
-                crop(volume.image, start, self.size, 0),
-                crop(volume.patch_label, start, self.size, IGNORED),
-            )
+            image = crop(volume.image, start, self.size, 0)
+            label = crop(volume.patch_label, start, self.size, IGNORED)
         else:
             image, label = crop_transformed(volume.image, volume.patch_label, start, self.size, matrix)
         image = self.augmentation.change_intensity(np.flip(image, flipped), generator)
