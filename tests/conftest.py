@@ -62,9 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         } & fixtures  # test_parity requests runs of both tasks by name
         if "pair" in fixtures:
             item.add_marker(pytest.mark.xdist_group("two machines"))
-        elif (of_titles and of_either) or (
-            not of_either and {"titled", "title_table", "title_tokens"} & fixtures
-        ):
+        elif (of_titles and of_either) or (not of_either and {"titled", "title_tokens"} & fixtures):
             item.add_marker(pytest.mark.xdist_group("runs of titlegen.py"))
         elif of_either:
             item.add_marker(pytest.mark.xdist_group("runs of classify.py"))
@@ -209,12 +207,11 @@ class TokenTable:
 
 @pytest.fixture(scope="session")
 def title_tokens(title_home: Path) -> TokenTable:
-    """A run of `samerun parity` on the title job with micro-batches by tokens, in two setups."""
-    never, options = (
-        title_home / "runs" / "never_tokens",
-        ["--setups", "zero2", "--steps", str(title_job.STEPS)],
-    )
-    job = title_job.arguments(max_tokens_per_micro_batch=title_job.MICRO_BATCH_TOKENS, output_dir=never)
+    """A run of `samerun parity` on the title job with micro-batches by tokens, in three setups."""
+    never = title_home / "runs" / "never_tokens"
+    options = ["--setups", "zero2,fsdp", "--steps", str(title_job.STEPS)]
+    tokens = title_job.MICRO_BATCH_TOKENS
+    job = title_job.arguments(streaming=31, max_tokens_per_micro_batch=tokens, output_dir=never)
     command = [*launchers.tool("parity"), *options, "--output_dir", "tokens", str(title_job.SCRIPT)]
     finished = launchers.run([*command, "--from_scratch", *job], title_home, timeout=900)
     return TokenTable(finished, title_home / "tokens", never)
