@@ -94,13 +94,18 @@ def test_what_cannot_share_it_is_refused(monkeypatch):
         read(monkeypatch, "", None, "-")
 
 
+def run(*command, **environment):
+    """The process of a Python command, which has ended."""
+    unset = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "GLIBC_TUNABLES")
+    own = {name: value for name, value in os.environ.items() if name not in unset}
+    own |= {"PYTHONPATH": str(CLASSIFY.parent)} | environment
+    return subprocess.run([sys.executable, *command], env=own, capture_output=True, text=True)
+
+
 def test_the_listening_to_signals_ends_before_the_interpreter_is_torn_down():
     """Python 3.13 waits for ever for a thread that is still to be joined then."""
-    script = "from samerun import cli; cli._exit_stack.callback(print, 'closed')"
-    ended = subprocess.run(
-        [sys.executable, "-c", script], cwd=CLASSIFY.parent, capture_output=True, text=True, check=True
-    )
-    assert ended.stdout == "closed\n"
+    ended = run("-c", "from samerun import cli; cli._exit_stack.callback(print, 'closed')")
+    assert (ended.returncode, ended.stdout) == (0, "closed\n")
 
 
 def test_help_and_wrong_arguments_answer_before_torch_is_imported():
@@ -110,7 +115,7 @@ def test_help_and_wrong_arguments_answer_before_torch_is_imported():
             f"try: runpy.run_path({str(CLASSIFY)!r}, run_name='__main__')\n"
             "finally: assert not {'torch', 'transformers', 'pyarrow', 'numpy'} & set(sys.modules)"
         )
-        ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        ended = run("-c", script)
         assert (ended.returncode, "AssertionError" in ended.stderr) == (0 if "--help" in argv else 2, False)
 
 
@@ -119,13 +124,34 @@ def test_an_import_without_memory_is_explained(tmp_path):
     (tmp_path / "torch.py").write_text(
         'raise ImportError("libtorch.so: failed to map segment from shared object")'
     )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, str(CLASSIFY), "--train_file", "a.csv", "--output_dir", "a"]
-    done = subprocess.run(
-        [*command, "--model_name_or_path", "b"], env=environment, capture_output=True, text=True, cwd=tmp_path
-    )
+    asked = ["--train_file", "a.csv", "--output_dir", str(tmp_path / "a"), "--model_name_or_path", "b"]
+    done = run(str(CLASSIFY), *asked, PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.startswith(
-        "error: out of memory while libraries are loaded (libtorch.so: failed to map"
-    )
+    told = "error: out of memory while libraries are loaded (libtorch.so: failed to map"
+    assert done.stderr.startswith(told)
     assert "ulimit -v" in done.stderr
+
+
+SHOW = """
+import os, resource, sys
+from samerun.cli import set_up_host
+set_up_host()
+blocks = bytearray(200_000_000)
+del blocks
+with open("/proc/self/statm") as pages:
+    resident = int(pages.read().split()[1]) * resource.getpagesize()
+print(os.environ.get("GOMP_SPINCOUNT"), resident > 200_000_000)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="malloc and OpenMP of Linux")
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({}, "2000 True"),  # threads wait asleep soon; freed memory stays
+        ({"GOMP_SPINCOUNT": "7", "MALLOC_TRIM_THRESHOLD_": "100000"}, "7 False"),
+        ({"OMP_WAIT_POLICY": "active"}, "None True"),
+    ],
+)
+def test_of_malloc_and_openmp_only_what_the_user_did_not_set_is_set(given, shown):
+    assert run("-c", SHOW, **given).stdout.strip() == shown
