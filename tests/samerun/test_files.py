@@ -74,6 +74,14 @@ def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path):
     assert (path.read_text(), content(tmp_path / "best")) == ("old", "old")
 
 
+def test_one_run_per_folder(tmp_path):
+    held = lock(tmp_path)
+    with pytest.raises(InputError, match=rf"in use by another run \(process {os.getpid()} on "):
+        lock(tmp_path)
+    held.close()  # as the kernel does when a process dies
+    lock(tmp_path).close()
+
+
 def link_to_mine(folder):
     (folder / ".lock").symlink_to(folder / "mine")
 
