@@ -4,12 +4,17 @@ import datetime
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from linear_task import make_plan
+from transformers import GenerationConfig
 
+from samerun.data.tokens import Ragged
 from samerun.errors import InputError
 from samerun.plan import BatchShape
+from samerun.text import titles
 from samerun.tools import plan as planner
 from samerun.tools.moving import forecast, meter
 
@@ -78,6 +83,18 @@ def test_other_micro_batches_make_the_same_global_batch():
     assert [shape.max_tokens for shape in meter.shapes(tokens, False)] == [2048, 1024]
     assert forecast._argument(vars(tokens)) == "--max_tokens_per_micro_batch 2048"
     assert forecast._argument(vars(rows)) == "--per_device_train_batch_size 8"
+
+
+def test_titles_of_a_measured_run_are_as_long_as_the_longest_references_of_a_batch():
+    # The largest of two draws from 1 and 3 is 1 in a quarter of the cases.
+    assert meter.expected_maximum(np.array([3, 1]), 2) == 2.5
+    config = GenerationConfig(max_length=18, num_beams=2)
+    task = SimpleNamespace(generation=titles.Generation(config, start_id=1, pad_id=0, synced_gpus=False))
+    split = SimpleNamespace(targets=Ragged.of([[5] * 4] * 8))
+    meter.end_titles(SimpleNamespace(task=task, validation=SimpleNamespace(split=split, batch_size=4)))
+    measured = task.generation.config
+    assert (measured.min_length, measured.max_length, measured.num_beams) == (5, 5, 2)  # and the start token
+    assert config.max_length == 18
 
 
 @pytest.fixture

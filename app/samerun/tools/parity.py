@@ -45,16 +45,14 @@ from samerun.tools.moving.outcome import (
     read_outcome,
 )
 from samerun.tools.moving.setups import (
-    OBSERVER,
     OVERRIDES,
     REFERENCE,
     SETUPS,
     Setup,
     batch_arguments,
-    first_error,
     launch_arguments,
     launcher,
-    run_with_timeout,
+    run_observed,
 )
 
 DIFFERS = 1
@@ -175,15 +173,9 @@ def run_setup(options: argparse.Namespace, setup: Setup, processes: int, argumen
     }  # fmt: skip
     names = as_dict(arguments)  # some tasks lack the arguments that count tokens
     changed = [part for name, value in changes.items() if name in names for part in (f"--{name}", str(value))]
-    observed = [str(OBSERVER), options.device, str(options.output_dir / "observed"), "0"]
-    command = [*start, *observed, str(options.script), *options.arguments, *changed]
-    log = options.output_dir / f"{setup.name}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w", encoding="utf-8") as file:
-        code = run_with_timeout(command, file, options.timeout, options.device)
-    if code is None:
-        return f"not done after {options.timeout:g} s ({log})"
-    return f"{first_error(log)} ({log})" if code else None
+    words, limits = [*options.arguments, *changed], {"timeout": options.timeout, "device": options.device}
+    problem = run_observed(start, options.script, words, options.output_dir, setup.name, **limits)
+    return problem and f"{problem} ({folder}.log)"
 
 
 def own_batch(arguments: Any, on_gpu: bool) -> tuple[int, int | None, int | None]:

@@ -31,18 +31,19 @@ from typing import Any
 from samerun import task_scripts
 from samerun.errors import InputError
 from samerun.reports.tracker import read_history
-from samerun.run_folder import CHECKPOINTS, HISTORY, RUN_FILE, STATUS, read_metrics
-from samerun.tools import diff, parity
+from samerun.run_folder import CHECKPOINTS, HISTORY, RUN_FILE
+from samerun.tools import diff
 from samerun.tools.moving import activations
-from samerun.tools.moving.setups import OBSERVER
+from samerun.tools.moving.outcome import relative
+from samerun.tools.moving.setups import OVERRIDES, run_observed
 
 DEPARTS = 1
 ROUNDING = {"no": 1e-5, "bf16": 1e-2, "fp16": 1e-2}  # of losses, relative, by precision
 NORM_FACTOR = 10  # how much more gradient norms may differ
 # Not part of the job's steps.
-OVERRIDES = {
+CHANGES = {
     name: value
-    for name, value in parity.OVERRIDES.items()
+    for name, value in OVERRIDES.items()
     if name not in ("logging_steps", "eval_strategy", "do_eval", "resume_from_checkpoint")
 }
 # What can change a number. Of `samerun.tools.diff.facts_of` and `arguments_of`.
@@ -153,26 +154,20 @@ def repeat(
     arguments: list[str],
 ) -> str | None:
     """Does steps of the run in the folder `name` of the work folder. Returns the reason if that fails."""
-    folder, log = options.work_dir / name, options.work_dir / f"{name}.log"
+    folder = options.work_dir / name
     shutil.rmtree(folder, ignore_errors=True)
     options.work_dir.mkdir(parents=True, exist_ok=True)
     batch = run["plan"]["batch"]
     settings = {
-        **run["arguments"], **OVERRIDES, "output_dir": str(folder), "overwrite_output_dir": False,
+        **run["arguments"], **CHANGES, "output_dir": str(folder), "overwrite_output_dir": False,
         "gradient_accumulation_steps": None, "global_batch_size": batch["global_batch_size"],
         "resume_from_checkpoint": str(options.run / CHECKPOINTS / f"step_{start}") if start else None,
     }  # fmt: skip
     file = options.work_dir / f"{name}.json"
     task_scripts.write_settings(file, settings)
-    observed = [str(OBSERVER), "any", str(options.work_dir / "observed"), str(steps)]
-    command = [*launcher, *observed, str(run["script"]), "--config", str(file), *arguments]
-    with log.open("w", encoding="utf-8") as output:
-        code = parity.run_with_timeout(command, output, options.timeout, "any")
-    if code is None:
-        return f"not done after {options.timeout:g} s ({log})"
-    # Not by the exit code: torchrun and deepspeed have their own for a job that stopped as it was asked to.
-    state = read_metrics(folder / STATUS).get("state")
-    return None if state in ("stopped", "done") else f"{parity.first_error(log)} ({log})"
+    words, limits = ["--config", str(file), *arguments], {"steps": steps, "timeout": options.timeout}
+    problem = run_observed(launcher, run["script"], words, options.work_dir, name, **limits)
+    return problem and f"{problem} ({folder}.log)"
 
 
 def departure(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float) -> tuple[str, float]:
@@ -181,12 +176,6 @@ def departure(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float) ->
     found = {name: relative(ours[name], theirs[name]) / limit for name, limit in allowed.items()}
     name = max(found, key=found.get)
     return name, found[name]
-
-
-def relative(ours: float | None, theirs: float | None) -> float:
-    if ours is None or theirs is None:
-        return 0.0 if ours == theirs else float("inf")
-    return abs(ours - theirs) / max(abs(theirs), sys.float_info.min)
 
 
 def explain(

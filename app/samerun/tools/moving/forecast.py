@@ -19,14 +19,12 @@ from samerun.plan import Plan
 from samerun.run_folder import METRICS, read_metrics
 from samerun.tools.moving.observer import MEASURE
 from samerun.tools.moving.setups import (
-    OBSERVER,
     OVERRIDES,
     SETUPS,
     Setup,
-    first_error,
     launch_arguments,
     launcher,
-    run_with_timeout,
+    run_observed,
 )
 
 FILE = "times.json"  # of `meter`
@@ -188,27 +186,19 @@ def _run(job: Job, setup: Setup | None, processes: int) -> tuple[dict[str, Any],
     settings = {**own, **{name: value for name, value in changes.items() if name in own}}
     try:
         task_scripts.write_settings(folder / "settings.json", settings)
-        start = _planned_launcher(job) if setup is None else launcher(setup, processes)
-        observed = [str(OBSERVER), "any", str(folder), str(MEASURE)]
+        if setup is None:
+            several = "torchrun" if job.processes > 1 else "python"
+            planned = Setup(HERE, several if job.launch_file is None else "accelerate")
+            start = launcher(planned, job.processes, job.launch_file)
+        else:
+            start = launcher(setup, processes)
+        words, limits = ["--config", str(folder / "settings.json")], {"steps": MEASURE, "timeout": TIMEOUT}
         began = time.perf_counter()
-        with (folder / "log").open("w", encoding="utf-8") as log:
-            command = [*start, *observed, str(job.script), "--config", str(folder / "settings.json")]
-            code = run_with_timeout(command, log, TIMEOUT, "any")
+        problem = run_observed(start, job.script, words, folder, "run", **limits)
         seconds = time.perf_counter() - began
-        if code is None:
-            raise InputError(f"not done after {duration(TIMEOUT)}")
-        if code or not (folder / FILE).exists():
-            raise InputError(first_error(folder / "log"))
-        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        if problem is not None:
+            raise InputError(problem)
+        found = json.loads((folder / "observed" / FILE).read_text(encoding="utf-8"))
         return found, read_metrics(folder / "run" / METRICS), seconds
     finally:
         shutil.rmtree(folder)
-
-
-def _planned_launcher(job: Job) -> list[str]:
-    """accelerate with --launch FILE, torchrun for several processes, or python."""
-    if job.launch_file is None:
-        return launcher(Setup(HERE, "torchrun" if job.processes > 1 else "python"), job.processes)
-    words = launcher(Setup(HERE, "accelerate"), job.processes)
-    words[words.index("--config_file") + 1] = str(job.launch_file)
-    return words

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -54,15 +55,37 @@ def measure(engine: ModuleType, folder: Path) -> None:
             found["export"] = time.perf_counter() - before
 
         training._export = export_timed
+        if training.validation is not None and hasattr(training.task, "generation"):
+            end_titles(training)
         if training.validation is not None and training.plan.eval_steps is not None:
             training._evaluate_and_save(eval_due=True)
         if training.plan.save_steps is not None:
             training._save()
         found["seconds"] = time.perf_counter() - started
         if training.run.is_main:
+            folder.mkdir(exist_ok=True)
             (folder / FILE).write_text(json.dumps(found), encoding="utf-8")
 
     engine.memory_lines, engine.Training._run_steps = memory_lines_noted, train
+
+
+def end_titles(training: Any) -> None:
+    """Gives each generated title as many tokens as the longest reference of an evaluation batch has on
+    average: a batch of a trained model goes on until its last title ends, while an untrained model ends none,
+    or all at once. The limit is the same for all batches, as the exported model gets it and is checked."""
+    task, rows = training.task, training.validation
+    lengths = np.diff(rows.split.targets.offsets)  # with the end token
+    tokens = 1 + round(expected_maximum(lengths, rows.batch_size))  # with the start token
+    config = deepcopy(task.generation.config)
+    config.update(min_length=tokens, max_length=tokens)
+    task.generation = replace(task.generation, config=config)
+
+
+def expected_maximum(numbers: np.ndarray, draws: int) -> float:
+    """The mean of the largest of so many random draws from `numbers`, which are put back. k of n numbers are
+    not larger than the k-th in order, so the probability of a largest one up to it is (k / n)^draws."""
+    up_to = (np.arange(len(numbers) + 1) / len(numbers)) ** draws
+    return float(np.sort(numbers) @ np.diff(up_to))
 
 
 def trials(engine: ModuleType, training: Any, estimates: list) -> list[dict[str, Any]]:

@@ -108,8 +108,10 @@ def compare(ours: Outcome, theirs: Outcome) -> Difference:
         / sum(tensor.numel() for tensor in theirs.weights.values()),
         weights=weights[where],
         where=where,
-        losses=_worst(partial(_relative, "loss"), ours.steps, steps),
-        grad_norms=_worst(partial(_relative, "grad_norm"), ours.steps, steps),
+        losses=_worst(lambda our, their: relative(our.get("loss"), their["loss"]), ours.steps, steps),
+        grad_norms=_worst(
+            lambda our, their: relative(our.get("grad_norm"), their["grad_norm"]), ours.steps, steps
+        ),
         metrics=_worst(_metrics_difference, ours.evaluations, evaluations),
         eval_losses=_worst(partial(_metrics_difference, only=("eval_loss",)), ours.evaluations, evaluations),
         predictions=_worst(_predictions_difference, ours.predictions, predictions),
@@ -183,11 +185,11 @@ def _predictions_difference(ours: dict[str, Any], theirs: dict[str, Any]) -> flo
     )
 
 
-def _relative(name: str, ours: dict[str, Any], theirs: dict[str, Any]) -> float:
-    our, their = ours.get(name), theirs[name]
-    if our is None or not their:
-        return 0.0 if our == their else math.inf
-    return abs(our - their) / abs(their)
+def relative(ours: float | None, theirs: float | None) -> float:
+    """The relative difference of two numbers; infinite if one is unknown, and from 0."""
+    if ours is None or not theirs:
+        return 0.0 if ours == theirs else math.inf
+    return abs(ours - theirs) / abs(theirs)
 
 
 def _largest(differences: Any) -> float:

@@ -10,8 +10,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from samerun.run_folder import STATUS, read_metrics
 from samerun.task_scripts import shipped
 
 OBSERVER = Path(__file__).resolve().with_name("observer.py")
@@ -69,9 +69,9 @@ SETUPS = (
 REFERENCE = SETUPS[0]
 
 
-def launcher(setup: Setup, processes: int) -> list[str]:
-    """The launcher with its options, up to the script. Raises `FileNotFoundError` if the launcher is not
-    installed."""
+def launcher(setup: Setup, processes: int, file: Path | None = None) -> list[str]:
+    """The launcher with its options, up to the script. `file`: for accelerate, other than a shipped one.
+    Raises `FileNotFoundError` if the launcher is not installed."""
     if setup.launcher == "python":
         return [sys.executable]
     with socket.socket() as probe:
@@ -81,8 +81,9 @@ def launcher(setup: Setup, processes: int) -> list[str]:
         return [_tool("torchrun"), "--nproc_per_node", str(processes), "--master_port", port]
     if setup.launcher == "deepspeed":
         return [_tool("deepspeed"), "--num_gpus", str(processes), "--master_port", port]
-    file = f"{setup.memory or ('ddp_bf16' if setup.precision == 'bf16' else 'ddp')}.yaml"
-    config = ["--config_file", str(shipped("accelerate_configs") / file), "--main_process_port", port]
+    name = setup.memory or ("ddp_bf16" if setup.precision == "bf16" else "ddp")
+    file = file or shipped("accelerate_configs") / f"{name}.yaml"
+    config = ["--config_file", str(file), "--main_process_port", port]
     return [_tool("accelerate"), "launch", *config, "--num_processes", str(processes)]
 
 
@@ -111,27 +112,37 @@ def batch_arguments(
     }
 
 
-def run_with_timeout(command: list[str], log: Any, timeout: float, device: str) -> int | None:
-    """The exit code. After `timeout` seconds, kills the command's process group and returns None."""
-    environment = dict(os.environ)
-    if device == "cpu":
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        start_new_session=True,
-    )
+def run_observed(
+    start: list[str],
+    script: Path,
+    arguments: list[str],
+    work: Path,
+    name: str,
+    *,
+    steps: int = 0,
+    timeout: float,
+    device: str = "any",
+) -> str | None:
+    """Runs a task's script under the launcher `start` and `observer`, which writes into WORK/observed and
+    knows `steps` and `device`. Returns the reason if the run fails. `work`/`name`: the run's --output_dir.
+    WORK/NAME.log gets its output. After `timeout` seconds its process group is killed."""
+    work.mkdir(parents=True, exist_ok=True)
+    command = [*start, str(OBSERVER), device, str(work / "observed"), str(steps), str(script), *arguments]
+    environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})}
+    options = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "start_new_session": True}
+    with (work / f"{name}.log").open("w", encoding="utf-8") as log:
+        process = subprocess.Popen(command, stdout=log, env=environment, **options)
     try:
-        return process.wait(timeout)
+        failed = process.wait(timeout) != 0
     except subprocess.TimeoutExpired:
-        return None
+        return f"not done after {timeout:g} s"
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)  # workers outside of the group end without their launcher
             process.wait()
+    if steps > 0:  # launchers have exit codes of their own for a run that stopped as it was asked to
+        failed = read_metrics(work / name / STATUS).get("state") not in ("stopped", "done")
+    return first_error(work / f"{name}.log") if failed else None
 
 
 def first_error(log: Path) -> str:
