@@ -155,8 +155,8 @@ def measure(job: Job, setups: list[Setup | None]) -> tuple[Times, list[str]]:
     if first is None:
         raise InputError(*failures)
     header = ["launcher", "micro-batch", "rows/s", "whole run", "GiB estimated, used", ""]
-    table = ["", *plain_table(header, rows), "used: by a process in all trials, with its libraries"]
-    own = lines(job.plan, first, evaluates, datetime.datetime.now()) if len(setups) == 1 else []
+    table = [*plain_table(header, rows), "used: by a process in all trials, with its libraries"]
+    own = [*lines(job.plan, first, evaluates, datetime.datetime.now()), ""] if len(setups) == 1 else []
     return first, [*own, *table, *(f"failed         {failure}" for failure in failures)]
 
 
