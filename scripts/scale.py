@@ -6,6 +6,7 @@
     python scripts/scale.py shares --processes 8 64 512 1024
     python scripts/scale.py heartbeat --processes 8 64 512 1024
     python scripts/scale.py scores --rows 10000 100000 1000000
+    python scripts/scale.py growth
 
 `run` trains a small classifier as rank 0 of a process group that does not exist: torch's fake group returns
 at once, and what would come from other processes is a copy of this process's own or stays as it was. So
@@ -21,6 +22,7 @@ import itertools
 import json
 import os
 import resource
+import subprocess
 import sys
 import threading
 import time
@@ -56,8 +58,17 @@ from samerun.task import Split
 from samerun.text import head
 from samerun.text.multi_label_scores import multilabel_scores
 
-SMALL_MODEL = Path(__file__).resolve().parents[1] / "app" / "recipes" / "small_modernbert" / "config.json"
+MODELS = Path(__file__).resolve().parents[1] / "app" / "recipes"
+SMALL_MODEL = MODELS / "small_modernbert" / "config.json"
 GLOBAL_BATCH, STEPS, TRAINING_ROWS, VALIDATION_ROWS, LABELS = 1024, 4, 4096, 2048, 20
+# A training whose time and memory are measured, and what grows in it.
+BASE = {"rows": 1000, "labels": 20, "tokens": 32, "processes": 1}
+GROWTH = {
+    "rows": (10**3, 10**4, 10**5, 10**6),
+    "labels": (10, 100, 1000, 10_000),
+    "tokens": (128, 1024, 4096, 16_384),
+    "processes": (1, 2, 4),
+}
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}
 COST = ("CPU s", "bytes a row, at most")
 # What is measured: a name, and where its function is.
@@ -157,17 +168,16 @@ def size_of(value: Any) -> int:
     return sum(map(size_of, value)) if isinstance(value, list | tuple) else 0
 
 
-def write_data(folder: Path) -> dict[str, Path]:
-    """Random texts with some of `LABELS` labels; returns the paths by argument."""
-    words, paths = np.array([f"w{number}" for number in range(500)]), {}
-    for name, rows in (("train_file", TRAINING_ROWS), ("validation_file", VALIDATION_ROWS)):
-        generator, paths[name] = np.random.default_rng(rows), folder / f"{name}.jsonl"
-        with paths[name].open("w", encoding="utf-8") as file:
-            for _ in range(rows):
-                text = " ".join(generator.choice(words, generator.integers(4, 24)))
-                labels = [f"label{number}" for number in generator.choice(LABELS, 2, replace=False)]
-                file.write(json.dumps({"text": text, "labels": labels}) + "\n")
-    return paths
+def write_rows(path: Path, rows: int, labels: int, words: tuple[int, int]) -> Path:
+    """Random texts of so many words (lowest, highest + 1), each with two labels; every label occurs."""
+    names = np.array([f"w{number}" for number in range(500)])
+    generator = np.random.default_rng(rows)
+    with path.open("w", encoding="utf-8") as file:
+        for row in range(rows):
+            text = " ".join(names[generator.integers(0, len(names), generator.integers(*words))])
+            own = {f"label{number % labels}" for number in (2 * row, 2 * row + 1 + generator.integers(3))}
+            file.write(json.dumps({"text": text, "labels": sorted(own)}) + "\n")
+    return path
 
 
 def fake_group(processes: int) -> None:
@@ -211,8 +221,12 @@ def run(arguments: argparse.Namespace) -> list[str]:
     settings |= {"max_steps": STEPS, "eval_strategy": "steps", "eval_steps": STEPS // 2, "use_cpu": True}
     settings |= {"save_steps": STEPS // 2, "report_to": "none", "output_dir": folder / "run"}
     settings |= {"global_batch_size": GLOBAL_BATCH, "max_tokens_per_micro_batch": 10**6}
+    data = {
+        name: write_rows(folder / f"{name}.jsonl", rows, LABELS, (4, 24))
+        for name, rows in (("train_file", TRAINING_ROWS), ("validation_file", VALIDATION_ROWS))
+    }
     with Traffic(measured, processes) if arguments.count else nullcontext():
-        api.train("classify", **settings, **write_data(folder))
+        api.train("classify", **settings, **data)
     if os.environ.get("RANK", "0") != "0":
         os._exit(0)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -299,6 +313,58 @@ def show_scores(arguments: argparse.Namespace) -> list[str]:
     return markdown_table(["rows", *COST], rows)
 
 
+def show_growth(arguments: argparse.Namespace) -> list[str]:
+    """Time and memory of a training against rows, labels, tokens and processes, with the exponent of growth:
+    the slope of a straight line through the logarithms."""
+    rows = []
+    for name, sizes in GROWTH.items():
+        sizes = sizes[: arguments.sizes[0]]
+        found = [train_apart(**BASE | {name: size}) for size in sizes]
+        for unit in found[0]:
+            values = [measured[unit] for measured in found]
+            exponent, _ = np.polyfit(np.log(sizes), np.log(values), 1)
+            of_sizes = ("; ".join(f"{x:,.4g}" for x in numbers) for numbers in (sizes, values))
+            rows.append([name, unit, *of_sizes, f"{exponent:.2f}"])
+    return markdown_table(["what grows", "measured", "sizes", "values", "exponent"], rows)
+
+
+def train_apart(rows: int, labels: int, tokens: int, processes: int) -> dict[str, float]:
+    """What `train_once` measures in rank 0 of so many real processes, with texts of so many tokens."""
+    folder = temporary_folder("scale_")
+    write_rows(folder / "train.jsonl", rows, labels, (tokens - 2, tokens - 1))
+    (folder / "labels.txt").write_text("\n".join(f"label{number}" for number in range(labels)))
+    config = json.loads((MODELS / "small_bigbird" / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": tokens}))
+    start = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes)] if processes > 1 else []
+    done = subprocess.run(
+        [sys.executable, *start, __file__, "train", "--folder", str(folder)],
+        env=os.environ | {"HF_DATASETS_CACHE": str(folder / "cache")},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def train_once(arguments: argparse.Namespace) -> list[str]:
+    """Eight steps of 16 rows with the data and the BigBird in a folder; prints rank 0's cost as JSON."""
+    folder, measured = arguments.folder, Measured()
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    training.train_step = measured.measuring("a step", training.train_step)
+    settings = {"config_name": folder, "from_scratch": True, "tokenizer_type": "train", "use_cpu": True}
+    settings |= {"max_length": config["max_position_embeddings"], "max_steps": 8, "global_batch_size": 16}
+    settings |= {"eval_strategy": "no", "save_strategy": "no", "report_to": "none"}
+    settings |= {"label_file": folder / "labels.txt", "output_dir": folder / "run"}
+    api.train("classify", train_file=folder / "train.jsonl", **settings)
+    if os.environ.get("RANK", "0") != "0":
+        os._exit(0)
+    steps = [call["seconds"] for call in measured.calls["a step"]]
+    found = {
+        "a step, CPU ms": 1000 * float(np.median(steps)),
+        "all else, CPU s": time.process_time() - sum(steps),
+        "memory, MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+    return [json.dumps(found)]
+
+
 def cost(work: Callable[[], Any]) -> tuple[float, int]:
     """(CPU seconds of the process, most bytes allocated by Python and numpy meanwhile)."""
     tracemalloc.start()
@@ -323,6 +389,8 @@ COMMANDS = {
     "shares": (show_shares, "processes", [8, 64, 512, 1024]),
     "heartbeat": (show_heartbeat, "processes", [8, 64, 512, 1024]),
     "scores": (show_scores, "rows", [10**4, 10**5]),
+    "growth": (show_growth, "sizes", [4]),
+    "train": (train_once, "folder", None),
 }
 
 if __name__ == "__main__":
@@ -333,6 +401,9 @@ if __name__ == "__main__":
     for name, (action, numbers, default) in COMMANDS.items():
         command = commands.add_parser(name, help=action.__doc__)
         command.set_defaults(action=action)
+        if action is train_once:
+            command.add_argument("--folder", type=Path, required=True)
+            continue
         command.add_argument(f"--{numbers}", type=int, nargs="+", default=default)
         if action is run:
             command.add_argument("--fsdp", action="store_true")

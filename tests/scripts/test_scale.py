@@ -33,10 +33,26 @@ def test_a_process_of_a_thousand_does_no_more_than_one_of_eight(tmp_path):
     assert float(few["a step"][3]) < float(many["a step"][3]) < 1.2 * float(few["a step"][3])
 
 
-def test_the_other_tables(environment):
+@pytest.fixture
+def scale(environment):
     spec = importlib.util.spec_from_file_location("scale", SCRIPT)
-    scale = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(scale)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_the_cost_of_a_training_against_its_sizes(scale, monkeypatch):
+    monkeypatch.setattr(scale, "GROWTH", {"processes": (1, 2)})
+    monkeypatch.setattr(scale, "BASE", scale.BASE | {"rows": 64})
+    table = scale.show_growth(SimpleNamespace(sizes=[2]))
+    found = [[cell.strip() for cell in line.split("|")[1:]] for line in table[2:]]
+    assert [cells[1] for cells in found] == ["a step, CPU ms", "all else, CPU s", "memory, MB"]
+    assert all(float(value) > 0 for cells in found for value in cells[3].split(";"))
+    assert [cells[2] for cells in found] == ["1; 2"] * 3
+
+
+def test_the_other_tables(scale):
     small = SimpleNamespace(rows=[1000], processes=[8, 300])
     assert list(cells(scale.show_order(small)))[2:] == ["1,000"]
     assert len(scale.show_shares(small)) == 2 + 4
