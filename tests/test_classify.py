@@ -10,7 +10,6 @@ from text_tasks import classification
 from samerun.errors import TrainingError
 from samerun.main import baseline_remark
 from samerun.task import Batch
-from samerun.text.losses import loss_of_arguments
 
 SPLIT = SimpleNamespace(content=lambda: "rows", path="valid.csv")
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [-3.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
@@ -95,19 +94,6 @@ def test_a_model_that_diverged_is_not_scored_and_the_row_is_named(logit):
         task.score(found, split)
     with pytest.raises(TrainingError, match=told):
         list(task.lines(found, split))
-
-
-@pytest.mark.parametrize("kind", ["focal", "asymmetric", "distribution_balanced"])
-def test_the_loss_that_is_scored_is_the_one_that_is_trained(kind):
-    task = classification(3, loss=kind)
-    task.problem.loss = loss_of_arguments(task.arguments, np.array([5, 1, 0]), 9, task.labels, [])
-    trained = task.loss_sum(model, batch()).item() / task.num_targets(batch()).item()
-    real = batch().is_real
-    found = scores(task, LOGITS[real].numpy(), LABELS[real].numpy())
-    assert found["loss"] == pytest.approx(trained, rel=1e-6)
-    assert found["loss"] != pytest.approx(
-        scores(classification(3), LOGITS[real].numpy(), LABELS[real].numpy())["loss"], rel=0.1
-    )
 
 
 def test_the_head_may_learn_faster():

@@ -4,8 +4,6 @@ exception."""
 from __future__ import annotations
 
 import dataclasses
-import gzip
-import io
 import json
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -13,13 +11,10 @@ from typing import Any
 
 import classify
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 import tables
 import titlegen
 import yaml
-from catalogue_case import GOOD, VALID
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from launchers import REPOSITORY
@@ -27,7 +22,6 @@ from tiny_models import sizes
 
 from samerun import deepspeed
 from samerun.arguments import ModelArguments
-from samerun.data.tables import read_table
 from samerun.errors import InputError
 from samerun.models.pretrained import load_config
 from samerun.parsing import parse, validate
@@ -65,65 +59,6 @@ def write(name: str, data: bytes) -> str:
 
 
 # Files of rows that were good until something happened to them
-
-
-def good_parquet() -> bytes:
-    table = pyarrow.table({"text": [f"row {i}" for i in range(20)], "labels": [["a", "b"], []] * 10})
-    file = io.BytesIO()
-    pyarrow.parquet.write_table(table, file)
-    return file.getvalue()
-
-
-ROWS = [
-    {"text": text, "labels": labels}
-    for text, labels in zip("abcd", [["red"], [], ["green", "red"], ["red"]], strict=True)
-]
-WHOLE = {
-    "a.csv": (GOOD + VALID.partition("\n")[2]).replace("TARGET", "labels").encode(),
-    "a.tsv": GOOD.replace("TARGET", "labels").replace(",", "\t").encode(),
-    "a.jsonl": "".join(json.dumps(row) + "\n" for row in ROWS).encode(),
-    "a.json": json.dumps(ROWS, indent=1).encode(),
-    "a.parquet": good_parquet(),
-    "a.csv.gz": gzip.compress(GOOD.replace("TARGET", "labels").encode(), mtime=0),
-}
-PLACES = st.integers(0, 2**16)
-
-
-@st.composite
-def damaged(draw: Any) -> tuple[str, bytes]:
-    """A good file with a few bytes changed, inserted, removed, doubled or cut off."""
-    name = draw(st.sampled_from(sorted(WHOLE)))
-    data = bytearray(WHOLE[name])
-    for _ in range(draw(st.integers(1, 3))):
-        at, length = draw(PLACES) % (len(data) + 1), draw(st.integers(1, 40))
-        match draw(st.sampled_from(["change", "insert", "remove", "double", "cut"])):
-            case "change":
-                data[at : at + 1] = draw(st.binary(min_size=1, max_size=1))
-            case "insert":
-                data[at:at] = draw(
-                    st.one_of(
-                        st.binary(min_size=1, max_size=4),
-                        st.sampled_from([b'"', b"\n", b"\0", b"\xff", b"{"]),
-                    )
-                )
-            case "remove":
-                del data[at : at + length]
-            case "double":
-                data[at:at] = data[at : at + length]
-            case "cut":
-                del data[at:]
-    return name, bytes(data)
-
-
-@settings(quick, max_examples=100)
-@given(damaged())
-def test_a_damaged_file_is_a_table_or_refused(file):
-    table = result_or_words(lambda: read_table(write(*file), required=("text", "labels")))
-    if table is not None:
-        assert len(table) > 0
-        assert {len(cells) for cells in table.columns.values()} == {len(table)}
-        names = result_or_words(lambda: read_labels(table, labels_asked(), []))
-        assert names is None or len(names) == len(table)
 
 
 # Cells, label lists, weights

@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linear_task import collator, make_plan, points, split_of, train_steps
+from linear_task import make_plan, points, split_of, train_steps
 
-from samerun.data.batches import EvalBatches, TrainBatches, collate_share, evenly, train_loader
+from samerun.data.batches import EvalBatches, TrainBatches, evenly, train_loader
 from samerun.errors import TrainingError
 from samerun.plan import BatchShape
 from samerun.task import Batch, Mixture
@@ -82,15 +82,6 @@ def test_training_augments_rows_by_their_epoch_under_any_number_of_processes():
                     }
         for epoch, row in np.ndindex(2, 21):
             torch.testing.assert_close(seen[epoch, row], x[row] + 10 * epoch)
-
-
-def test_an_empty_share_becomes_a_placeholder():
-    x, y = points(5)
-    batch = collate_share(collator(x, y), np.array([], dtype=int), np.array([2, 4]))
-    assert batch.rows.tolist() == [-1]
-    assert not batch.is_real.any()
-    torch.testing.assert_close(batch.inputs["x"], x[[4]])
-    assert collate_share(collator(x, y), np.array([3]), np.array([2, 4])).rows.tolist() == [3]
 
 
 def test_the_largest_micro_batch_has_the_longest_rows():

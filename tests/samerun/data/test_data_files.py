@@ -77,29 +77,6 @@ def test_blank_lines_before_the_header_and_a_column_of_blanks():
     assert (contents(table), list(table.lines)) == ({"text": ["", "  ", "x"]}, [4, 5, 7])
 
 
-def test_line_ends_inside_quotes_are_kept_and_counted():
-    table = read_table(write("a.csv", 'text,labels\r\n"1\r\n2\r3\n4",x\r"a, ""b""",y\nlast,z'), required=BOTH)
-    assert contents(table) == {"text": ["1\r\n2\r3\n4", 'a, "b"', "last"], "labels": ["x", "y", "z"]}
-    assert list(table.lines) == [2, 6, 7]
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.json"])
-def test_json_lines_keep_their_types_and_fill_optional_fields(name):
-    lines = (
-        '{"text": "007", "labels": [1, "1"]}\n\n{"text": null, "labels": 1.5, "id": 9}\r\n{"labels": '
-        '{}, "text": true}'
-    )
-    table = read_table(write(name, lines), required=BOTH, optional=["id", "title"])
-    assert table.kind == "jsonl"
-    assert contents(table) == {
-        "text": ["007", None, True],
-        "labels": [[1, "1"], 1.5, {}],
-        "id": [None, 9, None],
-    }
-    assert list(table.lines) == [1, 3, 4]
-    assert table.where(1) == f"{name}:3"
-
-
 @pytest.mark.parametrize(
     ("content", "encoding", "said"),
     [
@@ -127,14 +104,6 @@ def test_ten_megabyte_cells():
     assert list(
         read_table(write("a.jsonl", json.dumps({"text": cell})), required=["text"]).columns["text"]
     ) == [cell]
-
-
-def test_other_line_separators_of_unicode_are_text():
-    text = "a\u2028b\x0bc\x0cd\x85e\x1cf"
-    assert list(read_table(write("a.csv", f"text,labels\n{text},x\ny,z\n")).lines) == [2, 3]
-    assert contents(read_table(write("a.jsonl", '{"text": "a\u2028b\x85c"}\n'), required=["text"])) == {
-        "text": ["a\u2028b\x85c"]
-    }
 
 
 def test_reading_imports_no_torch():
@@ -287,15 +256,7 @@ pieces = st.sampled_from([scrap.encode() for scrap in SCRAPS] + BYTES)
 anything = st.one_of(st.binary(max_size=60), st.lists(pieces, max_size=25).map(b"".join))
 
 
-@settings(quick, max_examples=120)
-@given(
-    anything,
-    st.sampled_from(["csv", "tsv", "json", "jsonl", "parquet", "csv.gz", "jsonl.gz", "json.gz"]),
-    st.sampled_from(["utf-8", "utf-8", "gb18030", "utf-16", "cp1252", "utf-32-le", "iso2022_jp", "hz"]),
-    st.booleans(),
-)
-def test_any_bytes_are_a_table_or_an_input_error(data, kind, encoding, zipped):
-    name = write(f"a.{kind}", gzip.compress(data) if zipped and kind.endswith("gz") else data)
+def check_table_or_messages(name, encoding="utf-8"):
     try:
         table = read_table(name, encoding, required=["text"])
     except InputError as error:
@@ -307,6 +268,27 @@ def test_any_bytes_are_a_table_or_an_input_error(data, kind, encoding, zipped):
         assert {len(cells) for cells in table.columns.values()} <= {len(table)}
     assert messages
     assert all(message and "\n" not in message for message in messages)
+
+
+@settings(quick, max_examples=120)
+@given(
+    anything,
+    st.sampled_from(["csv", "tsv", "json", "jsonl", "parquet", "csv.gz", "jsonl.gz", "json.gz"]),
+    st.sampled_from(["utf-8", "utf-8", "gb18030", "utf-16", "cp1252", "utf-32-le", "iso2022_jp", "hz"]),
+    st.booleans(),
+)
+def test_any_bytes_are_a_table_or_an_input_error(data, kind, encoding, zipped):
+    name = write(f"a.{kind}", gzip.compress(data) if zipped and kind.endswith("gz") else data)
+    check_table_or_messages(name, encoding)
+
+
+@quick
+@given(st.floats(0, 1), st.binary(max_size=4), st.integers(0, 40))
+def test_a_damaged_parquet_file_is_a_table_or_an_input_error(place, other, removed):
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"text": [f"row {row}" for row in range(20)]}), file)
+    data, at = file.getvalue(), int(place * file.tell())
+    check_table_or_messages(write("a.parquet", data[:at] + other + data[at + removed :]))
 
 
 # What is kept

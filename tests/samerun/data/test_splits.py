@@ -145,16 +145,3 @@ def test_rows_are_the_same_whatever_the_files_they_come_from(parts):
 def test_a_name_that_exists_is_no_pattern(parts):
     (parts / "part-[2].csv").write_text("text,labels\nbrackets,x\n")
     assert list(read("part-[2].csv").columns["text"]) == ["brackets"]
-
-
-def test_what_is_wrong_with_several_files_comes_together(parts):
-    (parts / "part-2.csv").write_text("text,label\na,x\n")
-    (parts / "part-10.csv").write_text("text,labels\na\n")
-    with pytest.raises(InputError) as caught:
-        read("*.csv")
-    assert caught.value.problems == [
-        "part-10.csv:2: 1 cells, expected 2 (text, labels); quote cells that contain ',' or line "
-        "breaks; the row begins 'a'",
-        "part-2.csv:1: column 'labels' not found; found: text, label; did you mean 'label'? Rename it or "
-        "pass its name with the --..._column argument",
-    ]

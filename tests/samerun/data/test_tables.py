@@ -114,17 +114,6 @@ def test_a_cell_that_is_nested_too_deeply_is_named_by_its_line(tmp_path):
         deep = deep[0]
 
 
-def test_a_cell_that_json_does_not_have(tmp_path):
-    with pytest.raises(InputError, match=r":1: a is b'x' \(bytes\), expected a text, a number or a list"):
-        written(tmp_path, [(1, {"a": b"x"})], ["a"])
-
-
-def test_taken_rows_know_their_lines():
-    some = table({"text": ["a", "b", "c"], "id": [7, 8, 9]}, lines=[2, 4, 6]).take(np.array([2, 0]))
-    assert (contents(some), list(some.lines)) == ({"text": ["c", "a"], "id": [9, 7]}, [6, 2])
-    assert some.where(0) == "train.csv:6"
-
-
 @pytest.mark.parametrize(
     "parts", [(["ab", "c"], ["a", "bc"]), (["abc"], ["abc", ""]), (["a", "b"], ["b", "a"])]
 )

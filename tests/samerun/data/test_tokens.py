@@ -46,13 +46,6 @@ def test_other_texts_or_settings_are_tokenized_anew(token_cache, texts, settings
     assert [len(found[row]) for row in range(2)] == [len(text) for text in texts]
 
 
-def test_many_texts_come_in_several_batches_and_stay_in_order(token_cache):
-    encode, texts = Encoder(), [str(number) for number in range(2500)]
-    found = encode_cached(cells_of(texts), encode, "three")["input_ids"]
-    assert encode.calls > 1
-    assert ["".join(map(chr, found[row])) for row in range(2500)] == [text[:3] for text in texts]
-
-
 def test_taken_rows_are_tokenized_alone(token_cache):
     texts = cells_of([str(number) for number in range(3000)]).take(np.array([7, 2999, 7]))
     found = encode_cached(texts, Encoder(), "three")["input_ids"]

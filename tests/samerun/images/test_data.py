@@ -87,12 +87,6 @@ def test_a_folder_a_class(tmp_path):
     assert read(tmp_path, max_train_samples=4).labels == ["dark", "dark", "light", "light"]
 
 
-def test_a_folder_of_images_without_classes_can_be_predicted(tmp_path):
-    write_folder(tmp_path)
-    found = read(tmp_path / "dark", "test")
-    assert (len(found), found.labels) == (12, None)
-
-
 def test_folders_that_are_wrong(tmp_path):
     (tmp_path / "a").mkdir()
     with pytest.raises(
@@ -146,14 +140,6 @@ def test_tables(tmp_path, kind, token_cache):
     some = found.take(np.array([20, 3]))
     np.testing.assert_array_equal(arrays(some), pixels()[0][order][[20, 3]])
     assert some.images.where(0) == found.images.where(20)
-
-
-def test_a_dataset_of_datasets(tmp_path, token_cache):
-    write_folder(tmp_path / "images" / "train")
-    found = read_examples(Arguments(output_dir="runs/a", dataset_name=str(tmp_path / "images")), "train", [])
-    order = np.concatenate([np.arange(0, 24, 2), np.arange(1, 24, 2)])
-    np.testing.assert_array_equal(arrays(found), pixels()[0][order])
-    assert list(found.labels) == ["dark"] * 12 + ["light"] * 12
 
 
 def test_several_folders_and_files_are_read_one_after_the_other(tmp_path, token_cache):

@@ -62,44 +62,24 @@ def test_random_blocks_are_those_of_transformers_at_every_length(
             )
 
 
-def test_layers_and_heads_have_plans_of_their_own():
-    first, second = (random_blocks(20, Shape((0, 1), 2, 3, 64, 4096), seed) for seed in (0, 1))
-    assert (first != second).any()
-    assert (first[0] != first[1]).any()
-
-
-def test_a_layer_is_planned_once_for_all_lengths(monkeypatch):
-    shape = Shape((77,), 1, 3, 64, 2048)
-    longer = random_blocks(20, shape, 77)
-    monkeypatch.setattr(np.random, "seed", None)
-    np.testing.assert_array_equal(random_blocks(19, shape, 77), longer[:, :-1])
-
-
 def test_a_row_beyond_the_position_table_is_refused():
     with pytest.raises(ValueError, match="9 blocks of 16 tokens pass the 128 positions"):
         random_blocks(9, Shape((0,), 1, 1, 16, 128), 0)
 
 
-def test_short_runs_use_full_attention_and_say_so():
-    short = config()
-    assert "full attention" in choose_attention(short, 144)
-    assert short.attention_type == "original_full"
-    assert padding_of(short) == 1
-
-
-def test_long_runs_are_block_sparse_and_padded_to_whole_blocks():
-    long = config()
-    assert choose_attention(long, 145) is None
-    assert long.attention_type == "block_sparse"
-    assert padding_of(long) == 16
-
-
-def test_a_full_attention_configuration_is_switched_for_long_runs_and_the_reader_told():
-    long = config(attention_type="original_full")
-    assert padding_of(long) == 1
-    assert "original_full" in choose_attention(long, 512)
-    assert long.attention_type == "block_sparse"
-    assert padding_of(long) == 16
+@pytest.mark.parametrize(
+    ("given", "length", "told", "chosen", "padding"),
+    [
+        ({}, 144, "full attention", "original_full", 1),
+        ({}, 145, None, "block_sparse", 16),
+        ({"attention_type": "original_full"}, 512, "original_full", "block_sparse", 16),
+    ],
+)
+def test_the_attention_follows_the_length(given, length, told, chosen, padding):
+    made = config(**given)
+    found = choose_attention(made, length)
+    assert found is None if told is None else told in found
+    assert (made.attention_type, padding_of(made)) == (chosen, padding)
 
 
 def test_padding_to_the_block_must_fit_the_position_table():
@@ -109,12 +89,6 @@ def test_padding_to_the_block_must_fit_the_position_table():
         InputError, match=r"--max_length 497 needs 512 positions in blocks of 16, .* 500; give at most 496"
     ):
         choose_attention(tight, 497)
-
-
-def test_full_attention_is_not_padded_and_may_fill_the_table():
-    assert "full attention" in choose_attention(
-        BigBirdConfig(block_size=64, max_position_embeddings=700), 700
-    )
 
 
 def test_the_encoder_of_a_pair_is_what_counts():

@@ -5,7 +5,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binomtest, chi2
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -20,7 +19,6 @@ from samerun.kernels.dropout import (
     recomputing,
     use_row_drop_path,
 )
-from samerun.training import seed_step
 
 PLACES = tuple(range(16))
 
@@ -119,61 +117,6 @@ def test_a_shared_tensor_has_one_mask_and_another_layout_one_of_each_micro_batch
 
 
 # The distribution
-
-
-def chance_of_counts(observed, expected):
-    """The p-value of a chi-square test; counts shaped (cells,)."""
-    statistic = float((((observed - expected) ** 2) / expected).sum())
-    return chi2.sf(statistic, len(observed) - 1)
-
-
-@pytest.mark.parametrize("p", [0.001, 0.1, 0.5, 0.9])
-def test_the_rate_is_exact_to_a_level(p):
-    dropped = ~kept_of((16, 100, 1003), p=p)
-    rate = round(p * LEVELS) / LEVELS
-    assert binomtest(int(dropped.sum()), dropped.numel(), rate).pvalue > 1e-4
-    for dimension in range(3):  # each row, each position, each feature
-        other = [d for d in range(3) if d != dimension]
-        counts = torch.stack([dropped.sum(other), (~dropped).sum(other)]).double()
-        of_all = counts.sum(0) * torch.tensor([[rate], [1 - rate]], dtype=torch.float64)
-        statistic = float(((counts - of_all) ** 2 / of_all).sum())
-        assert chi2.sf(statistic, counts.shape[1]) > 1e-4, dimension
-
-
-def call_of(step):
-    """The number that the first call of a step draws."""
-    seed_step(42, step, 0, True)
-    return DropoutMask.draw(0.5).call
-
-
-PAIRS = {
-    "rows": lambda: (kept_of((16, 90, 96)), kept_of((16, 90, 96), places=tuple(range(1, 17)))),
-    "distant rows": lambda: (
-        kept_of((16, 90, 96)),
-        kept_of((16, 90, 96), places=tuple(n + 2**32 for n in PLACES)),
-    ),
-    "calls": lambda: (kept_of((16, 90, 96), 5), kept_of((16, 90, 96), 6)),
-    "distant calls": lambda: (
-        kept_of((16, 90, 96), 5),
-        kept_of((16, 90, 96), 5 + 0x9E3779B97F4A7C15 % 2**63),
-    ),
-    "positions": lambda: (kept_of((16, 91, 96))[:, :-1], kept_of((16, 91, 96))[:, 1:]),
-    "features": lambda: (kept_of((16, 90, 97))[..., :-1], kept_of((16, 90, 97))[..., 1:]),
-    "words": lambda: (kept_of((16, 90, 100))[..., :-4], kept_of((16, 90, 100))[..., 4:]),
-    "heads": lambda: (kept_of((16, 12, 40, 40))[:, :-1], kept_of((16, 12, 40, 40))[:, 1:]),
-    "queries": lambda: (kept_of((16, 4, 40, 40))[:, :, :-1], kept_of((16, 4, 40, 40))[:, :, 1:]),
-    "keys": lambda: (kept_of((16, 4, 40, 40))[..., :-1], kept_of((16, 4, 40, 40))[..., 1:]),
-    "steps": lambda: (kept_of((16, 90, 96), call_of(3)), kept_of((16, 90, 96), call_of(4))),
-}
-
-
-@pytest.mark.parametrize("pair", PAIRS)
-def test_neighbours_are_independent(pair):
-    a, b = (mask.flatten().long() for mask in PAIRS[pair]())
-    counts = torch.bincount(2 * a + b, minlength=4).double()
-    assert chance_of_counts(counts, counts.sum() / 4) > 1e-4
-    correlation = torch.corrcoef(torch.stack([a, b]).double())[0, 1]
-    assert abs(correlation) < 4.5 / len(a) ** 0.5
 
 
 # torch's functions

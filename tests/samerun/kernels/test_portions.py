@@ -1,11 +1,9 @@
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from samerun.kernels import block_attention as portions
 from samerun.kernels.bigbird import Shape, read_rows
-from samerun.kernels.block_attention import portion_size, portions_of
+from samerun.kernels.block_attention import portions_of
 
 LENGTHS = (90, 33, 96, 40, 5, 90)
 
@@ -47,11 +45,3 @@ def test_rows_are_cut_into_heads_and_gathered_evenly(monkeypatch):
     assert sizes(10**6, (96,)) == [6, 6]  # each of the threads has some
     assert sizes(10**6, (96,) * 5) == [24, 24, 12]
     assert sizes(8 * 96 * 4, (96, 96)) == [6] * 4  # not 8, 4, 8, 4
-
-
-@given(pairs=st.integers(1, 500), elements=st.integers(1, 10**6), threads=st.integers(1, 64))
-def test_a_portion_is_small_and_there_is_one_for_every_thread(pairs, elements, threads):
-    size = portion_size(pairs, elements, threads)
-    assert 1 <= size <= pairs
-    assert size == 1 or (size - 1) * elements < 2 * portions.PORTION
-    assert -(-pairs // size) >= min(threads, pairs) / 2

@@ -22,7 +22,6 @@ from samerun.parsing import SpaceSeparated
 from samerun.plan import Modes
 from samerun.text.head import check_export
 from samerun.text.long_documents import LongDocuments, pool_windows
-from samerun.text.multi_label import model_card
 
 WORDS = [
     "sort",
@@ -269,8 +268,3 @@ def test_windows_need_room_for_their_stride(tokenizer):
         long_documents(tokenizer, long_documents="windows:stride=10", max_length=12)
     assert long_documents(tokenizer, long_documents="windows:stride=9", max_length=12).stride == 9
     assert long_documents(tokenizer, long_documents="windows", max_length=30).stride == 3
-
-
-def test_a_model_that_truncates_shows_the_pipeline(tmp_path):
-    (tmp_path / "metrics.json").write_text("{}")
-    assert "pipeline" in model_card(tmp_path, BertConfig(), []).usage

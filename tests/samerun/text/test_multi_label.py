@@ -88,10 +88,6 @@ def test_forms_of_a_cell(cells, expected):
     assert names(cells) == expected
 
 
-def test_another_separator():
-    assert names(["a|b;c"], label_separator=";") == [["a|b", "c"]]
-
-
 def test_repeated_labels_count_once_and_are_noted():
     notes = []
     assert names(["a|b|a", "c"], notes) == [["a", "b"], ["c"]]
@@ -110,10 +106,6 @@ def columns(*cells, names=("x", "y")):
 def test_columns_of_0_and_1():
     assert columns(("1", "0"), ("true", " 1 "), ("0.0", "False")) == [["x"], ["x", "y"], []]
     assert columns((1, 0), (True, 1.0)) == [["x"], ["x", "y"]]
-
-
-def test_label_list_is_in_the_order_of_first_appearance():
-    assert read([["10"], [], ["2", "10"], ["a"]]).names == ["10", "2", "a"]
 
 
 def test_label_numbers_are_sorted_and_unknown_labels_are_named_once_each():
@@ -150,14 +142,6 @@ def test_taken_rows_have_the_labels_that_they_have_alone(rows, data):
     taken = data.draw(st.lists(st.integers(0, len(rows) - 1), unique=True).map(sorted))
     found, alone = read(rows).take(np.array(taken, dtype=int)), read([rows[row] for row in taken])
     assert (found.names, written(found)) == (alone.names, written(alone))
-
-
-def test_taken_rows_of_label_columns_keep_every_name():
-    made = tables.table({"x": ["1", "0"], "y": ["1", "1"]}, "a.csv")
-    found = read_labels(made, SimpleNamespace(label_columns=("x", "y"), label_column="labels"), []).take(
-        np.array([1])
-    )
-    assert (found.names, written(found)) == (["x", "y"], [["y"]])
 
 
 def test_label_file(tmp_path):
@@ -276,14 +260,6 @@ def test_far_logits_have_finite_losses_and_gradients(name):
     assert loss.dtype == torch.float32
     assert loss.isfinite().all()
     assert gradient.isfinite().all()
-
-
-def test_focal_and_asymmetric_come_down_to_cross_entropy():
-    plain = MultiLabelLoss()(LOGITS, TARGETS)
-    none = {"asl_gamma_neg": 0.0, "asl_gamma_pos": 0.0, "asl_margin": 0.0}
-    torch.testing.assert_close(MultiLabelLoss("asymmetric", settings=none)(LOGITS, TARGETS), plain)
-    none = {"focal_gamma": 0.0, "focal_alpha": None}
-    torch.testing.assert_close(MultiLabelLoss("focal", settings=none)(LOGITS, TARGETS), plain)
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if name != "bce"])

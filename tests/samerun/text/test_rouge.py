@@ -1,5 +1,4 @@
 import random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from samerun.text.rouge import (
     choose_tokenizer,
     exact_matches,
     first_sentence,
-    rouge_scores,
     row_scores,
 )
 
@@ -36,10 +34,6 @@ def test_characters_tokenizer_splits_scripts():
     assert tokenize("ツールの々〇 𠀀 한국 state-of-the-art") == split
 
 
-def test_words_tokenizer_cuts_only_chinese():
-    assert TOKENIZERS["words"]("人工智能与GPT-4，模型") == ["人工智能", "与", "gpt", "4", "模型"]
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -53,22 +47,6 @@ def test_words_tokenizer_cuts_only_chinese():
 )
 def test_unicode_words_keep_marks_and_fold_case(text, words):
     assert TOKENIZERS["unicode_words"](text) == words
-
-
-@pytest.mark.parametrize(
-    "title",
-    [
-        "Новости науки",
-        "Η Ελλάδα σήμερα",
-        "مرحبا بالعالم",
-        "한국어 제목",
-        "Türkiye'de iklim değişikliği",
-        "हिन्दी में समाचार",
-    ],
-)
-def test_identical_titles_score_one_in_any_script(title):
-    scores = rouge_scores([title], [title], choose_tokenizer([title]))
-    assert scores == {"rouge1": 1.0, "rouge2": 1.0, "rougeL": 1.0, "rougeLsum": 1.0, "exact_match": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -115,20 +93,6 @@ def test_chinese_sentences_in_another_order_lose_rouge_l_only(stop):
     scores = f1_of(f"丙丁{stop}甲乙{stop}", f"甲乙{stop}丙丁", "characters")
     assert scores["rougeL"] == pytest.approx(0.5)
     assert scores["rougeLsum"] == 1.0
-
-
-def test_one_sentence_takes_the_same_value_for_both_rouge_l(monkeypatch):
-    theirs = RougeScorer(["rougeLsum"], tokenizer=SimpleNamespace(tokenize=TOKENIZERS["characters"]))
-    for prediction, reference in (("好好学习。", "学习好好"), ("", "学"), ("！", "学")):
-        expected = theirs.score(reference, prediction.strip("。！"))["rougeLsum"].fmeasure
-        assert f1_of(prediction, reference, "characters")["rougeLsum"] == expected
-
-
-def test_scores_are_means_over_the_rows():
-    scores = rouge_scores(["深度模型", "无关", "学习"], ["深度学习模型", "甲乙", "学习"], "characters")
-    assert scores == pytest.approx(
-        {"rouge1": 1.8 / 3, "rouge2": 1.5 / 3, "rougeL": 1.8 / 3, "rougeLsum": 1.8 / 3, "exact_match": 1 / 3}
-    )
 
 
 def test_exact_match_leaves_case_and_spaces_aside():

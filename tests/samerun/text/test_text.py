@@ -7,13 +7,11 @@ import torch
 from classify import Arguments, TextClassification
 from tables import table
 
-from samerun.data.batches import collate_share
 from samerun.data.tables import FILE, Source
 from samerun.errors import InputError
 from samerun.parsing import SpaceSeparated
 from samerun.plan import Modes
-from samerun.task import Batch
-from samerun.text.text import lengths_of, mixture_of, pad_rows
+from samerun.text.text import mixture_of, pad_rows
 
 
 def test_rows_are_padded_on_either_side():
@@ -24,17 +22,6 @@ def test_rows_are_padded_on_either_side():
     assert pad_rows(rows, 0, "left", 3).shape == (2, 3)
     assert pad_rows([rows[1][:0]], 0, multiple=4).shape == (1, 4)
     assert pad_rows(rows, 0).dtype == torch.int64
-
-
-def test_lengths_are_those_of_rows_that_begin_with_their_tokens():
-    rows = [np.ones(5), np.ones(2)]
-    assert lengths_of(rows, "right") == (5, 2)
-    assert lengths_of(rows, "left") is None
-    assert lengths_of([*rows, np.ones(0)], "right") is None
-    batch = Batch(torch.tensor([3, 4]), {}, None, (5, 2))
-    assert batch.to(torch.device("cpu")).lengths == (5, 2)
-    placeholder = collate_share(lambda _: batch[:1], np.array([], dtype=int), np.array([2]))
-    assert (placeholder.lengths, placeholder.rows.tolist()) == ((5,), [-1])
 
 
 @pytest.fixture

@@ -25,14 +25,6 @@ def tokenizer(bert_folder):
     return AutoTokenizer.from_pretrained(bert_folder)
 
 
-def test_the_models_own_or_another(arguments, bert_folder, tokenizer):
-    for given in (
-        {"model_name_or_path": str(bert_folder)},
-        {"model_name_or_path": "none", "tokenizer_name": str(bert_folder)},
-    ):
-        assert load_tokenizer(arguments(**given), [], []).get_vocab() == tokenizer.get_vocab()
-
-
 def test_a_tokenizer_without_padding(arguments, bert_folder, tmp_path):
     folder = shutil.copytree(bert_folder, tmp_path / "bert")
     path = folder / "tokenizer_config.json"
@@ -129,10 +121,3 @@ def test_the_limit_of_a_model_and_its_tokenizer(config, limit, chosen):
 )
 def test_the_length_of_a_document(asked, limit, chosen):
     assert choose_max_length(asked, BertConfig(max_position_embeddings=limit), limited()) == chosen
-
-
-def test_a_model_without_a_limit_reads_any_document():
-    config = BertConfig()
-    config.max_position_embeddings = -1
-    assert choose_max_length(9999, config, limited()) == 9999
-    assert choose_max_length(None, config, limited(), default=700) == 700

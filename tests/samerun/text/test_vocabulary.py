@@ -40,14 +40,6 @@ def test_merges_are_taken_by_frequency():
     assert tokenizer.convert_ids_to_tokens(range(5, 12)) == ["w", "x", "y", "z", "##w", "##y", "xy"]
 
 
-def test_every_occurrence_counts():
-    assert "zw" not in train_tokenizer(["xy"] * 5002 + ["zw"] * 5001, 12).get_vocab()
-
-
-def test_chinese_is_split_into_characters(tokenizer):
-    assert tokenizer.tokenize("矩阵值") == ["矩", "阵", "值"]
-
-
 def test_saved_folder_loads_as_a_stock_tokenizer_beside_any_model(tokenizer, tmp_path):
     for model_type in (None, "bert", "big_bird", "encoder-decoder", "modernbert"):
         folder = tmp_path / str(model_type)

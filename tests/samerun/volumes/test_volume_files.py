@@ -140,11 +140,6 @@ def test_another_origin_is_noted(folder, write):
     assert any("another origin than its image's" in note for note in load(folder)[1])
 
 
-def test_a_fourth_dimension_of_one_is_none(folder, write):
-    write(folder / "images" / "v0.nii.gz", np.ones((7, 8, 9, 1), dtype=np.float32))
-    load(folder)
-
-
 def test_class_numbers(folder, write):
     label = np.zeros((7, 8, 9), dtype=np.float32)
     label[0] = 255
