@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import accepted
 import pytest
-from catalogue_case import GOOD, TARGETS, Case, command_line, contents, lay_out, lines
+from catalogue_case import TARGETS, Case, command_line, contents, lay_out, lines
 from in_process import check_evaluated_alike
 from launchers import as_words
 
@@ -150,45 +150,3 @@ def test_figures_that_are_undefined_are_null(workplace, script):
     (never,) = [row for row in figures["eval_per_label"] if row["label"] == "never"]
     assert (never["support"], never["roc_auc"], never["average_precision"]) == (0, None, None)
     assert figures["eval_roc_auc_macro_labels"] == 3
-
-
-def test_an_undefined_figure_is_null_and_left_out_of_the_console(workplace, script):
-    case = Case("", [], ("classify",), files={"train.csv": GOOD, "valid.csv": "text,labels\nx,red\n"})
-    lay_out(case, "classify", workplace)
-    ended = script("classify", command_line(case, "classify"))
-    assert (ended.code, ended.err) == (0, "")
-    assert read_json(Path("run/metrics.json").read_text(encoding="utf-8"))["eval_roc_auc_macro"] is None
-    assert "roc_auc_macro" not in ended.out
-
-
-def test_rows_of_a_head_follow_their_labels_and_its_loss_is_that_of_its_training(workplace, script):
-    """A label list in another order trains from the same probabilities; --do_eval alone gives the loss of the
-    training."""
-    model = {"from_scratch": None, "config_name": None, "tokenizer_type": None, "learning_rate": 1e-12}
-    weighted = {"label_file": "labels.txt", "pos_weight": "balanced", "label_smoothing_factor": 0.1}
-    losses = {}
-    for order in ("fruit red green", "green fruit red"):
-        asked = {
-            **model,
-            **weighted,
-            "model_name_or_path": "models/classifier",
-            "output_dir": order,
-            "overwrite_output_dir": None,
-        }
-        case = Case("", [], ("classify",), asked, {"labels.txt": order.replace(" ", "\n")})
-        lay_out(case, "classify", workplace)
-        assert script("classify", command_line(case, "classify")).code == 0
-        metrics = read_json(Path(order, "metrics.json").read_text(encoding="utf-8"))
-        losses[order] = metrics["eval_loss"]
-    assert losses["fruit red green"] == pytest.approx(losses["green fruit red"], rel=1e-6)
-    alone = {
-        **model,
-        "learning_rate": None,
-        "model_name_or_path": f"{order}/best",
-        "output_dir": "alone",
-        "do_eval": "true",
-    }
-    alone |= {"train_file": None, "overwrite_output_dir": None}
-    assert script("classify", command_line(Case("", [], ("classify",), alone), "classify")).code == 0
-    metrics = read_json(Path("alone/metrics.json").read_text(encoding="utf-8"))
-    assert metrics["eval_loss"] == pytest.approx(losses[order], rel=1e-5)

@@ -7,47 +7,27 @@ import re
 import shutil
 
 import pytest
+import refused_arguments
+import refused_files
+import refused_models
 from catalogue_case import Case, command_line, contents, lay_out
 from launchers import REPOSITORY, Finished, accelerate, deepspeed, hide_gpus, python, run, torchrun
 
-RAGGED = Case(
-    "a row too long", [r"train\.csv:3: 3 cells, expected 2"], files={"train.csv": "text,TARGET\na,b\nc,d,e\n"}
-)
-# Rank 0 alone looks at its folder, before the processes have met; the others hear of it.
-TAKEN = Case(
-    "another run's folder",
-    [r"--output_dir run already holds a run"],
-    arguments={"overwrite_output_dir": None},
-)
-# Found when the processes have met: by rank 0 alone, and by all at once.
-CHECKPOINT = Case(
-    "no checkpoint",
-    [r"run/nothing: is not a checkpoint"],
-    # fmt: skip  # noqa: RUF028
-    arguments={"overwrite_output_dir": None, "resume_from_checkpoint": "run/nothing"},
-)
-VOCABULARY = Case("tokenizer and model that do not belong together",
-                  [r"token ids up to \d+, the model only \d+ embeddings"],
-                  arguments={"model_name_or_path": "models/larger_vocabulary", "from_scratch": None,
-                             "config_name": None, "tokenizer_type": None})  # fmt: skip
-CONFIG = Case("a configuration with a key twice", [r"run\.yaml:2: .*'seed' appears twice"],
-              arguments={"config": "run.yaml"}, files={"run.yaml": "seed: 1\nseed: 2\n"})  # fmt: skip
+
+def case_of(module, name: str) -> Case:
+    """A case of the catalogue."""
+    return next(case for case in module.CASES if case.name == name)
 
 
-def ddp() -> list[str]:
-    return accelerate("cpu_ddp.yaml", 2)
-
-
-def two(launcher):
-    return lambda: launcher(2)
-
-
+RAGGED = case_of(refused_files, "too many cells")
 LAUNCHES = [
-    (RAGGED, "classify", ddp),
-    (CONFIG, "classify", two(deepspeed)),
-    (TAKEN, "classify", two(torchrun)),
-    (CHECKPOINT, "titlegen", ddp),
-    (VOCABULARY, "classify", two(torchrun)),
+    (RAGGED, "classify", lambda: accelerate("cpu_ddp.yaml", 2)),
+    (case_of(refused_arguments, "run.yaml key twice"), "classify", lambda: deepspeed(2)),
+    # Rank 0 alone looks at its folder, before the processes have met; the others hear of it.
+    (case_of(refused_models, "output_dir of another run"), "classify", lambda: torchrun(2)),
+    # Found when the processes have met: by rank 0 alone, and by all at once.
+    (case_of(refused_models, "checkpoint missing"), "titlegen", lambda: accelerate("cpu_ddp.yaml", 2)),
+    (case_of(refused_models, "model larger_vocabulary"), "classify", lambda: torchrun(2)),
 ]
 
 

@@ -13,7 +13,7 @@ from samerun.data import cache
 from samerun.data.cache import content_hash
 from samerun.data.splits import read_split
 from samerun.data.stream import Buffers
-from samerun.images.data import Images, class_folders, from_table
+from samerun.images.data import from_table
 from samerun.volumes.data import VolumeFile, Volumes, prepare
 
 
@@ -65,16 +65,6 @@ def test_the_hash_of_a_file(tmp_path, monkeypatch):
     assert content_hash(path) == first
     monkeypatch.setattr(cache, "file_record", None)  # an unchanged file is not read again
     assert content_hash(path) == first
-
-
-def test_images(tmp_path):
-    (tmp_path / "x").mkdir()
-    write_image(tmp_path / "x" / "a.bmp", 1)
-    cells = [str(path) for path in class_folders(tmp_path, [])[0]]
-    images = Images.of(cells, tmp_path)
-    before = images.inspect()
-    replace(tmp_path / "x" / "a.bmp", lambda path: write_image(path, 2))
-    assert images.inspect().content != before.content
 
 
 def test_labels_of_images_in_parquet(tmp_path):

@@ -17,7 +17,6 @@ from samerun.data.tables import (
     Cells,
     dataset_table,
     drop_blank,
-    ids_of,
     is_blank,
     note_repeated_texts,
     open_rows,
@@ -58,18 +57,6 @@ def test_cells_come_back_with_their_types(tmp_path_factory, monkeypatch, cells, 
         column[len(cells)]
 
 
-def test_columns_that_some_rows_lack(tmp_path):
-    rows = [(1, {"a": "x"}), (2, {"a": "y", "unused": 1}), (3, {"b": 7}), (5, {"b": None, "a": ["z"]})]
-    columns = {name: list(Cells(data)) for name, data in _alone(written(tmp_path, rows, ["a", "line", "b"]))}
-    lines = columns.pop(tables.LINE)
-    assert columns == {"a": ["x", "y", None, ["z"]], "line": [None] * 4, "b": [None, None, 7, None]}
-    assert lines == [1, 2, 3, 5]
-
-
-def _alone(rows):
-    return [(name, rows.select_columns([name])) for name in rows.column_names]
-
-
 @pytest.mark.parametrize("rows", [None, [1], [4, 0, 4], list(range(0, 3 * GROUP, 2))])
 def test_the_hash_of_a_column_is_that_of_its_texts(rows):
     cells = [f"текст {i}" * (i % 3) for i in range(3 * GROUP + 3)]
@@ -87,12 +74,6 @@ def test_texts_are_mapped_and_not_held(tmp_path, monkeypatch):
     assert sum(map(len, column)) == 8000 * 21 * 40
     assert column.take(np.arange(5000))[4999].startswith("a text")
     assert pa.total_allocated_bytes() - before < 2**20
-
-
-def test_long_cells_make_small_batches(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "BATCH_CHARACTERS", 100)
-    rows = written(tmp_path, [(1, {"text": letter * 60}) for letter in "abc"], ["text"])
-    assert rows.data.column(0).num_chunks == 2
 
 
 def test_columns_of_a_dataset_have_types_of_their_own():
@@ -165,17 +146,6 @@ def test_rows_without_a_text_are_left_out_and_named():
     kept = drop_blank(text_table("a", " ", "b", "\u200b"), "text", notes)
     assert (list(kept.columns["text"]), list(kept.lines)) == (["a", "b"], [2, 6])
     assert notes == ["train.csv: 2 row(s) without a text left out (line 4, 8)"]
-
-
-def test_nothing_is_said_when_every_row_has_a_text():
-    notes, whole = [], text_table("a", "b")
-    assert drop_blank(whole, "text", notes) is whole
-    assert notes == []
-
-
-def test_what_names_a_row():
-    assert list(ids_of(text_table("a", "b", id=["x", "y"]), "id")) == ["x", "y"]
-    assert list(ids_of(text_table("a", "b"), "id")) == [0, 1]
 
 
 def test_repeated_texts_are_counted():

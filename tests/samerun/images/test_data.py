@@ -230,13 +230,6 @@ def test_unchanged_files_are_not_read_again(tmp_path, monkeypatch, token_cache):
         found.inspect()
 
 
-def test_the_same_images_have_the_same_content_wherever_they_lie(tmp_path):
-    first, second = (read(write_folder(tmp_path / name)).images.inspect() for name in ("a", "b"))
-    assert first.content == second.content
-    assert first.sizes == {(16, 16)}
-    assert first.content != read(write_folder(tmp_path / "c", seed=1)).images.inspect().content
-
-
 @pytest.mark.parametrize("place", ["run", "dark/run", "dark/../light/run"])
 def test_a_run_among_its_images_is_refused(tmp_path, place):
     write_folder(tmp_path / "train")

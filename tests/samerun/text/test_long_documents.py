@@ -17,7 +17,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 from samerun.data.batches import EvalBatches, widths_of
 from samerun.errors import InputError, TrainingError
 from samerun.kernels.common import row_lengths
-from samerun.memory import Layout, dry_run
 from samerun.parsing import SpaceSeparated
 from samerun.plan import Modes
 from samerun.text.head import check_export
@@ -201,16 +200,6 @@ def test_the_setting_belongs_to_the_run_and_to_nothing_else(bert_folder, data):
     truncated, again = loaded(bert_folder, data, max_length=12, long_documents="truncate")
     assert again.fingerprint == plain.fingerprint
     assert not hasattr(truncated.config, "long_documents")
-
-
-def test_memory_is_known_in_advance(bert_folder, data):
-    task, found = loaded(bert_folder, data, **WINDOWS)
-    layout = Layout(1, "no", False, 1, False)
-    windows = dry_run(task.build(), task, found.splits["train"].collate(np.arange(8)), layout)
-    task, found = loaded(bert_folder, data, max_length=12)
-    truncated = dry_run(task.build(), task, found.splits["train"].collate(np.arange(8)), layout)
-    assert windows.input_shape == (8, 3, 12)
-    assert 1.5 * truncated.activations < windows.activations < 3 * truncated.activations
 
 
 @pytest.mark.slow

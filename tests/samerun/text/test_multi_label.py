@@ -432,7 +432,8 @@ def test_a_half_precision_model_is_exported_in_full(model, tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("precision", "shift", "passes"), [("no", 1e-3, False), ("bf16", 1e-3, True), ("bf16", 0.2, False)]
+    ("precision", "shift", "passes"),
+    [("no", 1e-3, False), ("no", np.nan, False), ("bf16", 1e-3, True), ("bf16", 0.2, False)],
 )
 def test_an_export_that_gives_other_probabilities_is_refused(
     model, tokenizer, tmp_path, precision, shift, passes
@@ -449,15 +450,6 @@ def test_an_export_that_gives_other_probabilities_is_refused(
         export(tmp_path / "best", model, weights, tokenizer, found, precision=precision)
     assert (tmp_path / "best" / "model.safetensors").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
-
-
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-def test_a_model_that_diverged_is_not_exported(model, tokenizer, tmp_path):
-    found = chances_of(model, tokenizer, WORDS, 16)
-    found[WORDS[0]] = np.full(3, np.nan)
-    with pytest.raises(TrainingError, match="difference nan"):
-        export(tmp_path / "best", model, model.state_dict(), tokenizer, found)
-    assert not (tmp_path / "best").exists()
 
 
 def test_a_stock_pipeline_gives_the_calibrated_probabilities(model, tokenizer, tmp_path):
