@@ -24,8 +24,9 @@ LABELS = ["fruit", "red", "green"]
 def make_models(folder: Path) -> Path:
     """Writes all models into `folder`, each in a folder with its name. Returns `folder`."""
     make_valid_models(folder)
-    for name, (source, damage) in DAMAGED.items():
-        damage(Path(shutil.copytree(folder / source, folder / name)))
+    for name, damage in DAMAGED.items():
+        damage(Path(shutil.copytree(folder / "classifier", folder / name)))
+    config(lambda c: c.update(num_hidden_layers=1))(folder / "fewer_layers")
     return folder
 
 
@@ -56,17 +57,13 @@ def make_valid_models(folder: Path) -> None:
     models = {
         "classifier": BertForSequenceClassification(labelled),
         "encoder": BertModel(bert),
-        "two_layers": BertModel(deep),
+        "fewer_layers": BertModel(deep),  # and a configuration of one
         "titles": EncoderDecoderModel(
             encoder=BertModel(bert), decoder=AutoModelForCausalLM.from_config(decoder)
-        ),
-        "titles_two_layers": EncoderDecoderModel(
-            encoder=BertModel(deep), decoder=AutoModelForCausalLM.from_config(decoder)
         ),
     }
     for config in (models["titles"].config, models["titles"].generation_config):
         config.decoder_start_token_id, config.eos_token_id, config.pad_token_id = 2, 3, 0
-    models["titles_two_layers"].config.decoder_start_token_id = 2
     for name, model in models.items():
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
@@ -85,21 +82,16 @@ def make_valid_models(folder: Path) -> None:
 
 
 def write(name: str, content: bytes) -> Callable[[Path], object]:
-    return partial(write_file, name, content)
-
-
-def write_file(name: str, content: bytes, model: Path) -> None:
-    (model / name).write_bytes(content)
+    return lambda model: (model / name).write_bytes(content)
 
 
 def config(change: Callable[[dict], object]) -> Callable[[Path], object]:
-    return partial(change_config, change)
+    def damage(model: Path) -> None:
+        content = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        change(content)
+        (model / "config.json").write_text(json.dumps(content), encoding="utf-8")
 
-
-def change_config(change: Callable[[dict], object], model: Path) -> None:
-    content = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    change(content)
-    (model / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    return damage
 
 
 def cut_weights(model: Path) -> None:
@@ -148,58 +140,30 @@ def index(content: str, model: Path) -> None:
     (model / "model.safetensors.index.json").write_text(content)
 
 
-GIT_LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n"
-# Name -> (the model that it is a copy of, its damage).
-DAMAGED: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "no_config": ("classifier", lambda model: (model / "config.json").unlink()),
-    "broken_config": ("classifier", write("config.json", b'{"model_type": "bert",\n oops')),
-    "empty_config": ("classifier", write("config.json", b"")),
-    "config_is_a_list": ("classifier", write("config.json", b"[1, 2]")),
-    "config_not_utf8": (
-        "classifier",
-        write("config.json", '{"model_type": "bert", "name": "红"}'.encode("gbk")),
-    ),
-    "config_without_type": ("classifier", config(lambda c: c.pop("model_type"))),
-    "unknown_type": ("classifier", config(lambda c: c.update(model_type="bertt"))),
-    "wrong_sizes": ("classifier", config(lambda c: c.update(hidden_size=15))),
-    "text_for_a_size": ("classifier", config(lambda c: c.update(hidden_size="many"))),
-    "negative_layers": ("classifier", config(lambda c: c.update(num_hidden_layers=-1))),
-    "other_sizes": ("classifier", config(lambda c: c.update(hidden_size=32))),
-    "more_layers": ("classifier", config(lambda c: c.update(num_hidden_layers=2))),
-    "fewer_layers": ("two_layers", config(lambda c: c.update(num_hidden_layers=1))),
-    "titles_fewer_layers": ("titles_two_layers", config(lambda c: c["encoder"].update(num_hidden_layers=1))),
-    "adapter": ("classifier", write("adapter_config.json", b'{"peft_type": "LORA"}')),
-    "vision": (
-        "classifier",
-        write("config.json", b'{"model_type": "vit", "hidden_size": 16, "num_attention_heads": 2}'),
-    ),
-    "fewer_labels": (
-        "classifier",
-        config(lambda c: c.update(id2label={"0": "fruit"}, label2id={"fruit": 0})),
-    ),
-    "gaps_in_labels": (
-        "classifier",
-        config(lambda c: c.update(id2label={"0": "a", "2": "b"}, label2id=None)),
-    ),
-    "no_weights": ("classifier", remove_weights),
-    "cut_weights": ("classifier", cut_weights),
-    "weights_of_zeros": ("classifier", write("model.safetensors", b"\0" * 5000)),
-    "weights_are_a_pointer": ("classifier", write("model.safetensors", GIT_LFS_POINTER)),
-    "weights_of_another": (
-        "classifier",
-        lambda model: shutil.copy(model.parent / "titles" / "model.safetensors", model),
-    ),
-    "pickle": ("classifier", weights_as_pickle),
-    "harmful_pickle": ("classifier", harmful_pickle),
-    "no_tokenizer": ("classifier", remove_tokenizer),
-    "broken_tokenizer": ("classifier", write("tokenizer.json", b'{"version": "1.0", oops')),
-    "tokenizer_not_one": ("classifier", write("tokenizer.json", b"{}")),
-    "broken_tokenizer_config": ("classifier", write("tokenizer_config.json", b"{oops")),
-    "larger_vocabulary": ("classifier", larger_tokenizer),
-    "nan_weights": ("classifier", nan_weights),
-    "part_missing": ("classifier", partial(index, '{"weight_map": {"w": "part-2.safetensors"}}')),
-    "broken_index": ("classifier", partial(index, "{oops")),
-    "titles_cut": ("titles", cut_weights),
-    "titles_no_tokenizer": ("titles", remove_tokenizer),
-    "titles_larger": ("titles", larger_tokenizer),
+VISION = b'{"model_type": "vit", "hidden_size": 16, "num_attention_heads": 2}'
+# Name of a copy of `classifier` -> its damage.
+DAMAGED: dict[str, Callable[[Path], object]] = {
+    "no_config": lambda model: (model / "config.json").unlink(),
+    "broken_config": write("config.json", b'{"model_type": "bert",\n oops'),
+    "config_is_a_list": write("config.json", b"[1, 2]"),
+    "config_without_type": config(lambda c: c.pop("model_type")),
+    "unknown_type": config(lambda c: c.update(model_type="bertt")),
+    "wrong_sizes": config(lambda c: c.update(hidden_size=15)),
+    "text_for_a_size": config(lambda c: c.update(hidden_size="many")),
+    "negative_layers": config(lambda c: c.update(num_hidden_layers=-1)),
+    "other_sizes": config(lambda c: c.update(hidden_size=32)),
+    "more_layers": config(lambda c: c.update(num_hidden_layers=2)),
+    "adapter": write("adapter_config.json", b'{"peft_type": "LORA"}'),
+    "vision": write("config.json", VISION),
+    "gaps_in_labels": config(lambda c: c.update(id2label={"0": "a", "2": "b"}, label2id=None)),
+    "no_weights": remove_weights,
+    "cut_weights": cut_weights,
+    "pickle": weights_as_pickle,
+    "harmful_pickle": harmful_pickle,
+    "no_tokenizer": remove_tokenizer,
+    "broken_tokenizer": write("tokenizer.json", b'{"version": "1.0", oops'),
+    "larger_vocabulary": larger_tokenizer,
+    "nan_weights": nan_weights,
+    "part_missing": partial(index, '{"weight_map": {"w": "part-2.safetensors"}}'),
+    "broken_index": partial(index, "{oops"),
 }

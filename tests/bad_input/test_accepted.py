@@ -129,24 +129,3 @@ def test_predicting_in_a_finished_runs_folder_keeps_what_the_run_found(task, wor
     ended = script(task, judge)
     assert (ended.code, ended.err) == (0, "")
     check_evaluated_alike(Path("done"), Path("judged"))
-
-
-def test_figures_that_are_undefined_are_null(workplace, script):
-    """A label without positive rows: notes, no warning, no NaN, and the averages say over how many labels
-    they are."""
-    case = Case(
-        "", [], ("classify",), {"label_file": "labels.txt"}, {"labels.txt": "red\ngreen\nfruit\nnever\n"}
-    )
-    lay_out(case, "classify", workplace)
-    ended = script("classify", command_line(case, "classify"))
-    assert (ended.code, ended.err) == (0, "")
-    assert "note           no training row has never\n" in ended.out
-    undefined = (
-        "ROC AUC is undefined for 1 label(s) that no or every validation row has, and left out of its "
-        "average: never\n"
-    )
-    assert undefined in ended.out
-    figures = read_json(Path("run/metrics.json").read_text(encoding="utf-8"))
-    (never,) = [row for row in figures["eval_per_label"] if row["label"] == "never"]
-    assert (never["support"], never["roc_auc"], never["average_precision"]) == (0, None, None)
-    assert figures["eval_roc_auc_macro_labels"] == 3

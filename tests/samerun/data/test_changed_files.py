@@ -14,7 +14,6 @@ from samerun.data.cache import content_hash
 from samerun.data.splits import read_split
 from samerun.data.stream import Buffers
 from samerun.images.data import from_table
-from samerun.volumes.data import VolumeFile, Volumes, prepare
 
 
 @pytest.fixture(autouse=True)
@@ -74,25 +73,6 @@ def test_labels_of_images_in_parquet(tmp_path):
     assert list(from_table(arguments(tmp_path), "train", path, masks=False).labels) == ["a"]
     replace(path, lambda path: write_parquet(path, "b", tmp_path))
     assert list(from_table(arguments(tmp_path), "train", path, masks=False).labels) == ["b"]
-
-
-def test_labels_of_volumes(tmp_path):
-    nibabel = pytest.importorskip("nibabel")
-
-    def write(path, value, dtype):
-        voxels = np.zeros((4, 4, 4), dtype=dtype)
-        voxels[1] = value
-        nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), path)
-
-    image, label = tmp_path / "image.nii", tmp_path / "label.nii"
-    write(image, 0.5, np.float32)
-    write(label, 1, np.uint8)
-    volumes = Volumes("volumes", [VolumeFile("a", image, label)])
-    (before,) = prepare(volumes, (1.0, 1.0, 1.0), None)
-    replace(label, lambda path: write(path, 2, np.uint8))
-    (after,) = prepare(volumes, (1.0, 1.0, 1.0), None)
-    assert after.content != before.content
-    assert set(after.facts["values"]) == {"0", "2"}
 
 
 def test_labels_of_a_folder_that_datasets_reads(tmp_path):
