@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 import torch
 from image_classify import Arguments, ImageClassification
-from images_job import CLASSES, write_folder, write_idx
+from images_job import write_folder, write_idx
 from in_process import check_evaluated_alike
 from PIL import Image
 from safetensors.torch import load_file
 from transformers import (
-    ConvNextImageProcessorPil,
-    ResNetConfig,
     ViTConfig,
     ViTForImageClassification,
     ViTImageProcessorPil,
@@ -128,37 +126,6 @@ def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_
     )
     assert ended.code == 2
     assert "has the classes 0, 1, but the training images have dark, light; add --from_scratch" in ended.err
-
-
-@pytest.mark.slow
-def test_a_model_of_transformers_loads_in_a_pipeline(tmp_path, script):
-    new = tmp_path / "new"
-    ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic").save_pretrained(
-        new
-    )
-    ConvNextImageProcessorPil(size={"shortest_edge": 32}, crop_pct=1.0).save_pretrained(new)
-    data = write_folder(tmp_path / "data", rows=32, size=24, channels=3)
-    given = {
-        "train_file": data,
-        "validation_file": data,
-        "config_name": new,
-        "from_scratch": "true",
-        "random_flip": "true",
-    }
-    given |= {"label_smoothing_factor": 0.1}
-    ended = script("image_classify", arguments(tmp_path, dataloader_num_workers=1, **given))
-    assert (ended.code, ended.err) == (0, "")
-    assert "read as 32x32 RGB" in ended.out
-    run = tmp_path / "run"
-    assert json.loads((run / "metrics.json").read_text())["eval_accuracy"] == 1.0
-    classify = pipeline("image-classification", model=str(run / "best"), device="cpu")
-    assert classify.model.config.label_smoothing_factor == 0.1
-    for number, name in enumerate(CLASSES):
-        found = classify(str(next((data / name).iterdir())))
-        assert found[0]["label"] == name
-        assert set(classify.model.config.id2label) == {0, 1}
-        assert classify.model.config.id2label[number] == name
-    assert 'pipeline("image-classification", model="best")' in (run / "README.md").read_text()
 
 
 @pytest.mark.slow

@@ -122,7 +122,6 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
 
 
 # Launched
-# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

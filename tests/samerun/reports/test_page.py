@@ -1,6 +1,4 @@
 import json
-import shutil
-import subprocess
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -108,24 +106,6 @@ def test_predictions_that_are_too_large_are_not_kept(finished, monkeypatch):
     monkeypatch.setattr(pages, "MAX_BYTES", 8)
     pages.save_best_predictions(finished, {"error": np.arange(3.0)})
     assert not (finished / "validation_predictions.npz").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
-def test_a_browser_has_nothing_to_complain_about(finished):
-    write(finished, Judged())
-    options = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--enable-logging=stderr",
-        "--dump-dom",
-        "--window-size=375,800",
-    ]
-    command = ["chromium", *options, f"file://{finished / 'report.html'}"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert "CONSOLE" not in shown.stderr
-    assert "Worst rows" in shown.stdout
 
 
 def test_curves_of_metrics_are_those_of_shares():

@@ -1,10 +1,6 @@
 import copy
 import json
-import os
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from tables import cells_of
@@ -22,7 +18,6 @@ from samerun.text.tokenizer import (
     train_tokenizer,
 )
 
-APP = Path(__file__).parents[3] / "app"
 WORDS = """
 人工智能 未来 深度 机器学习 模型 编程 c++ t恤
 人 工 智 能 是 未 来 深 度 学 习 的 模 型 机 器 与 用 编 程 ， 。
@@ -160,18 +155,6 @@ def test_copies_pickles_and_processes_give_the_same_ids(folder, dictionary, toke
     assert [found[row].tolist() for row in range(len(TEXTS))] == own(TEXTS, truncation=True, max_length=12)[
         "input_ids"
     ]
-
-
-@pytest.mark.slow
-def test_rjieba_is_loaded_where_words_are_cut_only(bert_folder, folder):
-    program = (
-        "import sys; from samerun.text.tokenizer import jieba_tokenizer\n"
-        "from samerun.text.tokenizer import tokenizer_fingerprint; from transformers import AutoTokenizer\n"
-        f"tokenizer_fingerprint(AutoTokenizer.from_pretrained({str(bert_folder)!r})); assert "
-        "'rjieba' not in sys.modules\n"
-        f"jieba_tokenizer({str(folder)!r}, None, []); assert 'rjieba' in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(APP)}, check=True)
 
 
 def test_vocabularies_without_chinese_words_are_refused(tmp_path):

@@ -55,7 +55,6 @@ def long_documents(tokenizer, config=None, **given):
 
 
 # Tokens
-# ------------------------------------------------------------------------------------------------------------
 
 
 def test_windows_overlap_and_hold_all_tokens_up_to_the_limit(tokenizer):
@@ -98,7 +97,6 @@ def test_what_windows_cost_alone_bounds_every_batch(tokenizer):
 
 
 # The model
-# ------------------------------------------------------------------------------------------------------------
 
 
 def bert(bert_folder):
@@ -147,7 +145,6 @@ def test_windows_that_are_padded_in_front_and_documents_without_tokens(bert_fold
 
 
 # A task
-# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -247,7 +244,6 @@ def test_an_exported_model_says_and_repeats_how_it_was_trained(bert_folder, data
 
 
 # Refusals
-# ------------------------------------------------------------------------------------------------------------
 
 
 def test_windows_need_room_for_their_stride(tokenizer):

@@ -10,6 +10,7 @@ import tables
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_models import sizes
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -310,15 +311,8 @@ def chances_of(model, tokenizer, texts, max_length):
         return dict(zip(texts, sigmoid(model(**encoded).logits.numpy()), strict=True))
 
 
-SIZES = {
-    "hidden_size": 3,  # as many as labels: only the last layer of the head is the output
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "intermediate_size": 3,
-    "vocab_size": 9,
-    "pad_token_id": 0,
-    "num_labels": 3,
-}
+# As many units as labels: only the last layer of the head is the output.
+SIZES = sizes(3, 1, 1, 3, 9) | {"pad_token_id": 0, "num_labels": 3}
 
 
 @pytest.mark.parametrize("config_class", [BertConfig, RobertaConfig, DebertaV2Config, ModernBertConfig])
