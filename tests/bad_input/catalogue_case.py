@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -107,7 +108,7 @@ def lay_out(case: Case, task: str, folder: Path) -> None:
     for name, content in (earlier | case.files).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(as_bytes(content, COLUMNS[task]))
+        path.write_bytes(as_bytes(content, COLUMNS.get(task, "labels")))
     if case.make is not None:
         case.make(folder)
 
@@ -135,6 +136,19 @@ def command_line(case: Case, task: str) -> list[str]:
     return [part for name, value in values.items() if value is not None for part in words(name, value)]
 
 
+def command_of_masks(case: Case, task: str) -> list[str]:
+    """Like `command_line`, for segment.py and segment3d.py."""
+    given: dict[str, object] = {"train_file": "data", "max_steps": 1, "global_batch_size": 2}
+    given |= {"output_dir": "run", "overwrite_output_dir": "true", "report_to": "none"}
+    if task == "segment":
+        given |= {"config_name": "model", "from_scratch": "true", "validation_file": "data"}
+        given |= {"image_size": "32,48"}
+    else:
+        given |= {"channels": "4,8", "strides": "2", "patch_size": "8,8,8", "patches_per_volume": 1}
+        given |= {"class_names": "red,blue"}
+    return [f"--{name}={value}" for name, value in (given | case.arguments).items() if value is not None]
+
+
 def words(name: str, value: object) -> list[str]:
     """An argument on the command line. name "": only the value; value ...: only the name; a list: several
     values."""
@@ -160,3 +174,22 @@ def check_one_message(ended) -> None:
     else:
         assert first.startswith("error: "), ended.err
     assert "Traceback" not in ended.err
+
+
+def check_refused(case: Case, task: str, folder: Path, script: Callable, command: list[str]) -> None:
+    """Runs the case's command beside an earlier run: it must end with the case's message and change
+    nothing."""
+    lay_out(case, task, folder)
+    before = contents(folder)
+    ended = script(task, command)
+    for pattern in case.said:
+        assert re.search(pattern.replace("TARGET", COLUMNS.get(task, "")), ended.err, re.MULTILINE), ended.err
+    assert ended.code == 2
+    assert ended.out == "" or case.late
+    check_one_message(ended)
+    kept = {
+        name: digest
+        for name, digest in contents(folder).items()
+        if not name.startswith("cache/") and name != "run/.lock"
+    }
+    assert kept == before

@@ -9,28 +9,24 @@ from __future__ import annotations
 import gzip
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import masks_job
 import nibabel
 import numpy as np
+from catalogue_case import Case
 from PIL import Image
 
-CLASSES = masks_job.CLASSES[1:]
+Spoil = Callable[[Path], object]
 SHAPE = (8, 9, 10)
 
 
-@dataclass(frozen=True)
-class Spoilt:
-    """`spoil`: is called with the folder; `arguments`: changes of the valid command, None removes one;
-    `late`: is rejected when a batch needs the image."""
+def masks(name: str, said: str, make: Spoil | None = None, arguments: dict | None = None) -> Case:
+    return Case(name, [said], ("segment",), arguments or {}, make=make)
 
-    name: str
-    said: str
-    spoil: Callable[[Path], object] = lambda folder: None
-    arguments: dict[str, object] = field(default_factory=dict)
-    late: bool = False
+
+def volumes(name: str, said: str, make: Spoil | None = None, arguments: dict | None = None) -> Case:
+    return Case(name, [said], ("segment3d",), arguments or {}, make=make)
 
 
 def lay_out_masks(folder: Path) -> None:
@@ -47,38 +43,16 @@ def lay_out_volumes(folder: Path) -> None:
         voxels(f"labels/{name}", label)(folder)
 
 
-def command_line(task: str, case: Spoilt) -> list[str]:
-    """The arguments of a short training with the case's changes."""
-    given: dict[str, object] = {
-        "train_file": "data",
-        "output_dir": "run",
-        "report_to": "none",
-        "max_steps": 1,
-    }
-    if task == "segment":
-        given |= {
-            "config_name": "model",
-            "from_scratch": "true",
-            "validation_file": "data",
-            "image_size": "32,48",
-        }
-        given |= {"global_batch_size": 2}
-    else:
-        given |= {"channels": "4,8", "strides": "2", "patch_size": "8,8,8", "global_batch_size": 2}
-        given |= {"patches_per_volume": 1, "class_names": ",".join(CLASSES)}
-    return [f"--{name}={value}" for name, value in (given | case.arguments).items() if value is not None]
-
-
 # What spoils a file
 
 
-def write(name: str, content: bytes | str) -> Callable[[Path], object]:
+def write(name: str, content: bytes | str) -> Spoil:
     return lambda folder: (folder / name).write_bytes(
         content if isinstance(content, bytes) else content.encode()
     )
 
 
-def remove(*names: str) -> Callable[[Path], object]:
+def remove(*names: str) -> Spoil:
     def spoil(folder: Path) -> None:
         for path in (folder / name for name in names):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -86,7 +60,7 @@ def remove(*names: str) -> Callable[[Path], object]:
     return spoil
 
 
-def cut(name: str, share: float) -> Callable[[Path], object]:
+def cut(name: str, share: float) -> Spoil:
     """Truncates a file to this share of its bytes."""
 
     def spoil(folder: Path) -> None:
@@ -96,9 +70,7 @@ def cut(name: str, share: float) -> Callable[[Path], object]:
     return spoil
 
 
-def image(
-    name: str, mode: str = "L", size: tuple[int, int] = (48, 32), value: object = 1
-) -> Callable[[Path], object]:
+def image(name: str, mode: str = "L", size: tuple[int, int] = (48, 32), value: object = 1) -> Spoil:
     """Writes an image of one colour or a mask of one class as PNG."""
 
     def spoil(folder: Path) -> None:
@@ -112,11 +84,11 @@ def image(
     return spoil
 
 
-def both(*spoils: Callable[[Path], object]) -> Callable[[Path], object]:
+def both(*spoils: Spoil) -> Spoil:
     return lambda folder: [spoil(folder) for spoil in spoils]
 
 
-def voxels(name: str, values: np.ndarray, spacing: float = 1.0) -> Callable[[Path], object]:
+def voxels(name: str, values: np.ndarray, spacing: float = 1.0) -> Spoil:
     """Writes a volume as data/NAME.nii.gz."""
 
     def spoil(folder: Path) -> None:
@@ -140,113 +112,111 @@ def header_alone(folder: Path) -> None:
 
 
 IMAGES = [
-    Spoilt("missing mask", r"data/images/001\.png: no mask in data/masks; expected 001\.png",
+    masks("missing mask", r"data/images/001\.png: no mask in data/masks; expected 001\.png",
            remove("data/masks/001.png")),
-    Spoilt("no folder of masks", r"data: holds no images with masks; expected images/ and masks/",
+    masks("no folder of masks", r"data: holds no images with masks; expected images/ and masks/",
            remove("data/masks")),
-    Spoilt("no such folder", r"other: no such file", arguments={"train_file": "other"}),
-    Spoilt("one name twice", r"001\.png: 001\.bmp has the same name", image("images/001.bmp", "RGB")),
-    Spoilt("validation without masks", r"rows\.csv:1: column 'label' not found; found: image",
+    masks("no such folder", r"other: no such file", arguments={"train_file": "other"}),
+    masks("one name twice", r"001\.png: 001\.bmp has the same name", image("images/001.bmp", "RGB")),
+    masks("validation without masks", r"rows\.csv:1: column 'label' not found; found: image",
            write("rows.csv", "image\ndata/images/001.png\n"), {"validation_file": "rows.csv"}),
-    Spoilt("mask of a table that is missing", r"data/masks/009\.png: this file does not exist",
+    masks("mask of a table that is missing", r"data/masks/009\.png: this file does not exist",
            write("rows.csv", "image,label\ndata/images/001.png,data/masks/009.png\n"),
            {"validation_file": "rows.csv"}),
-    Spoilt("empty cell in the column of masks", r"rows\.csv:2: the image is",
+    masks("empty cell in the column of masks", r"rows\.csv:2: the image is",
            write("rows.csv", "image,label\ndata/images/001.png,\n"), {"validation_file": "rows.csv"}),
-    Spoilt("mask of another size",
+    masks("mask of another size",
            r"data/masks/001\.png: 6x4 pixels, but its image data/images/001\.png has 48x32",
            image("masks/001.png", size=(6, 4))),
-    Spoilt("unknown class", r"data/masks/001\.png: 1536 pixels of unknown class 9",
+    masks("unknown class", r"data/masks/001\.png: 1536 pixels of unknown class 9",
            image("masks/001.png", value=9)),
-    Spoilt("unknown classes without a file of classes", r"the training masks have the value\(s\) 0, 1, 2, 9",
+    masks("unknown classes without a file of classes", r"the training masks have the value\(s\) 0, 1, 2, 9",
            both(image("masks/001.png", value=9), remove("data/classes.txt"))),
-    Spoilt("mask of colours",
+    masks("mask of colours",
            r"data/masks/001\.png: a mask of mode RGB; expected one channel of class numbers",
            image("masks/001.png", "RGB", value=(1, 1, 1))),
-    Spoilt("image cut short", r"data/images/001\.png: broken or truncated image .*; copy it again",
-           cut("data/images/001.png", 0.9), late=True),
-    Spoilt("no image", r"data/images/001\.png: is no image that Pillow can read",
+    masks("no image", r"data/images/001\.png: is no image that Pillow can read",
            write("data/images/001.png", "a note")),
-    Spoilt("empty image", r"data/images/001\.png: is empty; copy it again",
+    masks("empty image", r"data/images/001\.png: is empty; copy it again",
            write("data/images/001.png", b"")),
-    Spoilt("image of 16 bits", r"data/images/001\.png: has more than 8 bits a pixel .*Save it with 8 bits",
+    masks("image of 16 bits", r"data/images/001\.png: has more than 8 bits a pixel .*Save it with 8 bits",
            image("images/001.png", "I;16")),
-    Spoilt("model of one channel",
+    masks("model of one channel",
            r"model: the model sees 1 channel\(s\), but its SegformerImageProcessorPil gives 3",
            write("model/config.json", '{"model_type": "segformer", "num_channels": 1}')),
-    Spoilt("another kind of model", r"the model \(bert\) cannot segment images; name another",
+    masks("another kind of model", r"the model \(bert\) cannot segment images; name another",
            write("model/config.json", '{"model_type": "bert"}')),
-    Spoilt("no such file of classes", r"--classes_file names\.txt: no such file",
+    masks("no such file of classes", r"--classes_file names\.txt: no such file",
            arguments={"classes_file": "names.txt"}),
-    Spoilt("a class twice", r"data/classes\.txt:2: the class 'a' is there twice",
+    masks("a class twice", r"data/classes\.txt:2: the class 'a' is there twice",
            write("data/classes.txt", "a\na\nb\n")),
-    Spoilt("one class", r"data/classes\.txt: has 1 class\(es\), expected 2 to 255",
+    masks("one class", r"data/classes\.txt: has 1 class\(es\), expected 2 to 255",
            write("data/classes.txt", "a\n")),
-    Spoilt("numbers with a gap", r"data/classes\.txt: the classes have the values 0, 2; expected 0, 1, 2",
+    masks("numbers with a gap", r"data/classes\.txt: the classes have the values 0, 2; expected 0, 1, 2",
            write("data/classes.txt", "0 a\n2 b\n")),
-    Spoilt("a class that does not count", r"--ignore_index 1 is the class 'red'",
+    masks("a class that does not count", r"--ignore_index 1 is the class 'red'",
            arguments={"ignore_index": 1}),
 ]  # fmt: skip
 
 VOLUMES = [
-    Spoilt("missing label",
+    volumes("missing label",
            r"data/labels/b\.nii\.gz: no such file; the label of data/images/b\.nii\.gz is missing",
            remove("data/labels/b.nii.gz")),
-    Spoilt("no labels", r"data/images/a\.nii\.gz: has no label, which a train volume needs",
+    volumes("no labels", r"data/images/a\.nii\.gz: has no label, which a train volume needs",
            remove("data/labels")),
-    Spoilt("no such folder", r"other: no such file", arguments={"train_file": "other"}),
-    Spoilt("empty folder", r"data/images: has no NIfTI files",
+    volumes("no such folder", r"other: no such file", arguments={"train_file": "other"}),
+    volumes("empty folder", r"data/images: has no NIfTI files",
            lambda f: [path.unlink() for path in (f / "data/images").iterdir()]),
-    Spoilt("validation folder of another layout",
+    volumes("validation folder of another layout",
            r"model: has no folder images or imagesTr; images/ and labels/ are expected",
            lambda f: (f / "model").mkdir(), {"validation_file": "model"}),
-    Spoilt("image of a table that is missing", r"data/images/d\.nii\.gz: no such image",
+    volumes("image of a table that is missing", r"data/images/d\.nii\.gz: no such image",
            write("rows.csv", "image,label\ndata/images/d.nii.gz,data/labels/a.nii.gz\n"),
            {"validation_file": "rows.csv"}),
-    Spoilt("unknown split", r"data/split\.csv:2: split 'trian', expected train, validation, test",
+    volumes("unknown split", r"data/split\.csv:2: split 'trian', expected train, validation, test",
            write("data/split.csv", "file,split\na.nii.gz,trian\n")),
-    Spoilt("label of another size",
+    volumes("label of another size",
            r"data/labels/b\.nii\.gz: size 8x9x11, but 8x9x10 in its image data/images/b\.nii\.gz",
            voxels("labels/b", zeros(np.uint8, (8, 9, 11)))),
-    Spoilt("label of another voxel size", r"data/labels/b\.nii\.gz: voxel size 2x2x2, but 1x1x1 in its image",
+    volumes("label of another voxel size", r"data/labels/b\.nii\.gz: voxel size 2x2x2, but 1x1x1 in its",
            voxels("labels/b", zeros(np.uint8), spacing=2.0)),
-    Spoilt("unknown class",
+    volumes("unknown class",
            r"data/labels/b\.nii\.gz: 1 voxels of unknown class 9; the classes are 0 background, 1 red, 2 "
 r"blue",
            voxels("labels/b", zeros(np.uint8, at_first=9))),
-    Spoilt("fractions for classes", r"data/labels/b\.nii\.gz: 1 voxels have no class number, the first 1\.5",
+    volumes("fractions for classes", r"data/labels/b\.nii\.gz: 1 voxels have no class number, the first 1\.5",
            voxels("labels/b", zeros(at_first=1.5))),
-    Spoilt("NaN in a label", r"data/labels/b\.nii\.gz: 1 voxels have no class number, the first nan",
+    volumes("NaN in a label", r"data/labels/b\.nii\.gz: 1 voxels have no class number, the first nan",
            voxels("labels/b", zeros(at_first=np.nan))),
-    Spoilt("no voxel of a class", "no training label has a voxel of a class: all are background",
+    volumes("no voxel of a class", "no training label has a voxel of a class: all are background",
            both(*(voxels(f"labels/{name}", zeros(np.uint8)) for name in "abc"))),
-    Spoilt("classes with a gap",
+    volumes("classes with a gap",
            r"the training labels have classes 1, 3; classes must be numbered from 1 without a gap",
            both(*(voxels(f"labels/{name}",
                          np.arange(720, dtype=np.uint8).reshape(SHAPE) % 2 * 2 + 1) for name in "abc")),
            {"class_names": None}),
-    Spoilt("voxels that are NaN",
+    volumes("voxels that are NaN",
            r"data/images/b\.nii\.gz: 1 of 720 voxels are NaN or infinite; replace them",
            voxels("images/b", zeros(at_first=np.nan))),
-    Spoilt("slice of a volume",
+    volumes("slice of a volume",
            r"data/images/b\.nii\.gz: has 2 dimensions \(8x9\); expected one volume of 3 dimensions",
            voxels("images/b", zeros(shape=(8, 9)))),
-    Spoilt("channels in files of their own", r"data/images/a_0001\.nii\.gz: is a second channel",
+    volumes("channels in files of their own", r"data/images/a_0001\.nii\.gz: is a second channel",
            voxels("images/a_0001", zeros())),
-    Spoilt("colours", r"data/images/b\.nii\.gz: voxels are of type .*, expected one number each",
+    volumes("colours", r"data/images/b\.nii\.gz: voxels are of type .*, expected one number each",
            voxels("images/b", np.zeros(SHAPE, dtype=[("R", "u1"), ("G", "u1"), ("B", "u1")]))),
-    Spoilt("image cut short", r"data/images/b\.nii\.gz: is damaged or cut short .*; copy it again",
+    volumes("image cut short", r"data/images/b\.nii\.gz: is damaged or cut short .*; copy it again",
            cut("data/images/b.nii.gz", 0.5)),
-    Spoilt("voxels missing behind the header", r"data/images/b\.nii\.gz: is damaged or cut short",
+    volumes("voxels missing behind the header", r"data/images/b\.nii\.gz: is damaged or cut short",
            header_alone),
-    Spoilt("no volume", r"data/images/b\.nii\.gz: no readable NIfTI file",
+    volumes("no volume", r"data/images/b\.nii\.gz: no readable NIfTI file",
            write("data/images/b.nii.gz", "a note")),
-    Spoilt("weights for other classes", r"--class_weights has 2 numbers, expected 3: background, red, blue",
+    volumes("weights for other classes", r"--class_weights has 2 numbers, expected 3: background, red, blue",
            arguments={"class_weights": "1,2"}),
-    Spoilt("patch of one voxel at the lowest level", r"one voxel at the network's lowest level",
+    volumes("patch of one voxel at the lowest level", r"one voxel at the network's lowest level",
            arguments={"patch_size": "2,2,2"}),
-    Spoilt("folder that is no model", r"model: is no exported model of segment3d\.py",
+    volumes("folder that is no model", r"model: is no exported model of segment3d\.py",
            lambda f: (f / "model").mkdir(), {"model_name_or_path": "model"}),
 ]  # fmt: skip
 
-CASES = [*(("segment", case) for case in IMAGES), *(("segment3d", case) for case in VOLUMES)]
+CASES = [*IMAGES, *VOLUMES]

@@ -9,34 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import refused_masks
-from catalogue_case import check_one_message, contents
+from catalogue_case import Case, check_refused, command_of_masks
 from PIL import Image
-from refused_masks import Spoilt, both, command_line, image, voxels
+from refused_masks import both, image, voxels
 
 LAY_OUT = {"segment": refused_masks.lay_out_masks, "segment3d": refused_masks.lay_out_volumes}
-TRIED = [pytest.param(task, case, id=f"{case.name}-{task}") for task, case in refused_masks.CASES]
+TRIED = [
+    pytest.param(case, task, id=f"{case.name}-{task}") for case in refused_masks.CASES for task in case.tasks
+]
 
 
-@pytest.mark.parametrize(("task", "case"), TRIED)
-def test_bad_masks_are_explained_and_nothing_is_harmed(
-    task: str, case: Spoilt, tmp_path, script, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    LAY_OUT[task](tmp_path)
-    case.spoil(tmp_path)
-    before = contents(tmp_path)
-
-    ended = script(task, command_line(task, case))
-
-    assert re.search(case.said, ended.err, re.MULTILINE), ended.err
-    assert ended.code == 2
-    check_one_message(ended)
-    assert (ended.out != "") == case.late, ended.out
-    after = {
-        name: digest for name, digest in contents(tmp_path).items() if not name.startswith(("run/", "cache/"))
-    }
-    assert after == before
-    assert case.late or not Path("run/run.json").exists()
+@pytest.mark.parametrize(("case", "task"), TRIED)
+def test_bad_masks_are_explained_and_nothing_is_harmed(case: Case, task: str, workplace, script):
+    LAY_OUT[task](workplace)
+    check_refused(case, task, workplace, script, command_of_masks(case, task))
 
 
 def palette(folder: Path) -> None:
@@ -65,12 +51,11 @@ UNUSUAL = {
 
 
 @pytest.mark.parametrize("task", UNUSUAL)
-def test_unusual_masks_are_trained_on_and_predicted(task, tmp_path, script, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    LAY_OUT[task](tmp_path)
+def test_unusual_masks_are_trained_on_and_predicted(task, workplace, script):
+    LAY_OUT[task](workplace)
     spoil, said, arguments = UNUSUAL[task]
-    spoil(tmp_path)
-    ended = script(task, command_line(task, Spoilt("", "", arguments=arguments)))
+    spoil(workplace)
+    ended = script(task, command_of_masks(Case("", [], arguments=arguments), task))
     assert (ended.code, ended.err) == (0, "")
     assert re.search(said, ended.out), ended.out
     assert len(list(Path("run/predictions").glob("[!.]*"))) == (4 if task == "segment" else 3)

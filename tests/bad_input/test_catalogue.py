@@ -20,14 +20,12 @@ import segment3d
 import tag
 import titlegen
 from catalogue_case import (
-    COLUMNS,
     TARGETS,
     Case,
     by_turns,
     check_one_message,
+    check_refused,
     command_line,
-    contents,
-    lay_out,
 )
 
 from samerun.parsing import type_of
@@ -48,22 +46,7 @@ TRIED = [pytest.param(case, task, id=f"{case.name}-{task}") for case in REFUSED 
 
 @pytest.mark.parametrize(("case", "task"), TRIED)
 def test_bad_input_is_explained_and_harms_nothing(case: Case, task: str, workplace, script):
-    lay_out(case, task, workplace)
-    before = contents(workplace)
-
-    ended = script(task, command_line(case, task))
-
-    for words in case.said:
-        assert re.search(words.replace("TARGET", COLUMNS[task]), ended.err, re.MULTILINE), ended.err
-    assert ended.code == 2
-    assert ended.out == "" or case.late
-    check_one_message(ended)
-    kept = {
-        name: digest
-        for name, digest in contents(workplace).items()
-        if not name.startswith("cache/") and name != "run/.lock"
-    }
-    assert kept == before
+    check_refused(case, task, workplace, script, command_line(case, task))
 
 
 def test_the_catalogue_is_large_and_tries_both_tasks():

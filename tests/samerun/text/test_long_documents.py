@@ -22,21 +22,7 @@ from samerun.plan import Modes
 from samerun.text.head import check_export
 from samerun.text.long_documents import LongDocuments, pool_windows
 
-WORDS = [
-    "sort",
-    "the",
-    "values",
-    "of",
-    "a",
-    "matrix",
-    "return",
-    "eigenvalues",
-    "cut",
-    "text",
-    "and",
-    "it",
-    "b",
-]
+WORDS = ["sort", "the", "values", "of", "a", "matrix", "return", "eigenvalues", "cut", "text", "it", "b"]
 WINDOWS = {"long_documents": "windows:stride=3,max=3", "max_length": 12}
 
 
