@@ -1,7 +1,6 @@
-"""The server as users start it, and its page in a browser."""
+"""The server as users start it."""
 
 import json
-import shutil
 import signal
 import subprocess
 import urllib.parse
@@ -30,29 +29,15 @@ def server(bert_folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_browser_shows_the_labels_and_words_of_a_text(server):
+def test_a_text_gets_its_labels_and_a_signal_ends_the_server(server):
     process, address = server
     assert process.stdout.readline().strip().endswith(f"at {address}")
     body = json.dumps({"text": "return the values"}).encode()
     with urllib.request.urlopen(f"{address}/predict", body) as answer:
         (line,) = json.load(answer)["predictions"]
     assert set(line["probabilities"]) == {"LABEL_0", "LABEL_1"}
-    if shutil.which("chromium"):
-        query = urllib.parse.urlencode({"text": "return <b>the</b> values"})
-        options = [
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--enable-logging=stderr",
-            "--virtual-time-budget=20000",
-        ]
-        command = ["chromium", *options, "--dump-dom", "--window-size=375,800", f"{address}/?{query}"]
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-        assert "CONSOLE" not in shown.stderr
-        assert '<h2 id="answer">' in shown.stdout
-        assert "LABEL_1" in shown.stdout
-        assert ">values</span>" in shown.stdout  # a word with its colour
-        assert "&lt;" in shown.stdout.partition('id="answer"')[2]  # the text, not its markup
+    with urllib.request.urlopen(address) as answer:
+        assert "<html" in answer.read().decode()
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
     assert process.stdout.read().startswith("stopped")
