@@ -22,7 +22,7 @@ from transformers import (
     pipeline,
 )
 
-from samerun.errors import InputError, TrainingError
+from samerun.errors import TrainingError
 from samerun.images.segmentation import unpack
 from samerun.plan import Modes, evaluation_batch
 from samerun.runtime import Launch, join_rows
@@ -130,15 +130,6 @@ def test_windows_work_on_one_image_at_a_time(tmp_path, token_cache):
     assert evaluation_batch(arguments, False, found.splits["validation"].evaluation_rows) == (1, None)
     _, found = loaded(tmp_path, train_file=data, validation_file=data)
     assert evaluation_batch(arguments, False, found.splits["validation"].evaluation_rows) == (8, None)
-
-
-@pytest.mark.parametrize("part", ["images", "masks"])
-def test_a_run_among_its_data_is_refused(part, tmp_path, token_cache):
-    data = masks_job.write(tmp_path / "data", rows=2)
-    output_dir = data / part / "run"
-    with pytest.raises(InputError, match=f"--output_dir .*: lies in .*/{part}, whose images are read"):
-        loaded(tmp_path, train_file=str(data), output_dir=str(output_dir))
-    assert not output_dir.exists()
 
 
 @pytest.fixture(scope="module")

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from catalogue_case import GOOD, VALID, Case, by_turns, encoded, parquet, train
 
 CLASSIFY, TITLEGEN = ("classify",), ("titlegen",)
 PREDICT = {"do_train": "true", "do_predict": "true", "test_file": "test.csv"}
 TRAINED_ON = r"note           4 training rows"
-MANY = [f"label {number}" for number in range(120)]
 
 
 def works(name: str, *said: str, tasks: tuple[str, ...] = ("classify", "titlegen"), **made: object) -> Case:
     return Case(name, list(said) or [TRAINED_ON], tasks, code=0, **made)
-
-
-def moved(names: tuple[str, ...], place: str):
-    """Moves files into another folder and links to them from their old paths."""
-
-    def move(folder: Path) -> None:
-        (folder / place).mkdir()
-        for name in names:
-            (folder / name).rename(folder / place / name)
-            (folder / name).symlink_to(Path(place) / name)
-
-    return move
 
 
 FILES = [
@@ -47,7 +32,6 @@ PLACES = [
           files={"données 数据/train file (1).csv": GOOD},
           arguments={"train_file": "données 数据/train file (1).csv",
                       "output_dir": "résultats 结果 🎉/lauf 1"}),
-    works("links to files", make=moved(("train.csv", "valid.csv"), "elsewhere")),
     works("link to the folder of the run", arguments={"output_dir": "link"},
           make=lambda folder: ((folder / "real").mkdir(), (folder / "link").symlink_to("real"))),
     works("home in YAML and after =", r"^done           \S+/home/run$",
@@ -61,8 +45,6 @@ PLACES = [
 ]  # fmt: skip
 
 ROWS = [
-    works("one row to train on", r"note           1 training rows",
-          **train("text,TARGET\nred apple,red\n", validation_file="train.csv"),),
     works("two rows share training and validation", r"1 training rows are kept for validation",
           **train("text,TARGET\nred apple,red\nred pear,red\n", validation_file=None)),
     works("rows in training and validation", r"2 of 4 validation texts are in the training rows too",
@@ -104,14 +86,6 @@ LABELS = [
           r"the model's head for 3 label\(s\) is replaced by a new one for 2", tasks=CLASSIFY,
           **train("text,labels\na,yes\nb,no\n", model_name_or_path="models/classifier", from_scratch=None,
                   config_name=None, tokenizer_type=None, validation_file="train.csv")),
-    works("some of the model's labels",
-          r"the model's head keeps the rows of 2 label\(s\), by name; 1 .* new, 1 are dropped",
-          tasks=CLASSIFY,
-          **train("text,labels\na,new\nb,green\nc,fruit\n", model_name_or_path="models/classifier",
-                  from_scratch=None, config_name=None, tokenizer_type=None, validation_file="train.csv")),
-    works("many labels", r"120 labels", tasks=CLASSIFY,
-          **train(f"text,labels\nall of them,{'|'.join(MANY)}\nthe first,{MANY[0]}\n",
-                  validation_file="train.csv")),
 ]  # fmt: skip
 
 

@@ -255,12 +255,3 @@ def test_the_shards_of_a_data_set_with_names_of_classes(tmp_path, token_cache, a
         read_split(given, "test", ("text",))
     with pytest.raises(InputError, match="has no column 'title'; it has text, labels"):
         buffers(tmp_path / "run", dataset_name=str(tmp_path / "hub"), columns=("text", "title"))
-    with pytest.raises(
-        InputError, match=r"--dataset_split dev of --dataset_name .*: cannot be loaded \(Bad split: dev"
-    ):
-        buffers(
-            tmp_path / "run",
-            dataset_name=str(tmp_path / "hub"),
-            dataset_split="dev",
-            dataset_splits={"train": "dev"},
-        )
