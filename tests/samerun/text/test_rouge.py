@@ -10,6 +10,7 @@ from samerun.text.rouge import (
     choose_tokenizer,
     exact_matches,
     first_sentence,
+    rouge_scores,
     row_scores,
 )
 
@@ -125,3 +126,10 @@ def test_exact_match_leaves_case_and_spaces_aside():
 )
 def test_lead_is_the_first_sentence_cut(text, max_units, lead):
     assert first_sentence(text, max_units) == lead
+
+
+def test_scores_are_means_over_the_rows():
+    scores = rouge_scores(["深度模型", "无关", "学习"], ["深度学习模型", "甲乙", "学习"], "characters")
+    assert scores == pytest.approx(
+        {"rouge1": 1.8 / 3, "rouge2": 1.5 / 3, "rougeL": 1.8 / 3, "rougeLsum": 1.8 / 3, "exact_match": 1 / 3}
+    )
