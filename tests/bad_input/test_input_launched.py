@@ -19,7 +19,7 @@ def case_of(module, name: str) -> Case:
     return next(case for case in module.CASES if case.name == name)
 
 
-RAGGED = case_of(refused_files, "too many cells")
+RAGGED = case_of(refused_files, "too few cells")
 LAUNCHES = [
     (RAGGED, "classify", lambda: accelerate("cpu_ddp.yaml", 2)),
     (case_of(refused_arguments, "run.yaml key twice"), "classify", lambda: deepspeed(2)),
