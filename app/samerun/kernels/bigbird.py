@@ -177,6 +177,10 @@ def _drawn(blocks: int, shape: Shape, seed: int, device: torch.device) -> Tensor
     return send(torch.tensor(random_blocks(blocks, shape, seed)), device)
 
 
+def _keep_attention_type(value: str) -> None:
+    """Stands for the encoder's method; a function of the module, so that models can be pickled."""
+
+
 def use_bigbird_attention(model: torch.nn.Module) -> bool:
     """Switches every block-sparse BigBird encoder in `model` to our attention and fused activation. Returns
     False if there is none.
@@ -195,7 +199,7 @@ def use_bigbird_attention(model: torch.nn.Module) -> bool:
             shape = _shape([layer for layer in encoder.modules() if isinstance(layer, _Fast)])
             encoder.create_masks_for_block_sparse_attn = functools.partial(_masks, shape=shape)
             # transformers switches to full attention here, which our attention chooses row by row.
-            encoder.set_attention_type = lambda value: None
+            encoder.set_attention_type = _keep_attention_type
             any_encoder = True
     return any_encoder
 
