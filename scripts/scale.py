@@ -323,8 +323,8 @@ def show_growth(arguments: argparse.Namespace) -> list[str]:
         for unit in found[0]:
             values = [measured[unit] for measured in found]
             exponent, _ = np.polyfit(np.log(sizes), np.log(values), 1)
-            of_sizes = ("; ".join(f"{x:,.4g}" for x in numbers) for numbers in (sizes, values))
-            rows.append([name, unit, *of_sizes, f"{exponent:.2f}"])
+            of_sizes = "; ".join(f"{size:,}" for size in sizes)
+            rows.append([name, unit, of_sizes, "; ".join(f"{x:,.4g}" for x in values), f"{exponent:.2f}"])
     return markdown_table(["what grows", "measured", "sizes", "values", "exponent"], rows)
 
 
