@@ -2,7 +2,6 @@
 
 import functools
 import json
-import math
 import os
 from dataclasses import replace
 
@@ -343,13 +342,6 @@ def test_without_an_evaluation_the_last_model_is_exported(prepare):
     assert training.task.exported == []
     assert training.finish() == {"best_step": 6, "best_metric": None}
     assert training.task.exported == [None]
-
-
-def test_a_deepspeed_configuration_fits_into_run_json(tmp_path):
-    plain = start._as_json_values({"a": math.inf, "b": {"dtype": torch.float32}})
-    write_json(tmp_path / "run.json", plain)
-    assert plain == {"a": "inf", "b": {"dtype": "torch.float32"}}
-    assert start._as_json_values(None) is None
 
 
 # --torch_compile
