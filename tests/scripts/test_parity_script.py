@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections import OrderedDict
 from types import SimpleNamespace
 
 import launchers
+import psutil
 import pytest
 import title_job
 import torch
@@ -19,7 +21,7 @@ from torch.nn import functional
 from samerun.kernels.dropout import dropout_by_row
 from samerun.task_scripts import run_tool
 from samerun.tools import parity
-from samerun.tools.moving import recorder
+from samerun.tools.moving import recorder, setups
 from samerun.tools.moving.observer import read_steps
 
 TITLES = [
@@ -41,6 +43,16 @@ def columns(line, title_line):
     starts = [title_line.index(title) for title in TITLES]
     ends = [*starts[1:], None]
     return [line[start:end].strip() for start, end in zip(starts, ends, strict=True)]
+
+
+def test_a_signal_ends_the_observed_run_too(tmp_path):
+    kills_us = "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)"
+    before = psutil.Process().children()
+    with pytest.raises(SystemExit) as ended:
+        setups.run_observed([sys.executable, "-c", kills_us], CLASSIFY, [], tmp_path, "run", timeout=600)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert psutil.Process().children() == before
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.slow

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,19 +132,32 @@ def run_observed(
     command = [*start, str(OBSERVER), device, str(work / "observed"), str(steps), str(script), *arguments]
     environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})}
     options = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "start_new_session": True}
-    with (work / f"{name}.log").open("w", encoding="utf-8") as log:
+    with signals_unwind(), (work / f"{name}.log").open("w", encoding="utf-8") as log:
         process = subprocess.Popen(command, stdout=log, env=environment, **options)
-    try:
-        failed = process.wait(timeout) != 0
-    except subprocess.TimeoutExpired:
-        return f"not done after {timeout:g} s"
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # workers outside of the group end without their launcher
-            process.wait()
+        try:
+            failed = process.wait(timeout) != 0
+        except subprocess.TimeoutExpired:
+            return f"not done after {timeout:g} s"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # workers outside of it end without their launcher
+                process.wait()
     if steps > 0:  # launchers have exit codes of their own for a run that stopped as it was asked to
         failed = read_metrics(work / name / STATUS).get("state") not in ("stopped", "done")
     return first_error(work / f"{name}.log") if failed else None
+
+
+@contextlib.contextmanager
+def signals_unwind() -> Iterator[None]:
+    """Within it SIGTERM and SIGHUP raise `SystemExit`, so that nothing begun is left behind."""
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, lambda number, _frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def first_error(log: Path) -> str:
