@@ -97,6 +97,30 @@ def test_titles_of_a_measured_run_are_as_long_as_the_longest_references_of_a_bat
     assert config.max_length == 18
 
 
+def test_only_the_second_evaluation_and_export_count(monkeypatch):
+    """The first ones import libraries: that happens once in a run, and not at each evaluation."""
+    clock, seconds = [0.0], {"evaluate": [30.0, 4.0], "export": [9.0, 2.0]}
+    monkeypatch.setattr(meter.time, "perf_counter", lambda: clock[0])
+
+    def take(what):
+        clock[0] += seconds[what].pop(0)
+
+    class Training(SimpleNamespace):
+        def _export(self, _predictions):
+            take("export")
+
+        def _evaluate_and_save(self, eval_due):
+            started = clock[0]
+            take("evaluate")
+            self._export(None)
+            self.evaluation_stalls.append(clock[0] - started)
+
+    training = Training(run=None, model=None, task=None, validation=None, evaluation_stalls=[])
+    engine = SimpleNamespace(evaluate=lambda *_: take("evaluate"))
+    assert meter.evaluate_twice(engine, training) == (30 + 9 - 4 - 2, 2.0)
+    assert training.evaluation_stalls == [4 + 2]
+
+
 @pytest.fixture
 def plan(environment, tmp_path, bert_folder, token_cache, capsys, monkeypatch, forked_python):
     """Plans a training of 40 rows: (options, further arguments) -> (exit code, output, errors)."""

@@ -28,6 +28,9 @@ from samerun.plan import Plan
 from samerun.signals import ignore_signals
 from samerun.task import Batch, Split
 
+# Steps that speak for an epoch. 200 of 449 steps on sentences, whose lengths differ much, were 7 % off the mean.
+SAMPLE = 2000
+
 Collate = Callable[[np.ndarray], Batch]
 
 
@@ -130,9 +133,13 @@ class TrainBatches(Dataset):
         return self.tokens(step)[1] or len(self.rows(step))
 
     def mean_work(self, step: int = 0) -> float:
-        """The mean `work` of the steps in the epoch of `step`; of 200 of them in a long one."""
+        """The mean `work` of `sample`."""
+        return float(np.mean([self.work(each) for each in self.sample(step)]))
+
+    def sample(self, step: int = 0) -> list[int]:
+        """The steps in the epoch of `step`; SAMPLE of them, evenly spread, in a longer one."""
         number, first = self.plan.steps_per_epoch, step - self.plan.epoch_of(step)[1]
-        return float(np.mean([self.work(first + each) for each in evenly(number, min(number, 200))]))
+        return [first + each for each in evenly(number, min(number, SAMPLE))]
 
     def largest_micro_batch(self) -> Batch:
         """A micro-batch of maximal size: the longest rows of the file, or of the first buffer of a stream."""

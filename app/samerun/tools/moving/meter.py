@@ -16,7 +16,6 @@ import numpy as np
 import psutil
 import torch
 
-from samerun.data.batches import evenly
 from samerun.memory import Estimate, estimate, needed
 from samerun.plan import BatchShape, derive_batch
 
@@ -45,32 +44,13 @@ def measure(engine: ModuleType, folder: Path) -> None:
         return memory_lines(dry_run, layout)
 
     def train(training: Any, _clock: Any) -> None:
-        started = time.perf_counter()
+        started, once, plan = time.perf_counter(), 0.0, training.plan
         found = {"trials": trials(engine, training, estimates), "export": 0.0}
-        export = training._export
-
-        first_export = 0.0
-
-        def export_timed(predictions: Any) -> None:
-            nonlocal first_export
-            times = [time.perf_counter()]
-            for _ in range(2):
-                export(predictions)
-                times.append(time.perf_counter())
-            first_export, found["export"] = np.diff(times).tolist()
-
-        training._export = export_timed
         if training.validation is not None and hasattr(training.task, "generation"):
             end_titles(training)
-        once = 0.0  # seconds of the first evaluation and export alone, such as imports
-        if training.validation is not None and training.plan.eval_steps is not None:
-            before = time.perf_counter()
-            engine.evaluate(training.run, training.model, training.task, training.validation)
-            first = time.perf_counter() - before
-            training._evaluate_and_save(eval_due=True)
-            training.evaluation_stalls[-1] -= first_export
-            once = max(0.0, first + first_export - training.evaluation_stalls[-1])
-        if training.plan.save_steps is not None:
+        if training.validation is not None and plan.eval_steps is not None:
+            once, found["export"] = evaluate_twice(engine, training)
+        if plan.save_steps is not None:
             training._save()
         found["seconds"] = time.perf_counter() - started - once
         if training.run.is_main:
@@ -78,6 +58,29 @@ def measure(engine: ModuleType, folder: Path) -> None:
             (folder / FILE).write_text(json.dumps(found), encoding="utf-8")
 
     engine.memory_lines, engine.Training._run_steps = memory_lines_noted, train
+
+
+def evaluate_twice(engine: ModuleType, training: Any) -> tuple[float, float]:
+    """Evaluates and exports twice, because the first time also imports libraries. Notes the second evaluation
+    with its export in `training.evaluation_stalls`. Returns (the first one's seconds above that; seconds of
+    the second export)."""
+    exports: list[float] = []
+    export = training._export
+
+    def export_twice(predictions: Any) -> None:
+        for _ in range(2):
+            started = time.perf_counter()
+            export(predictions)
+            exports.append(time.perf_counter() - started)
+
+    training._export = export_twice
+    started = time.perf_counter()
+    engine.evaluate(training.run, training.model, training.task, training.validation)
+    first = time.perf_counter() - started
+    training._evaluate_and_save(eval_due=True)
+    training._export = export
+    training.evaluation_stalls[-1] -= exports[0]
+    return max(0.0, first + exports[0] - training.evaluation_stalls[-1]), exports[1]
 
 
 def end_titles(training: Any) -> None:
@@ -106,7 +109,7 @@ def trials(engine: ModuleType, training: Any, estimates: list) -> list[dict[str,
     found, seen = [], []
     for shape in shapes(plan.batch, larger=bool(known) and known[0][1]):
         batches.plan = replace(plan, batch=shape)
-        epoch = sorted(evenly(plan.steps_per_epoch, min(plan.steps_per_epoch, 200)), key=batches.work)
+        epoch = sorted(batches.sample(), key=batches.work)
         done = np.cumsum([batches.work(step) for step in epoch])
         middles = (np.arange(STEPS) + 0.5) / STEPS * done[-1]
         chosen = [epoch[index] for index in np.searchsorted(done, middles)]
