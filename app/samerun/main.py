@@ -28,13 +28,13 @@ def run(task_class: type[Task], arguments: Any) -> None:
     """Trains, evaluates and predicts as the arguments request. Reports errors and ends the process with their
     exit code."""
     with signals.failures_end_the_job(debug=arguments.log_level == "debug"):
-        if run_task(task_class(arguments), arguments):
-            signals.exit_done()
+        run_task(task_class(arguments), arguments)
+        signals.exit_done()
 
 
-def run_task(task: Task, arguments: Any) -> bool:
-    """Executes a whole run. Returns whether this process has a process group. Raises `InputError` before it
-    changes existing files, `TrainingError` and `StopRequested` later."""
+def run_task(task: Task, arguments: Any) -> None:
+    """Executes a whole run. Raises `InputError` before it changes existing files, `TrainingError` and
+    `StopRequested` later."""
     modes = arguments.modes
     hide_library_bars()
     launch = start.check(arguments)
@@ -84,10 +84,9 @@ def run_task(task: Task, arguments: Any) -> bool:
     if modes.train and not opened.complete:
         run.print(time_taken(run, arguments, metrics))
     report(run, arguments, task, metrics)
-    has_group = signals.finish(run)
+    signals.finish(run)
     mirror.upload(Path(arguments.output_dir))
     mirror.wait(mirror.END_SECONDS)
-    return has_group
 
 
 def build_model(task: Task, seed: int) -> torch.nn.Module:

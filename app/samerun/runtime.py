@@ -458,15 +458,11 @@ class Run:
         machines.progress()
         self.accelerator.wait_for_everyone()
 
-    def leave_process_group(self) -> bool:
-        """Waits for the other processes and destroys NCCL's group. Returns whether there is a process
-        group."""
-        if not (dist.is_available() and dist.is_initialized()):
-            return False
+    def leave_process_group(self) -> None:
+        """Waits for the other processes and destroys NCCL's group."""
         self.wait()
-        if self.launch.backend == "nccl":
+        if self.launch.backend == "nccl" and dist.is_initialized():
             dist.destroy_process_group()
-        return True
 
     def summary(self) -> list[str]:
         """Describes launcher, processes, backend and precision; printed before the first step."""

@@ -403,22 +403,22 @@ def stop_run(run: Run, place: str) -> NoReturn:
     raise StopRequested(message)
 
 
-def finish(run: Run) -> bool:
-    """Closes trackers and waits for the other processes. Returns whether there is a process group."""
+def finish(run: Run) -> None:
+    """Closes trackers and waits for the other processes."""
     machines.stop()
     exit_with(0, reported=True)
     status.end("done")
     for tracker in run.accelerator.trackers:
         tracker.finish()
-    return run.leave_process_group()
+    run.leave_process_group()
 
 
 def exit_done() -> NoReturn:
-    """Ends a process with a process group at once with code 0.
+    """Ends the process at once with code 0.
 
-    It skips the teardown of the interpreter and of gloo's groups: DeepSpeed keeps references to groups, and
-    their late threads can abort the finished process ("terminate called without an active exception", seen
-    twice in ZeRO-2 runs on busy machines).
+    It skips the teardown of the interpreter, which takes a second, and of gloo's groups: DeepSpeed keeps
+    references to groups, and their late threads can abort the finished process ("terminate called without an
+    active exception", seen twice in ZeRO-2 runs on busy machines).
     """
     atexit._run_exitfuncs()
     sys.stdout.flush()
