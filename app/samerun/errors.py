@@ -87,10 +87,13 @@ def is_out_of_memory(error: BaseException) -> bool:
         cls.__name__ == "OutOfMemoryError" for cls in type(error).__mro__
     ):
         return True
-    # torch's CPU allocator raises RuntimeError, a failed fork OSError, an import ImportError or,
-    # without memory for that, SystemError.
+    # torch's CPU allocator and CUDA's libraries raise RuntimeError, a failed fork OSError, an import
+    # ImportError or, without memory for that, SystemError.
     words = (
         "DefaultCPUAllocator",
+        "CUDA error: out of memory",
+        "CUBLAS_STATUS_ALLOC_FAILED",
+        "CUDNN_STATUS_ALLOC_FAILED",
         os.strerror(errno.ENOMEM),
         "failed to map segment",
         "error return without exception set",

@@ -14,11 +14,13 @@ import psutil
 import torch
 from accelerate import Accelerator
 from accelerate.utils import ProfileKwargs
+from torch.autograd import DeviceType
 from torch.profiler import record_function
 
 TRACE = Path("profile") / "trace.json"
 PARTS = ("data", "forward", "backward", "optimizer")  # of a step, in this order
 SKIPPED = 3  # steps that fill caches and compile; the profiler warms up in the last one
+AUTOGRAD = "autograd::engine::evaluate_function"
 MAX_OPERATIONS = 10  # operations
 
 
@@ -131,7 +133,11 @@ def describe(averages: Any, device: str) -> list[str]:
     """Lines about the parts of a step and the most expensive operations. `averages`:
     `profiler.key_averages()`."""
     total = "cpu_time_total" if device == "cpu" else "device_time_total"
-    times = {event.key: getattr(event, total) for event in averages}
+    on_host = [event for event in averages if event.device_type == DeviceType.CPU]
+    times = {event.key: getattr(event, total) for event in on_host}
+    if device != "cpu":  # autograd launches the kernels of the backward pass from a thread of its own
+        of_autograd = [event for event in on_host if event.key.startswith(AUTOGRAD)]
+        times["backward"] = sum(getattr(event, total) for event in of_autograd)
     parts = {name: times[name] for name in PARTS if name in times}
     table = averages.table(sort_by=f"self_{total}", row_limit=MAX_OPERATIONS, max_name_column_width=60)
     lines = table.splitlines()

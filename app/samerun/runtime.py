@@ -32,6 +32,7 @@ from accelerate.utils import (
     broadcast_object_list,
     gather_object,
     is_bf16_available,
+    patch_environment,
 )
 from torch.distributed import Backend
 from torch.nn.parallel import DistributedDataParallel
@@ -128,7 +129,11 @@ def this_machine() -> Machine:
     device = torch.accelerator.current_accelerator(check_available=True)
     if device is None:
         return Machine(0, True)
-    return Machine(torch.accelerator.device_count(), is_bf16_available(), device.type)
+    if device.type == "cuda":
+        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)  # emulation is slow
+    else:
+        bf16 = is_bf16_available()
+    return Machine(torch.accelerator.device_count(), bf16, device.type)
 
 
 def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
@@ -455,8 +460,9 @@ class Run:
         return result
 
     def wait(self) -> None:
-        machines.progress()
-        self.accelerator.wait_for_everyone()
+        """Waits for the other processes. Not Accelerate's barrier: it names a CUDA device also for gloo on
+        CPUs, wherever torch is built for CUDA."""
+        self.any(False)
 
     def leave_process_group(self) -> None:
         """Waits for the other processes and destroys NCCL's group."""
@@ -523,16 +529,13 @@ def start(
     if launch.world_size > 1 and not dist.is_initialized():  # `connect` has opened that of several machines
         _open_group(launch, machines.open_store(launch, launch.timeout_seconds))
     if launch.use_cpu:
-        # DeepSpeed reads this when it is imported. Accelerate's own CPU switch would silently disable
-        # DeepSpeed.
-        os.environ["DS_ACCELERATOR"] = "cpu"
+        os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed reads this when it is imported
         if launch.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // launch.local_world_size))
     if launch.full_determinism and not launch.use_cpu:
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    if launch.tf32:
-        torch.set_float32_matmul_precision("high")
+    set_fp32_precision(launch)
     config = None
     if launch.deepspeed_config is not None and batch is not None:
         config = deepspeed.complete_config(
@@ -552,10 +555,11 @@ def start(
         handlers.append(InitProcessGroupKwargs(backend=_group_backend(launch), timeout=timeout))
         if launch.world_size == 1:
             _set_single_process_variables(launch.launcher)
+    device = {"ACCELERATE_TORCH_DEVICE": "cpu"} if launch.use_cpu and config is not None else {}
     # DeepSpeed prints on every process while it starts; stdout belongs to rank 0.
-    with contextlib.redirect_stdout(sys.stderr):
+    with contextlib.redirect_stdout(sys.stderr), patch_environment(**device):
         accelerator = Accelerator(
-            cpu=launch.use_cpu and config is None,
+            cpu=launch.use_cpu and config is None,  # it would disable DeepSpeed
             mixed_precision=launch.precision,
             gradient_accumulation_steps=batch.accumulation if batch else 1,
             deepspeed_plugin=DeepSpeedPlugin(config, zero3_init_flag=False) if config else None,
@@ -571,6 +575,14 @@ def start(
             "other; check the launcher's addresses and ports"
         )
     return Run(launch, accelerator, config, settings)
+
+
+def set_fp32_precision(launch: Launch) -> None:
+    """Lets a GPU compute fp32 products in TF32 only if --tf32 asks for it: torch's own default is TF32 for
+    convolutions."""
+    if not launch.use_cpu:
+        torch.set_float32_matmul_precision("high" if launch.tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = launch.tf32
 
 
 def _open_group(launch: Launch, store: Any) -> None:

@@ -17,15 +17,6 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture
-def exact():
-    """fp32 without TF32."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
-@pytest.fixture
 def start_gpu_run(start_run):
     """Like `start_run`, on one GPU."""
     return functools.partial(start_run, use_cpu=False)

@@ -1,10 +1,12 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import record_function
 
-from samerun.profiling import profiled
+from samerun.profiling import describe, profiled
 
 
 @pytest.fixture
@@ -33,6 +35,25 @@ def test_the_watched_steps_leave_a_trace_and_a_table(work, tmp_path):
     assert sum(shares) == pytest.approx(100, abs=0.3)
     assert any("aten::mm" in line for line in table)
     assert "2 step(s)" in last
+
+
+def test_on_a_gpu_the_backward_pass_is_what_autograd_launches():
+    """From a thread of its own; and a range occurs again as an event of the GPU."""
+
+    class Averages(list):
+        def table(self, **_):
+            return "table"
+
+    host, gpu = DeviceType.CPU, DeviceType.CUDA
+    events = [
+        ("forward", host, 3.0), ("forward", gpu, 100.0), ("backward", host, 0.1), ("optimizer", host, 1.0),
+        ("autograd::engine::evaluate_function: MmBackward0", host, 4.0),
+        ("autograd::engine::evaluate_function: AddBackward0", host, 2.0), ("aten::mm", host, 9.0),
+    ]  # fmt: skip
+    averages = Averages(
+        SimpleNamespace(key=key, device_type=kind, device_time_total=time) for key, kind, time in events
+    )
+    assert describe(averages, "cuda")[0] == "profile        forward 30.0%, backward 60.0%, optimizer 10.0%"
 
 
 @pytest.mark.parametrize(

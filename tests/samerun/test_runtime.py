@@ -1,4 +1,5 @@
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from accelerate.utils.launch import (
 from samerun import deepspeed, runtime
 from samerun.errors import InputError
 from samerun.fsdp import FsdpSettings
+from samerun.models import adapters
 from samerun.plan import BatchShape
 from samerun.runtime import Machine, describe_launch
 
@@ -293,12 +295,50 @@ def test_a_model_is_found_in_its_wrapper(start_run):
 def test_tensorfloat_is_set_on_request_only(start_run, monkeypatch):
     precisions = []
     monkeypatch.setattr(torch, "set_float32_matmul_precision", precisions.append)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # torch's default, for convolutions
     run = start_run()
     assert precisions == []
     line = replace(run, launch=replace(run.launch, tf32=True)).summary()[1]
     assert line == "precision      fp32, matrix products in TF32"
-    runtime.start(replace(run.launch, tf32=True), None)
-    assert precisions == ["high"]
+    for tf32 in (True, False):
+        runtime.set_fp32_precision(replace(run.launch, use_cpu=False, tf32=tf32))
+        assert torch.backends.cudnn.allow_tf32 is tf32
+    assert precisions == ["high", "highest"]
+    quantized, plain = SimpleNamespace(quantize="8"), SimpleNamespace(quantize=None)
+    rounded = [adapters.rounded_as(plain, replace(run.launch, tf32=tf32)) for tf32 in (True, False)]
+    assert [*rounded, adapters.rounded_as(quantized, run.launch)] == ["fp16", "no", "bf16"]
+
+
+def test_processes_wait_without_naming_a_device_of_cuda(monkeypatch):
+    """Accelerate's barrier asks for a CUDA tensor, also for gloo on CPUs, if torch is built for CUDA."""
+    reduced = []
+
+    def reduce(tensor, _):
+        reduced.append(tensor.device.type)
+        return tensor
+
+    accelerator = SimpleNamespace(device=torch.device("cpu"), reduce=reduce)
+    runtime.Run(runtime.Launch(world_size=2), accelerator, None).wait()
+    assert reduced == ["cpu"]
+
+
+def test_deepspeed_on_cpus_takes_no_gpu_that_torch_sees(monkeypatch):
+    class StartedError(Exception):
+        pass
+
+    def accelerator(**_):
+        raise StartedError(os.environ.get("ACCELERATE_TORCH_DEVICE"))
+
+    monkeypatch.setattr(runtime, "Accelerator", accelerator)
+    monkeypatch.setattr(runtime, "DeepSpeedPlugin", lambda *_, **__: None)
+    monkeypatch.setattr(deepspeed, "check_by_deepspeed", lambda *_: None)
+    monkeypatch.setattr(deepspeed, "skip_shared_memory_operator", lambda: None)
+    batch = BatchShape(1, 1, 1, 1)
+    for config, device in ((None, "None"), ({"zero_optimization": {"stage": 2}}, "cpu")):
+        launch = runtime.Launch(deepspeed_config=config, deepspeed_file="zero2.json")
+        with pytest.raises(StartedError, match=device):
+            runtime.start(launch, batch)
+    assert "ACCELERATE_TORCH_DEVICE" not in os.environ
 
 
 def test_determinism_is_for_gpus_and_its_workspace_is_checked(start_run, environment, arguments, monkeypatch):

@@ -278,6 +278,11 @@ def test_loss_and_gradient_are_looked_at(begin, monkeypatch, loss, norm, told):
             "Tried to allocate 2 GiB",
         ),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "can't allocate memory"),
+        (RuntimeError("CUDA error: out of memory"), "CUDA error: out of memory"),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"),
+            "CUBLAS_STATUS_ALLOC_FAILED .*",
+        ),
         (MemoryError(), "MemoryError"),
     ],
 )

@@ -112,7 +112,7 @@ class ImageTask(Task):
 
     def tolerance(self, by_precision: dict[str, float]) -> float:
         """How far outputs of best/ may differ from the run's."""
-        return by_precision[adapters.rounded_as(self.arguments, self.launch.precision)]
+        return by_precision[adapters.rounded_as(self.arguments, self.launch)]
 
     def save_best(
         self, path: Path, model: Any, plain: Any, weights: dict[str, torch.Tensor], check: Callable

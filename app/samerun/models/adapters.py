@@ -66,10 +66,12 @@ def check_quantization(arguments: Any, launch: Any) -> None:
         )
 
 
-def rounded_as(arguments: Any, precision: str) -> str:
+def rounded_as(arguments: Any, launch: Any) -> str:
     """The precision that limits how well an fp32 export agrees with the trained model. 8-bit layers also
-    round their inputs, about as bf16 does."""
-    return "bf16" if arguments.quantize == "8" else precision
+    round their inputs, about as bf16 does; TF32 has the mantissa of fp16. `launch`: a `runtime.Launch`."""
+    if arguments.quantize == "8":
+        return "bf16"
+    return "fp16" if launch.tf32 and launch.precision == "no" else launch.precision
 
 
 def fingerprint(arguments: Any) -> dict[str, Any]:

@@ -468,7 +468,7 @@ class TextTask(Task):
     @property
     def rounding(self) -> str:
         """The precision that limits how well best/ agrees with the trained model."""
-        return adapters.rounded_as(self.arguments, self.launch.precision)
+        return adapters.rounded_as(self.arguments, self.launch)
 
     def save_best(
         self,
