@@ -249,10 +249,14 @@ def restore_optimizer(
             deepspeed.restore_weights(model, load_file(path / WEIGHTS))
     else:
         _restore_moments(run.unwrapped(model), optimizer.optimizer, _load_moments(path), state.updates)
-    if state.loss_scale and with_deepspeed:
-        deepspeed.restore_loss_scale(model, state.loss_scale)
-    elif state.loss_scale and run.accelerator.scaler is not None:
-        run.accelerator.scaler.load_state_dict(state.loss_scale)
+    kept, scaler = state.loss_scale, run.accelerator.scaler
+    if not kept:
+        return
+    scale = kept.get("scale", kept.get("cur_scale"))  # torch's name for it, and DeepSpeed's
+    if with_deepspeed:
+        deepspeed.restore_loss_scale(model, {**kept, "cur_scale": scale})
+    elif scaler is not None:
+        scaler.load_state_dict({**scaler.state_dict(), **kept, "scale": scale})
 
 
 def load_average(path: Path) -> dict[str, torch.Tensor]:

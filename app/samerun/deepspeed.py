@@ -408,12 +408,17 @@ def _link_moments(engine: Any) -> None:
 
 def loss_scale(engine: Any) -> dict[str, Any] | None:
     """The state of a dynamic loss scaler (fp16); None without one."""
-    scaler = getattr(engine.optimizer, "loss_scaler", None)
-    if scaler is None or not getattr(scaler, "dynamic", False):
-        return None
-    return {key: value for key, value in vars(scaler).items() if isinstance(value, int | float | bool)}
+    state = _scaler_state(engine)
+    return {key: value for key, value in state.items() if isinstance(value, int | float | bool)} or None
 
 
 def restore_loss_scale(engine: Any, numbers: dict[str, Any]) -> None:
-    """Restores the state that `loss_scale` returned."""
-    vars(engine.optimizer.loss_scaler).update(numbers)
+    """Restores the state that `loss_scale` returned; of another scaler's state, what this one has, too."""
+    state = _scaler_state(engine)
+    state.update({key: value for key, value in numbers.items() if key in state})
+
+
+def _scaler_state(engine: Any) -> dict[str, Any]:
+    """The attributes of a dynamic loss scaler, to be changed in place; {} without one."""
+    scaler = getattr(engine.optimizer, "loss_scaler", None)
+    return vars(scaler) if getattr(scaler, "dynamic", False) else {}

@@ -7,7 +7,7 @@ import launchers
 import pytest
 import torch
 
-from samerun import deepspeed
+from samerun import checkpoint, deepspeed
 from samerun.errors import InputError
 from samerun.plan import derive_batch
 
@@ -90,7 +90,7 @@ def test_a_relative_path_is_looked_for_in_both_places(tmp_path, monkeypatch):
         deepspeed.read_config("b.json", (tmp_path / "there",))
 
 
-def test_numbers_of_a_loss_scaler_go_out_and_back():
+def test_numbers_of_a_loss_scaler_go_out_and_back(tmp_path, monkeypatch):
     scaler = SimpleNamespace(dynamic=True, cur_scale=4.0, cur_iter=3, dtype=torch.float16)
     engine = SimpleNamespace(optimizer=SimpleNamespace(loss_scaler=scaler))
     numbers = json.loads(json.dumps(deepspeed.loss_scale(engine)))
@@ -98,6 +98,18 @@ def test_numbers_of_a_loss_scaler_go_out_and_back():
     deepspeed.restore_loss_scale(engine, numbers)
     assert (scaler.cur_scale, scaler.cur_iter, scaler.dtype) == (4.0, 3, torch.float16)
     assert deepspeed.loss_scale(SimpleNamespace(optimizer=SimpleNamespace())) is None
+
+    monkeypatch.setattr(deepspeed, "restore_moments", lambda *_: None)
+    monkeypatch.setattr(checkpoint, "_load_moments", lambda _: {})
+    run = SimpleNamespace(
+        deepspeed_config={}, launch=SimpleNamespace(precision="no"), accelerator=SimpleNamespace(scaler=None)
+    )
+    of_torch = checkpoint.TrainState(loss_scale={"scale": 8.0, "growth_factor": 2.0, "_growth_tracker": 5})
+    checkpoint.restore_optimizer(run, tmp_path, engine, None, of_torch, lambda: None)
+    assert (scaler.cur_scale, vars(scaler).keys() & of_torch.loss_scale.keys()) == (8.0, set())
+    static = SimpleNamespace(dynamic=False, cur_scale=1.0)  # as in bf16 and fp32
+    deepspeed.restore_loss_scale(SimpleNamespace(optimizer=SimpleNamespace(loss_scaler=static)), numbers)
+    assert vars(static) == {"dynamic": False, "cur_scale": 1.0}
 
 
 @pytest.mark.slow

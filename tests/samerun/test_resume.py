@@ -245,6 +245,11 @@ def test_a_loss_scale_goes_on_where_it_was(prepare, tmp_path):
     assert again.run.accelerator.scaler.state_dict() == end
     torch.testing.assert_close(again.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
 
+    of_zero = {"dynamic": True, "cur_scale": 8.0, "cur_iter": 9, "scale_window": 1000}
+    write_json(tmp_path / "checkpoints" / "step_3" / "state.json", {**kept, "loss_scale": of_zero})
+    moved = prepare(step=3, **scaled).run.accelerator.scaler.state_dict()
+    assert (moved["scale"], moved["growth_interval"]) == (8.0, 2)
+
 
 @pytest.mark.parametrize("best", ["there", "lost", "truncated", "of a later step"])
 @pytest.mark.usefixtures("finished")
