@@ -416,6 +416,14 @@ def restore_loss_scale(engine: Any, numbers: dict[str, Any]) -> None:
     """Restores the state that `loss_scale` returned; of another scaler's state, what this one has, too."""
     state = _scaler_state(engine)
     state.update({key: value for key, value in numbers.items() if key in state})
+    stay_at_smallest_scale(engine)
+
+
+def stay_at_smallest_scale(engine: Any) -> None:
+    """Stops DeepSpeed from raising if an update overflows at the smallest loss scale: `samerun.training`
+    counts the updates that are skipped, and says what to do."""
+    if state := _scaler_state(engine):
+        state["raise_error_at_min_scale"] = False
 
 
 def _scaler_state(engine: Any) -> dict[str, Any]:

@@ -389,7 +389,10 @@ class Run:
         """Prepares a model that is whole on every process, and its optimizer, with Accelerate; under FSDP
         shards the model first. Raises `InputError` for FSDP settings that do not fit the model."""
         if self.fsdp is None:
-            return self.accelerator.prepare(model, build_optimizer(model))
+            model, optimizer = self.accelerator.prepare(model, build_optimizer(model))
+            if self.deepspeed_config is not None:
+                deepspeed.stay_at_smallest_scale(model)
+            return model, optimizer
         fsdp.shard(model, self.fsdp, self.device, torch.bfloat16 if self.launch.precision == "bf16" else None)
         # Adds autocast; evaluation_mode: no DDP.
         model = self.accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)

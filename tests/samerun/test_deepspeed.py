@@ -10,6 +10,7 @@ import torch
 from samerun import checkpoint, deepspeed
 from samerun.errors import InputError
 from samerun.plan import derive_batch
+from samerun.runtime import Run
 
 SHIPPED = sorted((Path(__file__).parents[2] / "ds_configs").glob("*.json"))
 BATCH = derive_batch(4, 30, 2)  # 8 rows per process, 4 passes of 2
@@ -110,6 +111,17 @@ def test_numbers_of_a_loss_scaler_go_out_and_back(tmp_path, monkeypatch):
     static = SimpleNamespace(dynamic=False, cur_scale=1.0)  # as in bf16 and fp32
     deepspeed.restore_loss_scale(SimpleNamespace(optimizer=SimpleNamespace(loss_scaler=static)), numbers)
     assert vars(static) == {"dynamic": False, "cur_scale": 1.0}
+
+
+def test_deepspeed_does_not_raise_at_its_smallest_loss_scale():
+    """The run's own message says what to do."""
+    scaler = SimpleNamespace(dynamic=True, raise_error_at_min_scale=True)
+    engine = SimpleNamespace(optimizer=SimpleNamespace(loss_scaler=scaler))
+    accelerator = SimpleNamespace(prepare=lambda model, optimizer: (engine, optimizer))
+    Run(None, accelerator, PLAIN).prepare(None, lambda model: None)
+    assert not scaler.raise_error_at_min_scale
+    deepspeed.restore_loss_scale(engine, {"raise_error_at_min_scale": True})  # of an older checkpoint
+    assert not scaler.raise_error_at_min_scale
 
 
 @pytest.mark.slow
