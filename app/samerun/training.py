@@ -107,7 +107,8 @@ class Training:
         if opened.replaces is not None:
             run.from_rank0(lambda: replace_run(self.folder, opened.replaces))
         self.tracker = Tracker(
-            run.accelerator, self.folder, plan.total_steps, self.state.step, place is not None
+            *(run.accelerator, self.folder, plan.total_steps, self.state.step),
+            *(place is not None, self.state.unevaluated),
         )
         self.tracker.start_trackers(project_of(arguments, task.name), arguments.run_name, as_dict(arguments))
         if place is not None:

@@ -323,6 +323,17 @@ def test_changed_arguments_are_named(opened, request, capsys):
 
 
 @pytest.mark.usefixtures("finished")
+def test_an_evaluation_that_is_repeated_is_in_the_history_once(prepare, tmp_path):
+    path, history = tmp_path / "checkpoints" / "step_3" / "state.json", tmp_path / "history.jsonl"
+    before = history.read_bytes()
+    write_json(path, {**json.loads(path.read_text()), "unevaluated": True})
+    again = prepare(step=3)
+    again.fit()
+    again.tracker.close()
+    assert history.read_bytes() == before
+
+
+@pytest.mark.usefixtures("finished")
 def test_a_checkpoint_of_other_data_is_refused_before_run_json_is_written(opened, tmp_path):
     with pytest.raises(InputError, match="rows was 22, is now 23"):
         opened({**FINGERPRINT, "rows": 23}, resume_from_checkpoint="auto")

@@ -61,8 +61,15 @@ class Tracker:
     """Writes on rank 0, does nothing elsewhere."""
 
     def __init__(
-        self, accelerator: Any, output_dir: Path, total_steps: int, first_step: int, resuming: bool
+        self,
+        accelerator: Any,
+        output_dir: Path,
+        total_steps: int,
+        first_step: int,
+        resuming: bool,
+        unevaluated: bool = False,
     ) -> None:
+        """`unevaluated`: the run repeats the evaluation of its first step."""
         self.accelerator, self.is_main = accelerator, accelerator.is_main_process
         self.folder, self.first_step = output_dir, first_step if resuming else 0
         self.step = first_step
@@ -78,8 +85,15 @@ class Tracker:
             events = _whole_events(path) if self.first_step else []
             for event in events:
                 self.last_logged |= {key: max(event["step"], self.last_logged.get(key, 0)) for key in event}
+            kept = [event for event in events if event["step"] <= self.first_step]
+            if unevaluated:
+                kept = [
+                    event
+                    for event in kept
+                    if event["step"] < self.first_step or not any(key.startswith("eval_") for key in event)
+                ]
             with path_in_errors(path):
-                write_text(path, (as_line(event) for event in events if event["step"] <= self.first_step))
+                write_text(path, map(as_line, kept))
                 self.files[path.name] = path.open("a", encoding="utf-8")
 
     def start_trackers(self, project: str, run_name: str | None, arguments: dict[str, Any]) -> None:
@@ -131,7 +145,8 @@ class Tracker:
         new = {key: value for key, value in metrics.items() if event["step"] > self.last_logged.get(key, -1)}
         with path_in_errors(self.folder / TENSORBOARD):
             for tracker in self.accelerator.trackers:
-                if values := metrics if tracker.name == TENSORBOARD else new:
+                purged = tracker.name == TENSORBOARD and event["step"] > self.first_step
+                if values := metrics if purged else new:
                     tracker.log(values, step=event["step"])
         if shown:
             values = ", ".join(f"{key} {event[key]:.4f}" for key in shown if event.get(key) is not None)

@@ -223,6 +223,20 @@ def test_tensorboard_shows_no_step_twice_after_an_earlier_checkpoint(tmp_path):
     assert [(event.step, event.value) for event in shown] == [(2, 2.0), (4, 6.0), (6, 8.0)]
 
 
+def test_an_evaluation_that_is_repeated_is_kept_once(tmp_path):
+    evaluated = {"step": 2, "epoch": 0.2, "eval_loss": 0.5}
+    for resumed in (False, True):  # killed before the evaluation was saved
+        accelerator = accelerate.Accelerator(cpu=True, log_with="tensorboard", project_dir=tmp_path)
+        tracker = Tracker(accelerator, tmp_path, 10, 2 if resumed else 0, resumed, unevaluated=resumed)
+        tracker.start_trackers("reviews", None, {"seed": 1})
+        for each in [evaluated] if resumed else [event(2), evaluated]:
+            tracker.log(each)
+        tracker.close()
+        accelerator.end_training()
+    assert read_history(tmp_path) == [event(2), evaluated]
+    assert len(EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("eval_loss")) == 1
+
+
 def test_trackers_get_no_value_twice_after_an_earlier_checkpoint(tmp_path):
     tracker = Tracker(Accelerator(), tmp_path, 10, 0, False)
     tracker.log(event(2))
