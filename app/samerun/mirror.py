@@ -1,7 +1,8 @@
 """A copy of a run at a URL, such as a bucket (--mirror_to), for machines that lose their disk.
 
 The local folder stays the place of work. After each checkpoint rank 0 keeps the state of the folder (hard
-links, and copies of files that grow), and a process (`transfers`) uploads it as a snapshot, a new folder:
+links, and copies of files that change in place), and a process (`transfers`) uploads it as a snapshot, a new
+folder:
 
     owner.json                the process that writes here: a second one takes over, and the first one stops
     000003_step_40_1f2e3d4c/  the files of the run, with one checkpoint
@@ -41,7 +42,8 @@ OWNER = "owner.json"
 SNAPSHOT = re.compile(r"(\d{6,})_step_\d+_[0-9a-f]{8}")
 KEPT = 2  # complete snapshots
 FETCHED = ".mirror_fetched"  # in the run's folder
-GROWING = (run_folder.HISTORY, run_folder.SPEED, run_folder.TENSORBOARD, STATUS)  # others are replaced
+# Files that grow or are written in place; others are replaced.
+GROWING = (run_folder.HISTORY, run_folder.SPEED, run_folder.TENSORBOARD, run_folder.PLOTS, STATUS)
 START_SECONDS = 20.0  # for the first answer
 STOP_SECONDS = (
     100.0  # for the last upload after a request to stop; clouds announce the end 30 to 120 s before

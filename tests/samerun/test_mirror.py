@@ -12,12 +12,14 @@ import time
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from launchers import as_words
 
 from samerun import mirror, signals, transfers
 from samerun.files import read_lines
+from samerun.reports.tracker import show_image
 from samerun.tools.soak import differences
 
 JOB = {
@@ -196,6 +198,19 @@ def test_a_mirror_without_anything_whole_is_an_error(train, tmp_path):
     refused = train("other", *RESUME)
     assert refused.code == 2
     assert "the mirror has no whole run; --overwrite_output_dir starts again" in refused.err
+
+
+def test_a_figure_that_is_drawn_again_is_not_changed_in_a_snapshot(tmp_path):
+    def draw(shade):
+        pixels = np.full((2, 2, 3), shade, np.uint8)
+        show_image(SimpleNamespace(trackers=[]), tmp_path, "figure", pixels, step=1)
+
+    draw(0)
+    staged = mirror.Mirror.stage(SimpleNamespace(number=0, token="a"), tmp_path, 1).place / "plots"
+    before = {path.name: path.read_bytes() for path in staged.iterdir()}
+    assert "figure.png" in before
+    draw(99)
+    assert {path.name: path.read_bytes() for path in staged.iterdir()} == before
 
 
 @pytest.fixture
