@@ -51,7 +51,9 @@ def recover(
         )
         state.best_metric, state.best_step, state.evaluations_without_best = None, None, 0
     if not complete:
-        if state.best_step is not None and state.best_metric_name != task.best_metric:
+        if state.best_metric_name != task.best_metric and state.best_step is None:
+            state.kept = []  # by the other metric
+        elif state.best_metric_name != task.best_metric:
             notes.append(_switch_metric(folder, state, task.best_metric))
         notes += _forget_other_losses(state, task)
     present = [
@@ -106,12 +108,14 @@ def _forget_other_losses(state: TrainState, task: Task) -> list[str]:
     if before in (None, now):
         return []
     state.loss_settings, state.best_loss = now, None
-    state.kept = [{**evaluation, "loss": None} for evaluation in state.kept]
-    if task.best_metric != "loss" or state.best_step is None:
+    if task.best_metric != "loss":
+        state.kept = [{**evaluation, "loss": None} for evaluation in state.kept]
         return []
-    note = (
-        f"the best model so far (step {state.best_step}) has a loss of other settings, which cannot be "
-        "compared; later evaluations choose a new one"
-    )
+    step = state.best_step
     state.best_metric, state.best_step, state.kept, state.evaluations_without_best = None, None, [], 0
-    return [note]
+    if step is None:
+        return []
+    return [
+        f"the best model so far (step {step}) has a loss of other settings, which cannot be compared; later "
+        "evaluations choose a new one"
+    ]

@@ -5,7 +5,7 @@ import torch
 from linear_task import LinearTask, make_plan, points, split_of
 from safetensors.torch import load_file, save_file
 
-from samerun.best_models import ranked
+from samerun.best_models import ranked, recover
 from samerun.files import replace_folder
 from samerun.start import OpenedRun
 from samerun.task import Data
@@ -87,6 +87,16 @@ def test_a_resumed_run_forgets_what_is_gone(begin, tmp_path, capsys):
     again = begin((), checkpoint, keep_best=3)
     assert [each["step"] for each in again.state.kept] == [4, 3]
     assert "the kept models of step 2 are missing in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("changed", ["metric", "loss"])
+def test_values_of_another_metric_or_loss_are_never_compared(begin, tmp_path, changed):
+    state, task = begin(keep_best=2).state, NearOne(best_metric="f1" if changed == "metric" else None)
+    state.loss_settings = task.loss_settings = {"kind": "bce"}
+    shutil.rmtree(tmp_path / "best")
+    if changed == "loss":
+        task.loss_settings = {"kind": "focal"}
+    assert recover(tmp_path, state, task, 2, False)[0].kept == []
 
 
 def test_the_average_of_the_best_models(begin, tmp_path):
