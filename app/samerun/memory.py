@@ -99,7 +99,7 @@ def with_zero(layout: Layout, config: dict[str, Any]) -> Layout:
 
 
 def _leaves_the_gpu(section: dict[str, Any], key: str) -> bool:
-    return section.get(key, {}).get("device", "none") not in ("none", None)
+    return (section.get(key) or {}).get("device", "none") not in ("none", None)
 
 
 # The estimate

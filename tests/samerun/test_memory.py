@@ -75,6 +75,10 @@ def test_what_a_deepspeed_file_says(request):
     assert (shipped("zero2").bucket_size, shipped("zero2").num_buckets) == (50_000_000, 2)
     assert (shipped("zero3").live_parameters, shipped("zero3").offload_optimizer) == (10**9, False)
     assert [shipped(f"zero{n}_offload").offload_parameters for n in (2, 3)] == [False, True]
+    unset = with_zero(
+        plain, {"zero_optimization": {"stage": 3, "offload_optimizer": None, "offload_param": None}}
+    )
+    assert not unset.offload_optimizer | unset.offload_parameters
     assert (plain.autocast, plain.own_precision) == (torch.bfloat16, None)
     assert (shipped("zero2").autocast, shipped("zero2").own_precision) == (None, torch.bfloat16)
 
