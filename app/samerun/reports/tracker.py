@@ -82,7 +82,7 @@ class Tracker:
             self.last_logged |= read_metrics(output_dir / TRACKERS).get(LAST_LOGGED, {})
         self.files: dict[str, TextIO] = {}
         for path in (output_dir / HISTORY, output_dir / SPEED):
-            events = _whole_events(path) if self.first_step else []
+            events = read_history(output_dir, path.name) if self.first_step else []
             for event in events:
                 self.last_logged |= {key: max(event["step"], self.last_logged.get(key, 0)) for key in event}
             kept = [event for event in events if event["step"] <= self.first_step]
@@ -217,15 +217,10 @@ def show_image(accelerator: Any, folder: Path, name: str, pixels: np.ndarray, st
 
 
 def read_history(output_dir: Path, name: str = HISTORY) -> list[dict[str, Any]]:
-    """The events of history.jsonl or speed.jsonl."""
-    path = output_dir / name
-    return list(read_lines(path)) if path.exists() else []
-
-
-def _whole_events(path: Path) -> list[dict[str, Any]]:
-    """The events of a file, without a last line that a crash truncated; [] without the file."""
+    """The events of history.jsonl or speed.jsonl, without a last line that a crash truncated; [] without the
+    file."""
     events: list[dict[str, Any]] = []
     with contextlib.suppress(FileNotFoundError, ValueError):
-        for event in read_lines(path):
+        for event in read_lines(output_dir / name):
             events.append(event)
     return events

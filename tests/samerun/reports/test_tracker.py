@@ -87,6 +87,7 @@ def test_a_resumed_run_drops_what_it_will_write_again(tmp_path, tail, kept):
     write_history(tmp_path, [1, 2, 3])
     with (tmp_path / HISTORY).open("a") as file:
         file.write(tail)
+    assert read_history(tmp_path)[:3] == [event(step) for step in kept]
     tracker = Tracker(Accelerator(), tmp_path, 10, 3, True)
     tracker.log(event(4))
     tracker.close()
