@@ -559,8 +559,9 @@ class Training:
         suffice for a single row."""
         run, model = self.run, self.model
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        # The optimizer has its state only after the first update.
-        reserved = 0 if self.optimizer.state else round(state_bytes(self.arguments, model) * trained)
+        # The optimizer has its state only after the first update; the average of the weights is there.
+        per_element = state_bytes(replace(self.arguments, ema_decay=None), model)
+        reserved = 0 if self.optimizer.state else round(per_element * trained)
         error_message = None
         try:
             with buffers_kept(model), run.accelerator.no_sync(model):

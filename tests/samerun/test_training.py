@@ -340,6 +340,20 @@ def test_micro_batches_that_do_not_fit_are_halved_before_the_first_step(begin, t
     ]
 
 
+def test_the_trial_reserves_memory_for_the_optimizers_state_only(begin, monkeypatch):
+    """An average of the weights is there already."""
+    session, reserved, real = begin(ema_decay=0.9), [], torch.empty
+
+    def empty(*size, **given):
+        if given.get("dtype") == torch.uint8:
+            reserved.extend(size)
+        return real(*size, **given)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    session.training._fit_into_memory()
+    assert reserved == [8 * sum(parameter.numel() for parameter in session.layer.parameters())]
+
+
 def test_statistics_forbid_smaller_micro_batches(begin):
     session = begin(task=Roomy(False))
     session.training.model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), session.layer)
