@@ -268,18 +268,20 @@ class Status:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # the checkpoint and signal threads write it too
         self.path: Path | None = None
+        self.state: tuple[str, str | None] = "running", None  # and its reason
         self.step, self.micro_batch_parts = 0, 1
 
     def begin(self, folder: Path, step: int) -> None:
         """Writes that the run in `folder`, which this process has locked, starts from `step`."""
         self.path, self.step, self.micro_batch_parts = folder / STATUS, step, 1
-        self._write("running", None)
+        self._write(("running", None))
 
     def saved(self, step: int) -> None:
-        """Writes the step of the newest checkpoint. Ignores a full disk."""
+        """Writes the step of the newest checkpoint. Ignores a full disk. The state stays as it is: a
+        checkpoint may be written while the run is `failing`."""
         self.step = step
         with contextlib.suppress(OSError, TrainingError):
-            self._write("running", None)
+            self._write()
 
     def cut_micro_batches(self, parts: int) -> None:
         """Writes into how many parts each micro-batch is now cut, because it did not fit into memory."""
@@ -288,7 +290,7 @@ class Status:
 
     def failing(self, reason: str) -> None:
         """Writes a first reason of a failure. `end` may replace it, if this process lives that long."""
-        self._write_or_overwrite("failed", reason)
+        self._write_or_overwrite(("failed", reason))
 
     def has_begun(self) -> bool:
         """Whether this process writes the status of a training run."""
@@ -297,28 +299,30 @@ class Status:
     def end(self, state: str, reason: str | None = None) -> None:
         """Writes "done", "stopped" or "failed". Does nothing before `begin` or after another `end`. Ignores a
         disk that is full or gone: that may be why the run ends."""
-        self._write_or_overwrite(state, reason)
+        self._write_or_overwrite((state, reason))
         self.path = None
 
-    def _write(self, state: str, reason: str | None) -> None:
+    def _write(self, state: tuple[str, str | None] | None = None) -> None:
         with self._lock:
+            self.state = state or self.state
             if self.path is not None:
-                write_json(self.path, self._content(state, reason))
+                write_json(self.path, self._content())
 
-    def _write_or_overwrite(self, state: str, reason: str | None) -> None:
+    def _write_or_overwrite(self, state: tuple[str, str | None]) -> None:
         """Overwrites the file in place if the disk has no room for a new one."""
         try:
-            self._write(state, reason)
+            self._write(state)
         except TrainingError:
             pass  # the folder was moved away: its place may be another run's
         except OSError:
             with contextlib.suppress(OSError, TrainingError), self._lock:
                 check_present(self.path)
                 with self.path.open("r+", encoding="utf-8") as file:
-                    file.write(as_json(self._content(state, reason)))
+                    file.write(as_json(self._content()))
                     file.truncate()
 
-    def _content(self, state: str, reason: str | None) -> dict[str, Any]:
+    def _content(self) -> dict[str, Any]:
+        state, reason = self.state
         return {
             "schema_version": SCHEMA_VERSION,
             "state": state,

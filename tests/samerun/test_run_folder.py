@@ -248,10 +248,12 @@ def test_the_first_end_of_a_run_is_its_last_word(stored, tmp_path):
     assert stored() == ["running", 6, None]
     status.failing("the loss is nan")
     assert stored() == ["failed", 6, "the loss is nan"]
+    status.saved(7)  # by the thread that writes checkpoints
+    assert stored() == ["failed", 7, "the loss is nan"]
     status.end("stopped", "SIGTERM")
     status.saved(8)
     status.end("done")
-    assert stored() == ["stopped", 6, "SIGTERM"]
+    assert stored() == ["stopped", 7, "SIGTERM"]
 
 
 def test_a_full_disk_does_not_change_how_a_run_ends(stored, tmp_path, monkeypatch):
