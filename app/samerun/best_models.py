@@ -46,9 +46,8 @@ def recover(
     notes, best_step = [], state.best_step
     problem = None if best_step is None else _problem_of_best(folder, best_step)
     if problem is not None:
-        notes.append(
-            f"the best model so far (step {best_step}) {problem}; later evaluations choose a new one"
-        )
+        what_now = "the last model is exported" if complete else "later evaluations choose a new one"
+        notes.append(f"the best model so far (step {best_step}) {problem}; {what_now}")
         state.best_metric, state.best_step, state.evaluations_without_best = None, None, 0
     if not complete:
         if state.best_metric_name != task.best_metric and state.best_step is None:

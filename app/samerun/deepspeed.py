@@ -159,6 +159,8 @@ def problems(
     if config.get("zero_optimization", {}).get("round_robin_gradients") is True:
         # DeepSpeed 0.19 then returns the master copy of another weight.
         messages.append("remove zero_optimization.round_robin_gradients: DeepSpeed confuses weights with it")
+    if config.get("zero_optimization", {}).get("compute_grad_norm", True) is not True:
+        messages.append("remove zero_optimization.compute_grad_norm: every step's gradient norm is checked")
     declared = declared_precision(config)
     if all(value is True for value in enabled.values()):
         messages.append("fp16 and bf16 are both enabled; keep one")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import time
 import zipfile
@@ -47,12 +48,12 @@ def evaluate(
 
 
 def score(task: Task, predictions: Predictions, split: Split) -> dict[str, float | None]:
-    """The metrics of the task and of --metrics. Rank 0 only."""
+    """The metrics of the task and of --metrics; None for NaN and infinity. Rank 0 only."""
     scores = task.score(predictions, split)
     if task.additional_metrics:
         references = task.for_evaluate(predictions, split)
         scores |= compute_additional(task.additional_metrics, *references, taken=scores)
-    return scores
+    return {name: x if x is not None and math.isfinite(x) else None for name, x in scores.items()}
 
 
 @torch.no_grad()
@@ -166,9 +167,11 @@ class SavedParts:
     twentieth of them at most. All processes must call the methods; only rank 0 reads and writes, so machines
     need not share a disk."""
 
-    def __init__(self, run: Run, folder: Path, key: str, rows: EvalBatches) -> None:
-        """`key`: a hash of everything that the predictions depend on. Parts with another one are removed."""
+    def __init__(self, run: Run, folder: Path, key: str, rows: EvalBatches, trained: bool = False) -> None:
+        """`key`: a hash of everything that the predictions depend on. Parts with another one are removed.
+        `trained`: by the same command."""
         self._run, self._folder, self._key, self._total_rows = run, folder, key, len(rows)
+        self._command = f"the same command{' with --resume_from_checkpoint auto' if trained else ''}"
         self._total_batches = rows.num_batches(run.launch.world_size)
         self.parts: list[Part] = []  # on rank 0
         self.num_batches, self.num_rows, note = run.from_rank0(self._open)  # of each process; of all
@@ -232,7 +235,7 @@ class SavedParts:
         except OSError as error:
             return f"cannot be written ({error.strerror})"
         self.num_batches, self.num_rows = num_batches, self.num_rows + len(rows)
-        signals.set_stop_message(f"the same command goes on after {self.num_rows} of {self._total_rows} rows")
+        signals.set_stop_message(f"{self._command} goes on after {self.num_rows} of {self._total_rows} rows")
         return None
 
     def remove(self) -> None:
@@ -253,10 +256,11 @@ def open_saved_parts(
     """Opens the saved parts of this command's test predictions. Returns None if the predictions go to no
     regular file, or the rows have no content hash. `fingerprint`: `Data.fingerprint`."""
     path = output.path_of(arguments)
-    if rows.split.content is None or output.is_stream(path):
+    if rows.split.content is None or run.from_rank0(lambda: output.is_stream(path)):
         return None
     key = run.from_rank0(lambda: _hash_of_causes(run, arguments, fingerprint, rows))
-    return SavedParts(run, path.with_name(f"{path.name}.unfinished"), key, rows)
+    folder = path.with_name(f"{path.name}.unfinished")
+    return SavedParts(run, folder, key, rows, arguments.modes.train)
 
 
 def _hash_of_causes(run: Run, arguments: Any, fingerprint: dict[str, Any], rows: EvalBatches) -> str:

@@ -171,23 +171,27 @@ class Mirror:
         fetched, size = folder / FETCHED, sum(record["bytes"] for record in snapshot.files.values())
         say(f"mirror         fetching step {snapshot.step} ({size / 1e6:.1f} MB)")
         shutil.rmtree(fetched, ignore_errors=True)
-        for path, record in snapshot.files.items():
-            if path.split("/")[0] not in (*OURS, RECORDS) or ".." in path.split("/"):
-                return f"lists {path}, which is no file of a run"  # others may have written to the mirror
-            (fetched / path).parent.mkdir(parents=True, exist_ok=True)
-            found = self.transfers.call("get", f"{snapshot.name}/{path}", fetched / path)
-            if found is None:
-                return f"{path} is missing"
-            if found != record:
-                return f"{path} was changed after it was written (checksum)"
-        run_folder.clear(folder)
-        # run.json first: it says that the others are a run's. Checkpoints last: without one, a later start
-        # fetches again.
-        for path in sorted(snapshot.files, key=lambda path: (path != RUN_FILE, path.startswith(CHECKPOINTS))):
-            if not os.path.lexists(folder / path):  # else it is the user's
-                (folder / path).parent.mkdir(parents=True, exist_ok=True)
-                os.replace(fetched / path, folder / path)
-        shutil.rmtree(fetched)
+        try:
+            for path, record in snapshot.files.items():
+                if path.split("/")[0] not in (*OURS, RECORDS) or ".." in path.split("/"):
+                    return f"lists {path}, which is no file of a run"  # others may have written to the mirror
+                (fetched / path).parent.mkdir(parents=True, exist_ok=True)
+                found = self.transfers.call("get", f"{snapshot.name}/{path}", fetched / path)
+                if found is None:
+                    return f"{path} is missing"
+                if found != record:
+                    return f"{path} was changed after it was written (checksum)"
+            run_folder.clear(folder)
+            # run.json first: it says that the others are a run's. Checkpoints last: without one, a later
+            # start fetches again.
+            for path in sorted(
+                snapshot.files, key=lambda path: (path != RUN_FILE, path.startswith(CHECKPOINTS))
+            ):
+                if not os.path.lexists(folder / path):  # else it is the user's
+                    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(fetched / path, folder / path)
+        finally:
+            shutil.rmtree(fetched, ignore_errors=True)
         return None
 
     def _claim(self) -> None:

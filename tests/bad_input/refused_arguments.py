@@ -228,6 +228,8 @@ DEEPSPEED = [
             zero_optimization={"stage": 2, "offload_optimizer": {"device": "disk"}}),
     in_zero("weights that DeepSpeed mistakes", r"ds\.json: remove zero_optimization\.round_robin_gradients",
             zero_optimization={"stage": 2, "round_robin_gradients": True}),
+    in_zero("no gradient norm", r"ds\.json: remove zero_optimization\.compute_grad_norm",
+            zero_optimization={"stage": 2, "compute_grad_norm": False}),
     in_zero("section that DeepSpeed gave up", r"ds\.json: DeepSpeed refuses it: .*[Ee]lasticity",
             elasticity={"enabled": True}),
 ]  # fmt: skip

@@ -1,4 +1,5 @@
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -94,6 +95,8 @@ def test_values_of_another_metric_or_loss_are_never_compared(begin, tmp_path, ch
     state, task = begin(keep_best=2).state, NearOne(best_metric="f1" if changed == "metric" else None)
     state.loss_settings = task.loss_settings = {"kind": "bce"}
     shutil.rmtree(tmp_path / "best")
+    (note,) = recover(tmp_path, replace(state), task, 2, complete=True)[1]
+    assert note.endswith(f"is not in {tmp_path}; the last model is exported")
     if changed == "loss":
         task.loss_settings = {"kind": "focal"}
     assert recover(tmp_path, state, task, 2, False)[0].kept == []

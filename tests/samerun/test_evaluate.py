@@ -1,3 +1,6 @@
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -6,7 +9,7 @@ from linear_task import LinearTask, eval_rows, linear_layer, points
 from samerun import evaluate as evaluation
 from samerun import signals
 from samerun.errors import TrainingError
-from samerun.evaluate import PARTS, SavedParts, evaluate, predict
+from samerun.evaluate import PARTS, SavedParts, evaluate, open_saved_parts, predict
 from samerun.runtime import Run
 
 
@@ -16,6 +19,12 @@ def test_evaluation_gives_each_rows_arrays_in_file_order(start_run):
     errors = (layer(x) - y).square().mean(1)
     assert predictions["error"].tolist() == pytest.approx(errors.tolist(), rel=1e-6)
     assert metrics == {"loss": pytest.approx(errors.mean().item(), rel=1e-6)}
+
+
+def test_a_score_that_is_no_number_is_none():
+    task = LinearTask()
+    task.score = lambda *_: {"auc": float("nan"), "perplexity": float("inf"), "f1": None, "rows": 3}
+    assert evaluation.score(task, {}, None) == {"auc": None, "perplexity": None, "f1": None, "rows": 3}
 
 
 class Wide(LinearTask):
@@ -166,6 +175,21 @@ def test_a_killed_prediction_loses_a_twentieth_and_ends_with_the_same_arrays(att
     kept.remove()
     assert signals._requests.stop_message == signals.NOTHING_TO_SAVE
     assert list(tmp_path.iterdir()) == []
+
+
+def test_where_parts_are_is_known_by_rank_0_and_a_training_must_be_resumed(arguments, tmp_path, monkeypatch):
+    monkeypatch.setattr(signals._requests, "stop_message", signals.NOTHING_TO_SAVE)
+    rows, answers = eval_rows(*points(ROWS), BATCH), iter([False, "hash", (0, 0, None)])
+    rows = replace(rows, split=replace(rows.split, content=lambda: "hash"))
+    run = SimpleNamespace(
+        launch=SimpleNamespace(world_size=2), print=lambda: None, from_rank0=lambda _: next(answers)
+    )
+    (tmp_path / "a.jsonl").mkdir()  # on this machine
+    asked = arguments(do_train=True, do_predict=True, predictions_file=str(tmp_path / "a.jsonl"))
+    kept = open_saved_parts(run, asked, {}, rows)
+    kept._write(1, (np.arange(BATCH), {"error": np.zeros(BATCH)}))
+    told = f"the same command with --resume_from_checkpoint auto goes on after {BATCH} of {ROWS} rows"
+    assert signals._requests.stop_message == told
 
 
 def test_another_prediction_begins_anew(attempt, capsys):

@@ -198,6 +198,7 @@ def test_a_mirror_without_anything_whole_is_an_error(train, tmp_path):
     refused = train("other", *RESUME)
     assert refused.code == 2
     assert "the mirror has no whole run; --overwrite_output_dir starts again" in refused.err
+    assert not (tmp_path / "other" / mirror.FETCHED).exists()
 
 
 def test_a_figure_that_is_drawn_again_is_not_changed_in_a_snapshot(tmp_path):
