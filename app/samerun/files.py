@@ -344,8 +344,7 @@ class Background:
         _all.add(self)
 
     def start(self, job: Callable[[], None]) -> None:
-        """Waits for the previous job, raises its error if it failed, and starts this one."""
-        self.wait()
+        """Starts a job. `wait` for the previous one first: it raises its error."""
         self._job = self.thread.submit(job)
 
     def wait(self) -> None:

@@ -145,10 +145,8 @@ def _parameters_with_decay(model: nn.Module) -> set[str]:
     layers."""
     names = set()
     for module_name, module in model.named_modules():
-        is_norm = isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.modules.batchnorm._NormBase) or (
-            type(module).__name__.endswith(("Norm", "LayerNorm"))
-        )
-        if is_norm:
+        norms = nn.LayerNorm | nn.GroupNorm | nn.modules.batchnorm._NormBase
+        if isinstance(module, norms) or type(module).__name__.endswith("Norm"):
             continue
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.ndim > 1 and not name.endswith("bias"):
