@@ -17,6 +17,7 @@ _MODULES = {
     "run": "samerun.main",
     "InputError": "samerun.errors",
     "TrainingError": "samerun.errors",
+    "StopRequested": "samerun.errors",
     **dict.fromkeys(
         ("Batch", "ModelCard", "Data", "Predictions", "ReportContent", "Section", "Split", "Task"),
         "samerun.task",

@@ -135,10 +135,14 @@ def _is_plain(value: Any) -> bool:
 def _written(name: str, rows: Any) -> str:
     path = temporary_folder("rows_") / f"{name}.jsonl"
     if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # a DataFrame
-        rows = rows.to_dict("records")
+        # An empty cell is NaN there, which JSON lacks; in a csv file it is an empty text.
+        rows = rows.astype(object).where(rows.notna(), "").to_dict("records")
     with path.open("w", encoding="utf-8") as file:
         for number, row in enumerate(rows):
             if not isinstance(row, dict):
                 raise InputError(f"{name}: row {number} is not a dict of columns but {type(row).__name__}")
-            file.write(as_line(row))
+            try:
+                file.write(as_line(row))
+            except (TypeError, ValueError) as error:
+                raise InputError(f"{name}: row {number} cannot be written as JSON ({error})") from None
     return str(path)

@@ -1,5 +1,6 @@
 """`samerun.train`, `load` and `predict` in this process, and the command `samerun`."""
 
+import io
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import datasets
 import pandas
 import pytest
 from launchers import REPOSITORY
+from pages import source_of
 
 import samerun
 from samerun.__main__ import main
@@ -52,6 +54,18 @@ def test_rows_of_every_kind_train_as_their_file_does(train, tmp_path):
     assert samerun.load(run.best)(texts) == lines
 
 
+def test_a_frame_may_have_empty_cells(train):
+    frame = pandas.read_csv(io.StringIO(source_of("README.md", "train.csv")))
+    assert frame["labels"].isna().tolist() == [False, False, True]
+    assert train(rows=frame).metrics["train_steps"] == 1
+
+
+def test_a_run_whose_time_is_over_can_be_continued(train):
+    with pytest.raises(samerun.StopRequested, match=r"--max_train_time 0\.001 is over"):
+        train(max_train_time=0.001)
+    assert train(resume_from_checkpoint="auto").metrics["train_steps"] == 2
+
+
 def test_it_works_in_a_thread_and_goes_on_from_a_checkpoint(train):
     """As under Ray: signals can be handled in the main thread only."""
     results, evaluations = [], {}
@@ -73,6 +87,8 @@ def test_it_works_in_a_thread_and_goes_on_from_a_checkpoint(train):
         ({"learning_rat": 1}, r"unknown argument --learning_rat; did you mean --learning_rate\?"),
         ({"learning_rate": -1}, r"--learning_rate: -1 is out of range"),
         ({"train_file": [["a", "b"]]}, r"train_file: row 0 is not a dict of columns but list"),
+        ({"train_file": [{"text": {"a"}}]}, r"train_file: row 0 cannot be written as JSON"),
+        ({"train_file": [{"text": float("nan")}]}, r"train_file: row 0 cannot be written as JSON"),
         ({"train_file": [{"text": "a"}]}, r"train_file\.jsonl:1: field 'labels' not found"),
         ({"output_dir": None}, r"output_dir is missing"),
     ],
