@@ -49,7 +49,8 @@ class Arguments(DecisionArguments, LossArguments, ProblemArguments, LongDocument
     label_file: str | None = option(
         reads=True,
         per_machine=True,
-        help="file with one label per line; default: order of first appearance in training",
+        help="file with one label per line; default: order of first appearance in training, for "
+        "single_label sorted",
     )
     unknown_labels: str = option(
         "error",

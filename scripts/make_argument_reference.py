@@ -123,7 +123,9 @@ def trainer_page() -> str:
     introduction, begin, _ = TRAINER_PAGE.read_text(encoding="utf-8").partition(TRAINER_NAMES_BEGIN)
     lines = ["", "| name | here |", "| --- | --- |"]
     for name, spec in sorted(TRAINER_NAMES.items()):
-        if isinstance(spec, Alias):
+        if isinstance(spec, Alias) and spec.values == {"true": None}:
+            lines.append(f"| `{name}` | only `true`: {spec.otherwise} |")
+        elif isinstance(spec, Alias):
             values = ", ".join(
                 f"`{theirs}` is {f'`{ours}`' if ours is not None else 'the default'}"
                 for theirs, ours in spec.values.items()

@@ -268,7 +268,8 @@ class OptimizationArguments:
     dropout_by: str | None = option(
         choices=("row", "torch"),
         help="row: dropout masks depend on seed, step and row only, the same under every launcher; torch: on "
-        "processes and micro-batches too (default: row on CPUs; torch on GPUs and with --torch_compile)",
+        "processes and micro-batches too (default: row on CPUs; torch on GPUs, with --torch_compile, and "
+        "with flash or flex attention)",
     )
     gradient_checkpointing: bool = option(
         False, help="recompute activations in the backward pass: less memory, slower"
@@ -382,7 +383,8 @@ class RunArguments:
     predictions_file: str | None = option(
         path=True,
         per_machine=True,
-        help="file for predictions, csv if it ends in .csv (default: predictions.jsonl in --output_dir)",
+        help="file for predictions, csv or tsv if it ends in .csv or .tsv (default: predictions.jsonl in "
+        "--output_dir)",
     )
     log_level: str = option(
         "info",
