@@ -52,6 +52,7 @@ from samerun import predictions as output
 from samerun.data.cache import fingerprint
 from samerun.files import replace_folder
 from samerun.images.segmentation import (
+    EqualPasses,
     SegmentationLoss,
     by_class,
     dice,
@@ -202,16 +203,18 @@ class VolumeSegmentation(Task):
     # Evaluation and prediction
 
     def predict(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
-        rows = [self.predict_volume(model, batch, row) for row in range(len(batch.rows))]
+        images = batch.inputs["image"]
+        passes = EqualPasses(model, images.device, self.launch.gathers_weights)
+        rows = [self.predict_volume(passes, batch, row) for row in range(len(batch.rows))]
+        passes.fill_up(images.new_zeros(1, 1, *self.settings.patch_size))
         return {name: join_rows([outputs[name][None] for outputs in rows]) for name in rows[0]}
 
-    def predict_volume(self, model: torch.nn.Module, batch: Batch, row: int) -> dict[str, torch.Tensor]:
+    def predict_volume(self, model: EqualPasses, batch: Batch, row: int) -> dict[str, torch.Tensor]:
         """Loss and counts of a labelled volume, in its file's grid; the packed mask or a slice of it."""
         a, num_classes = self.arguments, len(self.settings.classes)
         image, size, spacing = volume_facts(batch, row)
         windows = {"patch_size": self.settings.patch_size, "overlap": self.settings.overlap}
-        windows |= {"window_batch_size": a.window_batch_size, "equal_passes": self.launch.gathers_weights}
-        logits = network.volume_logits(model, image, size, **windows)
+        logits = network.volume_logits(model, image, size, window_batch_size=a.window_batch_size, **windows)
         predicted = network.classes_of(logits)
         mask, scores = predicted.cpu().numpy(), {"largest_logit": largest_logit(logits)}
         if batch.labels is not None:

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,8 +17,9 @@ import numpy as np
 import pytest
 import segment3d
 import torch
-from launchers import SCRIPTS, as_words, python, run, tool
+from launchers import DS_CONFIGS, SCRIPTS, as_words, python, run, tool
 from safetensors.torch import save_file
+from thread_processes import run_with_collectives
 
 from samerun.errors import InputError, TrainingError
 from samerun.files import read_lines
@@ -37,7 +39,7 @@ JOB = {
     "logging_steps": 1,
     "learning_rate": "1e-2", "overlap": 0.1, "report_to": "tensorboard", "lr_scheduler_type": "multistep",
     "dropout": 0.1,
-    "max_train_samples": 3, "max_eval_samples": 2, "max_predict_samples": 2,
+    "max_train_samples": 3, "max_eval_samples": 3, "max_predict_samples": 2,
     "random_rotation": 20, "random_scale": "0.8,1.2", "random_intensity": 0.1, "random_noise": 0.1,
 }  # fmt: skip
 
@@ -94,17 +96,42 @@ def test_scores_are_means_over_volumes_and_then_over_classes():
     }  # fmt: skip
 
 
+def task_and_batch(lengths, gathers_weights=False, **given):
+    """A task with patches of 4x4x4 voxels, and a batch of volumes of 4x4xlength of zeros, without labels."""
+    task = segment3d.VolumeSegmentation(segment3d.Arguments(**given))
+    task.settings = SimpleNamespace(classes=["background", "a"], patch_size=(4, 4, 4), overlap=0.5)
+    task.launch, task.loss = SimpleNamespace(gathers_weights=gathers_weights), SegmentationLoss()
+    task.whole = {"test": WholeVolumes([], False, True, 2)}
+    sizes = torch.tensor([[4, 4, length] for length in lengths])
+    inputs = {"shape": sizes, "size": sizes, "spacing": sizes, "keeps_mask": sizes[:, 0]}
+    inputs["image"] = torch.zeros(len(lengths), 1, *sizes.amax(0))
+    return task, Batch(torch.arange(len(lengths)), inputs)
+
+
+def test_processes_with_other_volumes_make_as_many_passes_where_weights_are_gathered(monkeypatch):
+    """Also with another number of volumes in the last batch."""
+
+    def passes(gather, lengths):
+        made = []
+
+        def model(windows):
+            gather()
+            made.append(len(windows))
+            return windows
+
+        task, batch = task_and_batch(lengths, gathers_weights=True, window_batch_size=1)
+        assert len(task.predict(model, batch)["mask"]) == len(lengths)
+        return made
+
+    assert run_with_collectives(passes, [([4, 8],), ([4],)], monkeypatch) == [[1] * 4] * 2
+
+
 @pytest.mark.parametrize("labelled", [True, False])
 def test_nan_logits_end_the_run_before_a_mask_is_written(labelled, tmp_path):
-    task = segment3d.VolumeSegmentation(segment3d.Arguments(output_dir=str(tmp_path)))
-    task.settings = SimpleNamespace(classes=["background", "a"], patch_size=(4, 4, 4), overlap=0.5)
-    task.launch, task.loss = SimpleNamespace(gathers_weights=False), SegmentationLoss()
-    image = torch.zeros(2, 1, 4, 4, 4)
-    image[1] = torch.nan
-    sizes = torch.tensor([[4, 4, 4]] * 2)
-    inputs = {"image": image, "shape": sizes, "size": sizes, "spacing": sizes, "keeps_mask": sizes[0]}
-    batch = Batch(torch.arange(2), inputs, torch.zeros(2, 4, 4, 4, dtype=torch.uint8) if labelled else None)
-    task.whole = {"test": WholeVolumes([], labelled, True, 2)}
+    task, batch = task_and_batch([4, 4], output_dir=str(tmp_path))
+    batch.inputs["image"][1] = torch.nan
+    if labelled:
+        batch = replace(batch, labels=torch.zeros(2, 4, 4, 4, dtype=torch.uint8))
     predictions = {name: values.numpy() for name, values in task.predict(torch.nn.Identity(), batch).items()}
     split = SimpleNamespace(path="test", ids=["v0", "v1"], labelled=labelled)
     for use in (task.score, lambda *given: list(task.lines(*given))):
@@ -150,6 +177,24 @@ def test_a_resumed_run_ends_with_the_same_bytes(trained, place):
     names = ["history.jsonl", "best/model.safetensors", "plots/image_truth_prediction.png"]
     names += [f"checkpoints/step_4/{name}.safetensors" for name in ("model", "optimizer")]
     assert [name for name in names if (folder / name).read_bytes() != (trained / name).read_bytes()] == []
+
+
+@pytest.mark.slow
+def test_processes_that_share_out_the_weights_score_volumes_as_one(trained, place):
+    """The first evaluates two volumes in a batch, the second one."""
+    config = json.loads((DS_CONFIGS / "zero3.json").read_text(encoding="utf-8"))
+    for name in ("param_persistence_threshold", "max_live_parameters", "max_reuse_distance"):
+        config["zero_optimization"][f"stage3_{name}"] = 0  # gathers also small weights, in every pass
+    (place / "zero3.json").write_text(json.dumps(config), encoding="utf-8")
+    more = ["--deepspeed", "zero3.json", "--per_device_eval_batch_size", "2", "--ddp_timeout", "60"]
+    run([*launchers.torchrun(2), *job(place / "data", place / "zero3", *more)], place).check()
+    ours, theirs = (
+        [line for line in read_lines(folder / "history.jsonl") if "eval_loss" in line]
+        for folder in (place / "zero3", trained)
+    )
+    assert len(ours) == 2
+    for name in ("eval_loss", "eval_mean_dice"):
+        assert [line[name] for line in ours] == pytest.approx([line[name] for line in theirs], rel=1e-3)
 
 
 @pytest.mark.slow

@@ -3,6 +3,8 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import torch.distributed as dist
+
 from samerun.runtime import Run
 
 
@@ -41,6 +43,25 @@ class Process:
         self.gather([])
 
     from_rank0 = Run.from_rank0
+
+
+def run_with_collectives(work, members, monkeypatch):
+    """`run_concurrently` of `work`(gather, *member), with torch's all_reduce between the threads. `gather`: a
+    model that gathers its weights calls it. Fails where the calls of the threads differ."""
+    exchange, own = Exchange(len(members)), threading.local()
+
+    def meet(kind, value=0):
+        met = exchange.all_gather(own.rank, (kind, value))
+        assert {other for other, _ in met} == {kind}
+        return max(value for _, value in met)
+
+    def start(rank, *member):
+        own.rank = rank
+        return work(lambda: meet("gather"), *member)
+
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "all_reduce", lambda x, op: x.fill_(meet("all_reduce", x.item())))
+    return run_concurrently(start, [(rank, *member) for rank, member in enumerate(members)])
 
 
 def run_concurrently(work, members):

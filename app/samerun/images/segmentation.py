@@ -132,14 +132,29 @@ def _safe_ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Ten
 # Windows
 
 
-def fill_up_passes(passes: int, device: torch.device, empty_pass: Callable[[], Any]) -> None:
-    """Calls `empty_pass` until every process has done as many forward passes as the one with the most.
-    ZeRO-3 and FSDP need this, which gather the weights in each. `passes`: of this process."""
-    if dist.is_initialized():
-        most = torch.tensor(passes, device=device)
-        dist.all_reduce(most, op=dist.ReduceOp.MAX)
-        for _ in range(int(most) - passes):
-            empty_pass()
+class EqualPasses:
+    """Calls `model`, if `equal` in every process as often as in the one with the most calls. ZeRO-3 and FSDP
+    need this: they gather the weights in each forward pass, so it waits for one of every other process."""
+
+    def __init__(self, model: Callable[..., Any], device: torch.device, equal: bool) -> None:
+        self._model, self._device, self._equal = model, device, equal and dist.is_initialized()
+
+    def __call__(self, *args: torch.Tensor, **inputs: torch.Tensor) -> Any:
+        self._any_calls(True)
+        return self._model(*args, **inputs)
+
+    def fill_up(self, *args: torch.Tensor, **inputs: torch.Tensor) -> None:
+        """Calls the model with these inputs until no process has a call of its own left."""
+        while self._any_calls(False):
+            self._model(*args, **inputs)
+
+    def _any_calls(self, this_process: bool) -> bool | torch.Tensor:
+        """Whether any process calls the model next. A tensor: only who asks waits for a GPU."""
+        if not self._equal:
+            return this_process
+        calls = torch.tensor(int(this_process), device=self._device)
+        dist.all_reduce(calls, op=dist.ReduceOp.MAX)
+        return calls
 
 
 # Scores

@@ -23,7 +23,7 @@ from samerun.images.arguments import RESIZED_CROP
 from samerun.images.data import image_extensions
 from samerun.images.image_task import ImageSplit
 from samerun.images.masks import IGNORED
-from samerun.images.segmentation import file_names, fill_up_passes
+from samerun.images.segmentation import EqualPasses, file_names
 from samerun.images.transforms import Processing, processing_of
 from samerun.models.pretrained import set_labels
 from samerun.reports.figures import with_legend
@@ -164,8 +164,8 @@ def window_logits(
 ) -> Iterator[torch.Tensor]:
     """Logits as the mean over sliding windows of size `window`, (height, width). `pixels`: images in their
     own `sizes`, padded to the largest. `overlap`: the least share of a window that overlaps with the next;
-    `batch_size`: windows per forward pass; `equal_passes`: of all processes (`fill_up_passes`)."""
-    passes = 0
+    `batch_size`: windows per forward pass; `equal_passes`: of all processes (`EqualPasses`)."""
+    passes = EqualPasses(model, pixels.device, equal_passes)
     for row, size in enumerate(sizes):
         image = pixels[row : row + 1, :, : size[0], : size[1]]
         margins = [max(0, length - own) for length, own in zip(window, size, strict=True)]
@@ -176,8 +176,7 @@ def window_logits(
                 (..., slice(top, top + window[0]), slice(left, left + window[1]))
                 for top, left in corners[first : first + batch_size]
             ]
-            logits = upsampled(model(pixel_values=torch.cat([image[part] for part in parts])).logits, window)
-            passes += 1
+            logits = upsampled(passes(pixel_values=torch.cat([image[part] for part in parts])).logits, window)
             if total is None:
                 total = logits.new_zeros(1, logits.shape[1], *image.shape[2:])
                 count = logits.new_zeros(1, 1, *image.shape[2:])
@@ -185,9 +184,7 @@ def window_logits(
                 total[part] += part_logits
                 count[part] += 1
         yield (total / count)[..., : size[0], : size[1]]
-    if equal_passes:
-        empty = pixels.new_zeros(1, pixels.shape[1], *window)
-        fill_up_passes(passes, pixels.device, lambda: model(pixel_values=empty))
+    passes.fill_up(pixel_values=pixels.new_zeros(1, pixels.shape[1], *window))
 
 
 def window_corners(size: Sequence[int], window: Sequence[int], overlap: float) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from safetensors.torch import load_file, save_file
 
 from samerun.errors import InputError
 from samerun.files import file_record, write_json
-from samerun.images.segmentation import fill_up_passes
 from samerun.models.weight_files import check_finite_weights
 from samerun.volumes.data import Prepared, Volumes
 from samerun.volumes.nifti import IGNORED, read_header, resample
@@ -200,38 +199,26 @@ def weights_hash(path: str | None) -> str | None:
 # Logits and distances
 
 
-class _Windows:
-    """Calls the model with inputs of its precision, returns fp32, and counts the forward passes."""
-
-    def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
-        self.model, self.dtype, self.passes = model, dtype, 0
-
-    def __call__(self, windows: torch.Tensor) -> torch.Tensor:
-        self.passes += 1
-        return self.model(windows.to(self.dtype)).float()
-
-
 def volume_logits(
-    model: torch.nn.Module,
+    model: Callable[[torch.Tensor], torch.Tensor],
     image: torch.Tensor,
     size: Sequence[int],
     *,
     patch_size: Sequence[int],
     overlap: float,
     window_batch_size: int,
-    equal_passes: bool = False,
 ) -> torch.Tensor:
     """Logits of a volume, (x, y, z), by sliding windows with Gaussian weights, resampled to (channels, *size)
     float32.
 
-    `size`: the grid of the volume's file. `equal_passes`: of all processes (`fill_up_passes`).
+    `image`: in the precision of the model's inputs. `size`: the grid of the volume's file.
     """
-    windows = _Windows(model, image.dtype)
-    given = image.float()[None, None], tuple(patch_size), window_batch_size, windows
+
+    def predict(windows: torch.Tensor) -> torch.Tensor:
+        return model(windows.to(image.dtype)).float()
+
+    given = image.float()[None, None], tuple(patch_size), window_batch_size, predict
     logits = sliding_window_inference(*given, overlap=overlap, mode="gaussian")[0]
-    if equal_passes:
-        empty = torch.zeros(1, 1, *patch_size, device=image.device)
-        fill_up_passes(windows.passes, image.device, lambda: windows(empty))
     return resample(logits, size)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from thread_processes import run_with_collectives
 from transformers import (
     AutoModelForSemanticSegmentation,
     BeitConfig,
@@ -38,6 +39,23 @@ def test_windows_cover_an_image_once_each_place_counted(size):
     windows = {"overlap": 0.25, "batch_size": 4, "equal_passes": False}
     (logits,) = segmenter.window_logits(pixelwise, pixels, [list(size)], (16, 16), **windows)
     torch.testing.assert_close(logits, pixels[..., : size[0], : size[1]])
+
+
+def test_images_of_other_sizes_take_as_many_passes_where_weights_are_gathered(monkeypatch):
+    def passes(gather, size):
+        made = []
+
+        def model(pixel_values):
+            gather()
+            made.append(len(pixel_values))
+            return pixelwise(pixel_values)
+
+        windows = {"overlap": 0.0, "batch_size": 1, "equal_passes": True}
+        (logits,) = segmenter.window_logits(model, torch.rand(1, 3, *size), [size], (16, 16), **windows)
+        assert list(logits.shape[2:]) == size
+        return made
+
+    assert run_with_collectives(passes, [([16, 16],), ([16, 48],)], monkeypatch) == [[1] * 3] * 2
 
 
 @pytest.mark.parametrize("native", [True, False])
