@@ -39,7 +39,7 @@ SUFFIXES = (".nii", ".nii.gz")
 # Folders of images and labels: ours, and those of the Medical Segmentation Decathlon and nnU-Net.
 LAYOUTS = {"": ("images", "labels"), "training": ("imagesTr", "labelsTr"), "test": ("imagesTs", "labelsTs")}
 SPLIT_FILE, SPLITS = "split.csv", ("train", "validation", "test")
-CHANNEL = "_0000"  # nnU-Net's suffix of an image's first channel
+CHANNEL, SECOND_CHANNEL = "_0000", "_0001"  # nnU-Net's suffixes of an image's channels
 CACHE_VERSION = "1"
 MOST_POSITIONS = 10_000  # of a class in a volume, evenly spaced; patches are centred on them
 
@@ -147,31 +147,43 @@ def _from_folder(folder: Path, split: str, encoding: str, is_own: bool) -> Volum
             raise InputError(f"{folder / SPLIT_FILE}: has no {split} volumes")
     elif not is_own and images.name != LAYOUTS["test"][0]:
         return None
-    channels = [name for name in names if _stem(name).endswith("_0001")]
+    channels = [name for name in names if _is_second_channel(name, images, labels)]
     if channels:
         raise InputError(
-            f"{images / channels[0]}: is a second channel; images of several channels are not supported"
+            f"{images / channels[0]}: is a second channel; images of several channels are not supported. If "
+            "it is a volume of its own, give a table of the volumes instead of the folder"
         )
     files, has_labels = [], labels.is_dir()
     for name in names:
         label = labels / name
-        if CHANNEL in name and not label.exists():  # nnU-Net's labels have none
-            label = labels / name.replace(CHANNEL, "")
+        if not label.exists():  # nnU-Net's labels have no channel
+            label = labels / name.replace(f"{CHANNEL}.nii", ".nii")
         files.append(VolumeFile(_stem(name), images / name, label if has_labels else None))
     return Volumes(str(folder), files)
 
 
+def _is_second_channel(name: str, images: Path, labels: Path) -> bool:
+    """Whether an image is the second channel of another, by nnU-Net's names, and not number 1 of volumes."""
+    first, label = (name.replace(f"{SECOND_CHANNEL}.nii", f"{end}.nii") for end in (CHANNEL, ""))
+    if first == name or (labels / name).exists():
+        return False
+    return (images / first).exists() or (labels / label).exists()
+
+
 def _names_of_split(folder: Path, split: str, names: list[str], encoding: str) -> list[str]:
     table = read_table(str(folder / SPLIT_FILE), encoding, ("file", "split"))
-    problems, selected = [], []
+    problems, selected, listed_before = [], [], set()
     rows = zip(table.columns["file"], table.columns["split"], strict=True)
     for row, (name, name_of_split) in enumerate(rows):
         if name_of_split not in SPLITS:
             problems.append(f"{table.where(row)}: split {name_of_split!r}, expected {', '.join(SPLITS)}")
         elif name not in names:
             problems.append(f"{table.where(row)}: {name} is not among the images of {folder}")
+        elif name in listed_before:
+            problems.append(f"{table.where(row)}: {name} is listed twice; leave one of its lines out")
         elif name_of_split == split:
             selected.append(name)
+        listed_before.add(name)
     raise_problems(problems)
     return selected
 

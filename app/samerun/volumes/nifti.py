@@ -68,11 +68,11 @@ def check_pair(image: Path, label: Path, notes: list[str]) -> None:
     """Raises `InputError` if an image and its label differ in size, voxel size or orientation. Notes
     different origins."""
     image_header, label_header = read_header(image), read_header(label)
-    for name, expected, found in (
-        ("size", image_header.shape, label_header.shape),
-        ("voxel size", image_header.spacing, label_header.spacing),
+    for name, expected, found, tolerance in (
+        ("size", image_header.shape, label_header.shape, 0),
+        ("voxel size", image_header.spacing, label_header.spacing, 1e-2),
     ):
-        if not np.allclose(expected, found, rtol=1e-2):
+        if not np.allclose(expected, found, rtol=tolerance):
             found, expected = ("x".join(f"{x:g}" for x in lengths) for lengths in (found, expected))
             raise InputError(
                 f"{label}: {name} {found}, but {expected} in its image {image}; a label needs the "

@@ -72,13 +72,28 @@ def test_a_split_file_divides_a_folder(folder):
 def test_the_layout_of_the_decathlon_and_of_nnunet(folder, write):
     for old, new in (("images", "imagesTr"), ("labels", "labelsTr")):
         (folder / old).rename(folder / new)
-    (folder / "imagesTr" / "v0.nii.gz").rename(folder / "imagesTr" / "v0_0000.nii.gz")
+    (folder / "imagesTr" / "v0.nii.gz").rename(folder / "imagesTr" / "v_00001_0000.nii.gz")
+    (folder / "labelsTr" / "v0.nii.gz").rename(folder / "labelsTr" / "v_00001.nii.gz")
     (folder / "imagesTr" / "._v0.nii.gz").write_text("of a Mac")
     write(folder / "imagesTs" / "t0.nii.gz", np.zeros((4, 4, 4), dtype=np.uint8))
     found = find(folder, (True, False, True))
-    assert ids(found) == {"train": ["v0_0000", "v1", "v2"], "test": ["t0"]}
-    assert found["train"].files[0].label.name == "v0.nii.gz"
+    assert ids(found) == {"train": ["v1", "v2", "v_00001_0000"], "test": ["t0"]}
+    assert found["train"].files[2].label.name == "v_00001.nii.gz"
     assert not found["test"].labelled
+
+
+def test_volumes_that_are_numbered_are_no_channels(folder, write):
+    for kind in ("images", "labels"):
+        for number in range(3):
+            (folder / kind / f"v{number}.nii.gz").rename(folder / kind / f"v_000{number}.nii.gz")
+    found = find(folder, (True, False, True), test_file=str(folder))
+    for volumes in found.values():
+        assert [file.label.name for file in volumes.files] == [f"v_000{number}.nii.gz" for number in range(3)]
+    shutil.rmtree(folder / "labels")
+    alone = {"train_file": None, "test_file": str(folder), "modes": (False, False, True)}
+    assert problem(folder, **alone).startswith("images/v_0001.nii.gz: is a second channel; images of")
+    (folder / "images" / "v_0000.nii.gz").unlink()
+    assert ids(find(folder, alone.pop("modes"), **alone)) == {"test": ["v_0001", "v_0002"]}
 
 
 def test_several_folders_and_tables(folder):
@@ -106,14 +121,30 @@ def test_several_folders_and_tables(folder):
 # What is refused
 
 
-def test_a_split_of_unknown_files_and_names(folder):
-    (folder / "split.csv").write_text("file,split\nv9.nii.gz,train\n")
-    assert "split.csv:2: v9.nii.gz is not among the images of" in problem(folder)
+def test_a_split_of_unknown_files_and_of_files_that_are_listed_twice(folder):
+    rows = [("v9", "train"), ("v0", "train"), ("v1", "train"), ("v0", "validation"), ("v1", "train")]
+    text = "".join(f"{name}.nii.gz,{split}\n" for name, split in rows)
+    (folder / "split.csv").write_text(f"file,split\n{text}")
+    with pytest.raises(InputError) as caught:
+        load(folder)
+    assert [message.replace(f"{folder}/", "") for message in caught.value.problems] == [
+        f"split.csv:2: v9.nii.gz is not among the images of {folder}",
+        "split.csv:5: v0.nii.gz is listed twice; leave one of its lines out",
+        "split.csv:6: v1.nii.gz is listed twice; leave one of its lines out",
+    ]
 
 
 def test_a_label_in_another_grid(folder, write):
     write(folder / "labels" / "v0.nii.gz", np.ones((7, 8, 9), dtype=np.uint8), codes="LPS")
     assert problem(folder).startswith("labels/v0.nii.gz: orientation LPS, but RAS in its image")
+
+
+def test_a_label_of_one_slice_more_and_one_of_rounded_voxels(folder, write):
+    write(folder / "images" / "v0.nii.gz", np.ones((2, 3, 130), dtype=np.float32))
+    write(folder / "labels" / "v0.nii.gz", np.ones((2, 3, 130), dtype=np.uint8), (1.0, 1.0, 1.005))
+    load(folder)
+    write(folder / "labels" / "v0.nii.gz", np.ones((2, 3, 131), dtype=np.uint8))
+    assert problem(folder).startswith("labels/v0.nii.gz: size 2x3x131, but 2x3x130 in its image")
 
 
 def test_another_origin_is_noted(folder, write):
