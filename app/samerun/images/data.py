@@ -9,7 +9,7 @@ import hashlib
 import math
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -345,13 +345,26 @@ def image_extensions() -> frozenset[str]:
 def images_below(folder: Path, notes: list[str]) -> list[Path]:
     """All images below a folder by extension, sorted by path. Skips hidden files, and other files with a
     note."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    files = sorted(path for path in _files_below(folder) if not path.name.startswith("."))
     others = [path.name for path in files if path.suffix.lower() not in image_extensions()]
     if others:
         notes.append(
             f"{folder}: {len(others)} file(s) without an image's extension are left out: {listed(others)}"
         )
     return [path for path in files if path.suffix.lower() in image_extensions()]
+
+
+def _files_below(folder: Path, above: frozenset[str] = frozenset()) -> Iterator[Path]:
+    """Follows links to folders, as ImageFolder of torchvision does, but to none of `above`: the real paths of
+    the folders around this one."""
+    place = os.path.realpath(folder)
+    if place in above:
+        return
+    for path in folder.iterdir():
+        if path.is_dir():
+            yield from _files_below(path, above | {place})
+        elif path.is_file():
+            yield path
 
 
 def check_output_outside(folder: Path, output_dir: str) -> None:

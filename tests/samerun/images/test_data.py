@@ -87,6 +87,14 @@ def test_a_folder_a_class(tmp_path):
     assert read(tmp_path, max_train_samples=4).labels == ["dark", "dark", "light", "light"]
 
 
+def test_links_to_folders_are_followed_but_not_in_circles(tmp_path):
+    folder, other = write_folder(tmp_path / "data", rows=4), write_folder(tmp_path / "other", rows=2)
+    (folder / "dark" / "site").symlink_to(other / "dark")
+    (other / "dark" / "circle").symlink_to(folder / "dark")
+    expected = ["dark/000.png", "dark/002.png", "dark/site/000.png", "light/001.png", "light/003.png"]
+    assert read(folder).ids == expected
+
+
 def test_folders_that_are_wrong(tmp_path):
     (tmp_path / "a").mkdir()
     with pytest.raises(
