@@ -20,7 +20,8 @@ from transformers import (
 )
 
 from samerun.files import read_lines
-from samerun.images.single_label import SMALL_CNN_USAGE
+from samerun.images.single_label import SMALL_CNN_USAGE, small_cnn_processing
+from samerun.models.small_cnn import read_config
 from samerun.task import Batch
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [-3.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
@@ -100,11 +101,16 @@ def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_
     assert "| **1** | 0 | 5 |" in card
 
     # The code of the card, with nothing of ours to import.
-    Image.fromarray(np.full((16, 16), 200, np.uint8)).save(run / "image.png")
+    noise = np.random.default_rng(0).integers(150, 250, (30, 40), np.uint8)
+    Image.fromarray(noise).save(run / "image.png")
     printed = []
     code = SMALL_CNN_USAGE.replace('"best/', f'"{run}/best/').replace('"image.png"', f'"{run}/image.png"')
-    exec(code, {"print": printed.append})
+    found = {"print": printed.append}
+    exec(code, found)
     assert printed == ["1"]
+    processing = small_cnn_processing(read_config(run / "best"))
+    expected = processing.normalize(np.stack([processing.fit(Image.fromarray(noise))]))
+    torch.testing.assert_close(found["pixels"], expected)
 
     # The exported model goes on, predicts a folder without classes, and is judged by itself.
     write_folder(tmp_path / "files", rows=4)

@@ -30,7 +30,8 @@ layers += [nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(2048, 1024), nn.ReLU
 layers += [nn.Linear(1024, 128), nn.ReLU()]
 model = nn.Sequential(*layers, nn.Linear(128, len(config["id2label"]))).eval()
 model.load_state_dict(load_file("best/model.safetensors"))
-image = Image.open("image.png").convert(mode[config["num_channels"]]).resize(config["image_size"][::-1])
+image = Image.open("image.png").convert(mode[config["num_channels"]])
+image = image.resize(config["image_size"][::-1], Image.Resampling.BILINEAR)
 pixels = (torch.tensor(numpy.array(image)) / 255 - config["image_mean"]) / config["image_std"]
 pixels = pixels.reshape(1, *config["image_size"], -1).permute(0, 3, 1, 2)
 print(config["id2label"][str(model(pixels).argmax().item())])"""

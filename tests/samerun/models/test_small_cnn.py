@@ -33,6 +33,11 @@ def test_the_network_is_the_classic_one():
         assert SmallCNN(config((16, 40), 3)).eval()(torch.rand(1, 3, 16, 40)).logits.shape == (1, 3)
 
 
+def test_images_of_28x28_are_not_pooled_which_has_no_deterministic_gradient_on_gpus(monkeypatch):
+    monkeypatch.setattr(nn.AdaptiveAvgPool2d, "forward", None)
+    assert SmallCNN(config()).eval()(torch.rand(1, 1, 28, 28)).logits.shape == (1, 3)
+
+
 def test_what_is_saved_is_loaded(tmp_path):
     model = SmallCNN(config())
     seen = []
