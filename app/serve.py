@@ -102,6 +102,10 @@ def make_server(options: argparse.Namespace, task_arguments: list[str], folder: 
     return Server(predictor, Path(folder), about, limits)
 
 
+def url_of(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"  # an IPv6 address has colons
+
+
 def say(event: str, message: str) -> None:
     print(f"{event:<14} {message}", flush=True)
 
@@ -113,6 +117,6 @@ if __name__ == "__main__":
         sock = bind_socket(options.host, options.port)
         server = make_server(options, task_arguments, str(temporary_folder("serve_")))
     sock.listen()  # before the message: whoever reads it may connect
-    say("serving", f"{options.model} at http://{options.host}:{sock.getsockname()[1]}")
+    say("serving", f"{options.model} at {url_of(options.host, sock.getsockname()[1])}")
     server.serve(sock)
     say("stopped", "all requests are answered")

@@ -158,11 +158,18 @@ class Server:
 
     def _is_own(self, address: str, host: str | None) -> bool:
         """Whether a `Host`, or an `Origin` of a page, is this server's. `host`: the `Host` of an `Origin`."""
-        parts = urllib.parse.urlsplit(address if host is not None else f"//{address}")
-        name, allowed = parts.hostname or "", self._limits.hosts
-        if "*" in allowed or name in allowed or (host is not None and parts.netloc == host):
+        allowed = {name.lower() for name in self._limits.hosts}  # `hostname` is in lower case
+        if "*" in allowed:
             return True
-        return host is None and (name in ("localhost", socket.gethostname()) or _is_ip_address(name))
+        try:
+            parts = urllib.parse.urlsplit(address if host is not None else f"//{address}")
+        except ValueError:  # such as an opening bracket alone
+            return False
+        name = parts.hostname or ""
+        if name in allowed or (host is not None and parts.netloc.lower() == host.lower()):
+            return True
+        own = ("localhost", socket.gethostname().lower())
+        return host is None and (name in own or _is_ip_address(name))
 
     async def _page(self, _request: web.Request) -> web.Response:
         return web.Response(text=PAGE.read_text(encoding="utf-8"), content_type="text/html")

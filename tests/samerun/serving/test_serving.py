@@ -222,18 +222,24 @@ def test_images_of_few_formats_and_pixels_are_decoded(body, status, tmp_path):
         ({"Host": "localhost:8000"}, 200),
         ({"Host": "[::1]:8000", "Origin": "http://[::1]:8000"}, 200),
         ({"Host": "models.example"}, 200),
+        ({"Host": "MyMachine:8000"}, 200),
+        ({"Host": "Localhost:8000", "Origin": "http://localhost:8000"}, 200),
+        ({"Host": "[abc"}, 403),
+        ({"Host": "localhost:8000", "Origin": "http://[abc"}, 403),
         ({"Host": "elsewhere.example"}, 403),  # a name that points here
         ({"Host": "localhost:8000", "Origin": "http://elsewhere.example"}, 403),
         ({"Host": "localhost:8000", "Origin": "null"}, 403),
         ({"Host": "localhost:8000", "Origin": "https://models.example"}, 200),
     ],
 )
-def test_pages_of_other_sites_cannot_ask(headers, status, tmp_path):
+def test_pages_of_other_sites_cannot_ask(headers, status, tmp_path, monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "MyMachine")
+
     async def check(client):
         response = await client.post("/predict", data='{"text": "a"}', headers=headers)
         assert response.status == status
 
-    served(check, Predictor(), tmp_path, Limits(4, 0, 6, 0.01, hosts=("models.example",)))
+    served(check, Predictor(), tmp_path, Limits(4, 0, 6, 0.01, hosts=("Models.example",)))
 
 
 def test_explanations_let_others_pass_and_end_with_their_client(tmp_path):
