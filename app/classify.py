@@ -224,6 +224,9 @@ class TextClassification(TextTask):
         if config.model_type == "big_bird":
             pretrained.drop_pooler(model.bert)  # its classifier reads the first token itself
         head.check_calibration(arguments.calibration, model, len(problem.labels))
+        # An adapter would be added to the base model's output layer, which has other rows or another scale.
+        if renamed or (problem.name == "regression" and arguments.export == "adapter"):
+            new_names |= head.output_names(model, len(problem.labels))
         return self.with_kernels(limit_training(model, arguments, new_names))
 
     def num_targets(self, batch: Batch) -> torch.Tensor:

@@ -187,7 +187,7 @@ class TokenClassification(TextTask):
             AutoModelForTokenClassification, arguments, config
         )
         if self.own_labels is not None and self.own_labels != self.labels:
-            pretrained.renew_head(model)
+            new_names |= pretrained.renew_head(model)
         pretrained.drop_pooler(model.base_model)
         return self.with_kernels(limit_training(model, arguments, new_names))
 

@@ -218,14 +218,17 @@ def own_labels(config: Any) -> list[str] | None:
     return labels if any(label != f"LABEL_{number}" for number, label in enumerate(labels)) else None
 
 
-def renew_head(model: Any) -> None:
+def renew_head(model: Any) -> set[str]:
     """Re-initialises the classification layers, which were trained for other classes: the layers outside of
-    the body that have an output for each."""
+    the body that have an output for each. Returns the names of their parameters."""
+    names = set()
     for name, module in model.named_modules():
         in_body = name.startswith(f"{model.base_model_prefix}.")
         is_layer = isinstance(module, torch.nn.Linear | torch.nn.Conv2d)
         if is_layer and not in_body and len(module.weight) == model.config.num_labels:
             model._init_weights(module)
+            names |= {f"{name}.{own}" for own, _ in module.named_parameters()}
+    return names
 
 
 def drop_pooler(encoder: Any) -> None:
