@@ -62,6 +62,7 @@ from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, AutoModelForTok
 
 from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
+from samerun.errors import InputError
 from samerun.export import plain_model, rows_to_check
 from samerun.main import run
 from samerun.models import pretrained
@@ -105,8 +106,6 @@ class TokenClassification(TextTask):
         if not tags.are_names(self.labels):
             self.default_metric, self.shown_metrics = "accuracy", ("loss", "accuracy", "f1_macro")
         check_metric(self.best_metric, tags.metric_names(self.labels), a)
-        if "validation" in targets and not any(map(len, targets["validation"].rows)):
-            self.default_metric = "loss"
 
         words = [tables["train"].columns[a.text_column]] if modes.train else []
         tokenizer = self.load_tokenizer(words, notes)
@@ -119,8 +118,22 @@ class TokenClassification(TextTask):
         self.limits = [f"Longer texts than {self.max_length} tokens have to be cut into windows."]
         ids = self.all_ids(tables, targets, notes)
         if modes.train:
+            if "validation" in targets:
+                self.check_best_metric(targets["validation"])
             notes.append(f"{len(self.labels)} tags: {', '.join(self.labels[:20])}")
         return self.data(tables, ids, notes, {"label_list": self.labels, "all_tokens": self.all_tokens})
+
+    def check_best_metric(self, validation: Tagged) -> None:
+        """Chooses by the loss if the validation rows do not define the default metric. Raises `InputError`
+        for such a --metric_for_best_model."""
+        if self.best_metric not in tags.undefined_metrics(validation, self.labels):
+            return
+        if self.arguments.metric_for_best_model is not None:
+            raise InputError(
+                f"--metric_for_best_model {self.best_metric} is undefined on these validation rows (no word "
+                "has such a tag); choose another, such as loss"
+            )
+        self.default_metric = "loss"
 
     @property
     def target_columns(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, pairwise, repeat
@@ -147,8 +147,17 @@ class Tagged(Labelled):
     def names(self) -> list[str]:
         """All tags, in the declared order or in that of first appearance; B- and I- of each type of names."""
         found = list(dict.fromkeys([*self.declared, *chain.from_iterable(self.rows)]))
+        if not _are_prefixed(found):
+            return found
         types = dict.fromkeys(tag[2:] for tag in found if PREFIXED.fullmatch(tag))
-        return [OUTSIDE, *(f"{mark}-{kind}" for kind in types for mark in "BI")] if types else found
+        return [OUTSIDE, *(f"{mark}-{kind}" for kind in types for mark in "BI")]
+
+
+def _are_prefixed(tags: Collection[str]) -> bool:
+    """Whether the tags are those of names. Word classes, one of which may look like the tag of a name, lack
+    O."""
+    prefixed = {tag for tag in tags if PREFIXED.fullmatch(tag)}
+    return bool(prefixed) and (OUTSIDE in tags or prefixed == set(tags))
 
 
 def read_tags(table: Table, words_column: str, tags_column: str, notes: list[str]) -> Tagged | None:
@@ -160,13 +169,10 @@ def read_tags(table: Table, words_column: str, tags_column: str, notes: list[str
     rows = [tuple(tags) for tags in table.columns[tags_column]]
     declared = tuple(table.classes.get(tags_column, ()))
     names = set(chain.from_iterable(rows))
+    if not _are_prefixed(names):
+        return Tagged(rows, declared)
     prefixed = {tag for tag in names if PREFIXED.fullmatch(tag)}
-    if not prefixed:
-        return Tagged(rows, declared)
-    bare = names - prefixed - {OUTSIDE}
-    if bare and OUTSIDE not in names:  # word classes, one of which looks like the tag of a name
-        return Tagged(rows, declared)
-    if bare:
+    if bare := names - prefixed - {OUTSIDE}:
         scheme, wrong = "", {tag: f"{tag!r} has no B- or I- before it, as others have" for tag in bare}
         found = [[(n, wrong[tag]) for n, tag in enumerate(tags) if tag in wrong] for tags in rows]
     elif {tag[0] for tag in prefixed} & set("LUES"):
@@ -264,7 +270,7 @@ def choose_labels(own: list[str] | None, train_labels: list[str], label_file: st
 
 def are_names(labels: Sequence[str]) -> bool:
     """Whether the labels are tags of names in IOB2."""
-    return any(label.startswith("B-") for label in labels)
+    return _are_prefixed(labels) and any(label.startswith("B-") for label in labels)
 
 
 def types_of(labels: Sequence[str]) -> list[str]:
@@ -370,9 +376,9 @@ def first_tokens(word_ids: Any) -> Any:
 
 
 def inside_labels(labels: Sequence[str]) -> np.ndarray:
-    """(labels,) the label of a word's further tokens: I- for B-, else the same."""
-    numbers = {label: number for number, label in enumerate(labels)}
-    return np.array([numbers.get(f"I-{label[2:]}", number) if label.startswith("B-") else number
+    """(labels,) the label of a word's further tokens: I- for B- of a name, else the same."""
+    numbers, has_names = {label: number for number, label in enumerate(labels)}, are_names(labels)
+    return np.array([numbers.get(f"I-{label[2:]}", number) if has_names and label.startswith("B-") else number
                      for label, number in numbers.items()])  # fmt: skip
 
 
@@ -426,6 +432,13 @@ def metric_names(labels: Sequence[str]) -> list[str]:
     """The names of the metrics: precision, recall and F1 of whole names; accuracy of words; and the F1 of
     each type of names, or of each tag."""
     return ["loss", *scores_of([], [], labels)]
+
+
+def undefined_metrics(tagged: Tagged, labels: Sequence[str]) -> set[str]:
+    """The metrics that these rows do not define, such as the F1 of names where no word is part of one: it is
+    0 with a wrong name and None without."""
+    found = [sorted(set(chain.from_iterable(tagged.rows)))]  # each tag once defines the same ones
+    return {name for name, score in scores_of(found, found, labels).items() if score is None}
 
 
 def commonest_tags(sentences: Sequence[str], targets: Ragged) -> tuple[dict[str, int], int]:
@@ -489,7 +502,7 @@ def _confusion(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]
     numbers = {name: number for number, name in enumerate(names)}
     counts = np.zeros((len(names), len(names)), dtype=np.int64)
     for pair in zip(chain.from_iterable(truth), chain.from_iterable(predicted), strict=True):
-        row, column = (numbers.get(tag[2:] if PREFIXED.fullmatch(tag) else tag) for tag in pair)
+        row, column = (numbers.get(tag, PREFIXED.fullmatch(tag) and numbers.get(tag[2:])) for tag in pair)
         if row is not None and column is not None:
             counts[row, column] += 1
     return confusion("Words by type (rows) and predicted type (columns)", counts, names, len(names))

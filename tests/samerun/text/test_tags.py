@@ -51,7 +51,9 @@ def test_word_classes_stay_as_they_are(tmp_path, token_cache):
     rows = [row(["NOUN", "X", "I-verb"]), row(["ADJ", "NOUN"])]
     tagged = tags.read_tags(read(tmp_path / "a.jsonl", rows), *COLUMNS, [])
     assert tagged.rows == [("NOUN", "X", "I-verb"), ("ADJ", "NOUN")]
-    assert not tags.are_names(["NOUN", "ADJ"])
+    assert tagged.names == ["NOUN", "X", "I-verb", "ADJ"]
+    assert not tags.are_names(["NOUN", "B-x"])
+    assert tags.inside_labels(["NOUN", "B-x", "I-x"]).tolist() == [0, 1, 2]
 
 
 def test_a_conll_file_is_read_like_its_rows(tmp_path, token_cache):
@@ -155,6 +157,13 @@ def test_further_tokens_are_inside():
 
 
 TRUTH = [["B-X", "I-X", "O", "B-Y"], ["O", "B-X"], ["B-Y", "I-Y"]]
+def test_what_rows_without_names_do_not_define():
+    found = tags.undefined_metrics(tags.Tagged([("O",), ()]), ["O", "B-X", "I-X"])
+    assert found == {"precision", "recall", "f1", "f1_macro", "f1_X"}
+    assert tags.undefined_metrics(tags.Tagged([("B-X",)]), ["O", "B-X", "B-Y"]) == {"f1_Y"}
+    assert tags.undefined_metrics(tags.Tagged([("NOUN",)]), ["NOUN", "ADJ"]) == {"f1_ADJ"}
+
+
 FOUND = [["B-X", "I-X", "O", "B-X"], ["O", "B-X"], ["B-Y", "O"]]
 LABELS = ["O", "B-X", "I-X", "B-Y", "I-Y", "B-Z", "I-Z"]
 
