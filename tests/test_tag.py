@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ import torch
 from in_process import check_evaluated_alike
 from launchers import write_bert_config
 from sampling.names import draw_rows
-from transformers import pipeline
+from transformers import AutoModelForTokenClassification, pipeline
 
+from samerun.errors import InputError
 from samerun.files import read_lines
 from samerun.plan import Modes
 from samerun.text.titles import IGNORED
@@ -94,14 +96,14 @@ def test_a_run_learns_names_that_the_pipeline_finds_too(script, command, tmp_pat
     check_evaluated_alike(tmp_path / "run", again)
 
 
-def loaded(command, *names, **changes):
+def loaded(command, evaluates=False, **changes):
     """(the task after `load`, its batch of all training rows, its model)"""
     from samerun.parsing import parse
     from samerun.runtime import describe_launch
 
     arguments = parse(tag.Arguments, command(**changes))
     task = tag.TokenClassification(arguments)
-    data = task.load(describe_launch(arguments), Modes(True, False, False))
+    data = task.load(describe_launch(arguments), Modes(True, evaluates, False))
     torch.manual_seed(0)
     return task, data.splits["train"].collate(np.arange(12)), task.build().eval()
 
@@ -137,6 +139,36 @@ def test_windows_give_each_word_one_target(command, max_length, environment, tok
     assert float(loss) == pytest.approx(float(sum(alone)), rel=1e-5)
     assert float(outputs["loss"].sum()) == pytest.approx(float(loss), rel=1e-5)
     assert int(whole.num_targets(plain)) == int(task.num_targets(batch))
+
+
+def test_windows_that_are_padded_otherwise_are_not_those_of_the_cache(
+    command, environment, token_cache, monkeypatch
+):
+    for multiple in (1, 4):
+        monkeypatch.setattr("samerun.text.text.padding_of", lambda _, multiple=multiple: multiple)
+        task, _, _ = loaded(command, max_length=10, use_cpu="true")
+        split, whole = task.splits["train"], task.encode(list(task.splits["train"].texts[:12]))
+        assert [split.tokens[row].tolist() for row in range(12)] == whole["input_ids"]
+
+
+def test_validation_rows_without_names_choose_by_the_loss(command, environment, token_cache, tmp_path):
+    (tmp_path / "none.jsonl").write_text('{"tokens": ["a"], "tags": ["O"]}\n', encoding="utf-8")
+    given = {"validation_file": tmp_path / "none.jsonl", "evaluates": True}
+    assert loaded(command, use_cpu="true", **given)[0].best_metric == "loss"
+    with pytest.raises(InputError, match="--metric_for_best_model f1 is undefined on these validation rows"):
+        loaded(command, metric_for_best_model="f1", **given)
+
+
+def test_a_head_for_other_tags_is_trained_whole(command, environment, token_cache, tmp_path, bert_folder):
+    own = {"id2label": dict(enumerate("abcdefg"))}
+    model = AutoModelForTokenClassification.from_pretrained(bert_folder, **own, ignore_mismatched_sizes=True)
+    folder = shutil.copytree(bert_folder, tmp_path / "trained")
+    model.save_pretrained(folder)
+    made = {"from_scratch": None, "config_name": None, "tokenizer_type": None, "max_length": 32}
+    task, _, model = loaded(command, **made, model_name_or_path=folder, lora_r=2, use_cpu="true")
+    assert len(task.labels) == 7
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert {"classifier.weight", "classifier.bias"} < trained
 
 
 def test_a_text_in_memory_is_tagged_at_its_own_places(command, environment, token_cache):

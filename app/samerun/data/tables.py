@@ -28,7 +28,7 @@ from samerun.files import file_record
 if TYPE_CHECKING:
     from datasets import Dataset
 
-FORMAT_VERSION = "5"  # of the cached rows; part of their cache key
+FORMAT_VERSION = "6"  # of the cached rows; part of their cache key
 LINE, FILE = "__line__", "__file__"  # columns beside those of the file
 JSON_MARK = "\0json\0"
 BATCH_ROWS = 10_000

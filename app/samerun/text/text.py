@@ -286,6 +286,8 @@ class TextTask(Task):
         settings = f"{tokenizer} {self.max_length}"
         settings += f" {self.source_prefix!r}" if self.source_prefix else ""
         settings = " ".join([settings, *map(str, self.long_documents.fingerprint().values())])
+        if self.long_documents.max_length != self.max_length:  # windows filled up to the padding multiple
+            settings += f" windows of {self.long_documents.max_length}"
         encoder = self.long_documents.encoder(self.tokenizer, self.source_prefix)
         cells, has_types = texts, False
         if self.pair_column is not None:

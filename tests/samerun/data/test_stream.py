@@ -166,6 +166,14 @@ def test_buffers_are_consecutive_pieces_of_shuffled_passes(tmp_path_factory, tok
     assert (list(again.columns["text"]), following) == (found[3], starts[4])
 
 
+def test_sentences_without_words_are_skipped(tmp_path, token_cache):
+    cells = [["a"], [], ["\u200b"], ["b"], ["c"]]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"tokens": words}) + "\n" for words in cells))
+    given = {"columns": ("tokens",), "text_column": "tokens", "train_file": [str(tmp_path / "a.jsonl")]}
+    table, _, blank = buffers(tmp_path, size=2, **given).read(0)
+    assert (list(table.columns["tokens"]), blank) == ([["a"], ["b"]], 2)
+
+
 def test_a_row_is_named_by_its_file_and_line_and_empty_texts_are_counted(files, tmp_path):
     table, _, blank = buffers(tmp_path, size=10, train_file=files).read(0)
     assert blank == 1

@@ -68,8 +68,9 @@ def test_a_conll_file_is_read_like_its_rows(tmp_path, token_cache):
     ]
     assert tags.read_tags(table, *COLUMNS, []).rows == [("B-ORG", "O"), ("B-PER", "I-PER")]
     assert [table.where(number) for number in range(2)] == [f"{path}:3", f"{path}:7"]
-    path.write_text("a b\tO\nc\tO\n", "utf-8")  # tabs: words may hold spaces
-    assert list(read_table(str(path), required=COLUMNS).columns["tokens"]) == [["a b", "c"]]
+    path.write_text("a b\tO\nc \tO \n", "utf-8")  # tabs: words may hold spaces
+    table = read_table(str(path), required=COLUMNS)
+    assert [list(table.columns[name]) for name in COLUMNS] == [[["a b", "c"]], [["O", "O"]]]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,6 @@ def test_further_tokens_are_inside():
     assert first.int().tolist() == [[0, 1, 0, 1, 0, 0, 0, 1, 0]]
 
 
-TRUTH = [["B-X", "I-X", "O", "B-Y"], ["O", "B-X"], ["B-Y", "I-Y"]]
 def test_what_rows_without_names_do_not_define():
     found = tags.undefined_metrics(tags.Tagged([("O",), ()]), ["O", "B-X", "I-X"])
     assert found == {"precision", "recall", "f1", "f1_macro", "f1_X"}
@@ -164,6 +164,7 @@ def test_what_rows_without_names_do_not_define():
     assert tags.undefined_metrics(tags.Tagged([("NOUN",)]), ["NOUN", "ADJ"]) == {"f1_ADJ"}
 
 
+TRUTH = [["B-X", "I-X", "O", "B-Y"], ["O", "B-X"], ["B-Y", "I-Y"]]
 FOUND = [["B-X", "I-X", "O", "B-X"], ["O", "B-X"], ["B-Y", "O"]]
 LABELS = ["O", "B-X", "I-X", "B-Y", "I-Y", "B-Z", "I-Z"]
 
