@@ -69,13 +69,19 @@ def get_or_create(kind: str, key: str, fill: Callable[[Path], None]) -> Path:
                     print(
                         f"note           {path}: this cache is damaged; it is created again", file=sys.stderr
                     )
+                for other in path.parent.glob(f"{key}.*"):
+                    if other.suffix[1:].isdecimal():  # of a killed process
+                        shutil.rmtree(other)
                 unfinished.mkdir()
-                fill(unfinished)
-                checksums = {file.name: _checksum(file) for file in unfinished.iterdir()}
-                (unfinished / CHECKSUMS).write_text(json.dumps(checksums), encoding="utf-8")
-                flush(unfinished)  # else a power loss could leave empty files under the final name
-                shutil.rmtree(path, ignore_errors=True)
-                os.rename(unfinished, path)
+                try:
+                    fill(unfinished)
+                    checksums = {file.name: _checksum(file) for file in unfinished.iterdir()}
+                    (unfinished / CHECKSUMS).write_text(json.dumps(checksums), encoding="utf-8")
+                    flush(unfinished)  # else a power loss could leave empty files under the final name
+                    shutil.rmtree(path, ignore_errors=True)
+                    os.rename(unfinished, path)
+                finally:
+                    shutil.rmtree(unfinished, ignore_errors=True)
     except OSError as error:
         if is_out_of_space(error):  # callers report full disks
             raise OSError(error.errno, error.strerror, str(path.parent)) from error
@@ -83,8 +89,6 @@ def get_or_create(kind: str, key: str, fill: Callable[[Path], None]) -> Path:
         raise InputError(
             f"{path.parent}: the cache cannot be written ({reason}); set HF_DATASETS_CACHE to another folder"
         ) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return path
 
 

@@ -53,6 +53,25 @@ def test_what_is_not_finished_is_not_there(token_cache):
     assert [path.name for path in (token_cache / "rows").iterdir()] == ["a.lock"]
 
 
+def test_leftovers_are_removed_by_the_process_that_has_the_lock(token_cache, monkeypatch):
+    """In containers pids are the same again and again; machines that share a cache may have the same ones."""
+    leftovers = [token_cache / "rows" / f"a.{pid}" for pid in (os.getpid(), 1)]
+    for folder in leftovers:
+        folder.mkdir(parents=True)
+        fill(folder)
+
+    def fail(path):
+        raise OSError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cache, "FileLock", fail)
+        with pytest.raises(InputError, match="permission denied"):
+            get_or_create("rows", "a", fill)
+    assert all((folder / "some").exists() for folder in leftovers)
+    get_or_create("rows", "a", fill)
+    assert {path.name for path in (token_cache / "rows").iterdir()} == {"a", "a.lock"}
+
+
 def test_a_complete_folder_is_found_in_a_read_only_cache(token_cache, monkeypatch):
     folder = get_or_create("rows", "a", fill)
     monkeypatch.setattr(cache, "FileLock", None)  # writing
