@@ -19,7 +19,7 @@ import torch
 from samerun import predictions as output
 from samerun import signals
 from samerun.additional_metrics import compute_additional
-from samerun.arguments import OptimizationArguments, RunArguments
+from samerun.arguments import FileArguments, OptimizationArguments, RunArguments
 from samerun.console import Phase
 from samerun.data.batches import EvalBatches
 from samerun.data.cache import sample_of
@@ -271,9 +271,14 @@ def _hash_of_causes(run: Run, arguments: Any, fingerprint: dict[str, Any], rows:
     files = [path for path in sorted(model.iterdir()) if path.is_file()] if model.is_dir() else []
     ignored = {field.name for group in (RunArguments, OptimizationArguments) for field in fields(group)}
     names = set(names_of(arguments, per_machine=False, reads=False)) - ignored
+    given = sorted(as_dict(arguments).items())
+    # Files of rows have a content of their own below; that of others, such as --generation_config, is here.
+    read = set(names_of(arguments, reads=True)) - {field.name for field in fields(FileArguments)}
+    settings = {name: Path(value) for name, value in given if name in read and value is not None}
     causes = [
-        {name: value for name, value in sorted(as_dict(arguments).items()) if name in names},
+        {name: value for name, value in given if name in names},
         {path.name: sample_of(path) for path in files},
+        {name: sample_of(path) for name, path in settings.items() if path.is_file()},
         fingerprint,
         [len(rows), rows.split.content(), rows.batch_size, rows.max_tokens],
         [run.launch.world_size, run.device.type, run.launch.precision],

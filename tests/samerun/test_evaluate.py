@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 import torch
 from linear_task import LinearTask, eval_rows, linear_layer, points
+from titlegen import Arguments
 
 from samerun import evaluate as evaluation
 from samerun import signals
+from samerun.data.batches import EvalBatches
 from samerun.errors import TrainingError
 from samerun.evaluate import PARTS, SavedParts, evaluate, open_saved_parts, predict
 from samerun.runtime import Run
@@ -198,6 +200,16 @@ def test_another_prediction_begins_anew(attempt, capsys):
     assert task.done == ROWS
     assert "is of another prediction; starting again" in capsys.readouterr().out
     assert len(predictions["error"]) == ROWS
+
+
+def test_a_file_of_settings_with_another_content_makes_another_prediction(start_run, tmp_path):
+    search, hashes = tmp_path / "search.json", set()
+    given = {"output_dir": "a", "model_name_or_path": "b", "generation_config": str(search)}
+    rows = replace(eval_rows(*points(3)).split, content=lambda: "rows")
+    for content in ("{}", '{"top_k": 1}'):
+        search.write_text(content)
+        hashes.add(evaluation._hash_of_causes(start_run(), Arguments(**given), {}, EvalBatches(rows, 2)))
+    assert len(hashes) == 2
 
 
 def test_a_damaged_part_is_predicted_again(attempt, tmp_path):
