@@ -257,12 +257,14 @@ class TextClassification(TextTask):
         texts = whole_texts(self.splits["train"])
         if wanted == "auto" and expected_seconds(texts, len(self.labels)) > seconds:
             return {}
-        predictions = {"logits": self.linear_model(whole_texts(split)), "labels": self.known_targets(split)}
+        if (model := self.linear_model) is None:
+            return {}
+        predictions = {"logits": model(whole_texts(split)), "labels": self.known_targets(split)}
         scores = self.problem.without_thresholds().score(predictions, split)
         return {name: scores[name] for name in self.shown_metrics if name != "loss"}
 
     @cached_property
-    def linear_model(self) -> Callable[[Sequence[str]], np.ndarray]:
+    def linear_model(self) -> Callable[[Sequence[str]], np.ndarray] | None:
         train = self.splits["train"]
         return linear_model(whole_texts(train), self.known_targets(train), len(self.labels))
 

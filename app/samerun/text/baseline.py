@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from samerun.text.tokenizer import CJK
+
 # Seconds per character of the training texts and output, with 10 outputs' worth for TF-IDF itself: one core
 # took 0.8 to 1.9 times as long (XED, Reuters, Hallmarks of Cancer; scikit-learn 1.9).
 SECONDS = 1e-7
+WORD = rf"[{CJK}]|[^\W{CJK}]+"  # a Chinese or Japanese character, else as many letters and digits as follow
 MOST_TERMS = 100_000  # bounds the memory: a float per term and output
 NEVER, ALWAYS = -1.0, 1.0  # decisions for a label that no training row, or every one, has
 
@@ -20,8 +23,9 @@ def expected_seconds(texts: Sequence[str], outputs: int) -> float:
 
 def linear_model(
     train: Sequence[str], targets: np.ndarray, outputs: int
-) -> Callable[[Sequence[str]], np.ndarray]:
-    """Trains a linear model on the texts `train`: a function from texts to (rows, outputs) float32.
+) -> Callable[[Sequence[str]], np.ndarray] | None:
+    """Trains a linear model on the texts `train`: a function from texts to (rows, outputs) float32. None if
+    no text has a word.
 
     `targets`: (rows, labels) of 0 and 1 for a support vector machine per label; (rows,) class numbers of
     `outputs` classes for one against the others; (rows, columns) floats for ridge regression.
@@ -32,8 +36,10 @@ def linear_model(
     from sklearn.svm import LinearSVC
 
     vectorizer = TfidfVectorizer(
-        ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"\w+", max_features=MOST_TERMS
+        ngram_range=(1, 2), sublinear_tf=True, token_pattern=WORD, max_features=MOST_TERMS
     )
+    if not any(map(vectorizer.build_analyzer(), train)):
+        return None
     known = vectorizer.fit_transform(train)
     if np.issubdtype(targets.dtype, np.floating):
         ridge = Ridge().fit(known, targets)

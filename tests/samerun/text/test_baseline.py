@@ -27,5 +27,12 @@ def test_classes_and_numbers():
     assert found[1, 1] < found[0, 1] - 3
 
 
+def test_chinese_is_split_into_characters_and_texts_without_words_have_no_model():
+    train = ["我爱苹果。", "他买了梨子", "这只小猫跑了", "他有一只黑猫"]
+    outputs = linear_model(train, np.array([0, 0, 1, 1]), 2)(["她的猫", "苹果和梨子"])
+    assert outputs.argmax(axis=1).tolist() == [1, 0]
+    assert linear_model(["!", "..."], np.array([0, 1]), 2) is None
+
+
 def test_the_expected_time_grows_with_texts_and_labels():
     assert expected_seconds(["a" * 1000] * 1000, 90) == pytest.approx(10.0)
