@@ -16,8 +16,8 @@ from samerun.data.tokens import Ragged
 from samerun.errors import SHOWN, InputError, described, more, nearest, raise_problems
 from samerun.files import read_text
 
-# ['a', 'b'], as pandas writes a list to csv
 OF_MODEL = "labels of "  # begins the source of labels that a model has
+# ['a', 'b'], as pandas writes a list to csv
 LIST_AS_TEXT = re.compile(r"\[\s*(([\"']).*\2\s*)?\]", re.DOTALL)
 BITS = dict.fromkeys(("1", "true", "True", "TRUE", "1.0"), True) | dict.fromkeys(
     ("0", "false", "False", "FALSE", "0.0"), False

@@ -31,8 +31,8 @@ LANGUAGE_CODE = re.compile(r"[a-z]{2,3}_[A-Za-z]{2,4}")  # zh_CN of mBART, zho_H
 # Position ids of these models start at padding id + 1, so a text has fewer tokens than the position table has
 # rows.
 OFFSET_POSITIONS = {
-    *("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "ibert"),
-    "data2vec-text",
+    *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod", "camembert", "longformer"),
+    *("mpnet", "ibert", "data2vec-text", "luke", "lilt", "layoutlmv3", "markuplm", "esm"),
 }
 # Unused lists take a third of the time for short texts: Rust uses all cores, but building Python lists only
 # one.

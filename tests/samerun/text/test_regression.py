@@ -38,6 +38,8 @@ def test_numbers_and_texts_of_numbers_are_read():
     found = problem().read(table(a=[1, "2.5", " -3e2 "], b=[0.5, 1, 2]), [])
     assert found.values.tolist() == [[1, 0.5], [2.5, 1], [-300, 2]]
     assert problem().read(table(a=[1]), []) is None
+    with pytest.raises(InputError, match=r"a is '2020_01' .*, expected a number"):
+        problem().read(table(a=["2020_01"], b=[1]), [])
 
 
 @pytest.mark.parametrize("loss", ["mse", "huber"])

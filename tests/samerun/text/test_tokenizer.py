@@ -1,14 +1,19 @@
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import transformers
 from tables import cells_of
 from transformers import AutoTokenizer, BertConfig, LlamaConfig, Qwen2Config, RobertaConfig
+from transformers.models.auto.configuration_auto import model_type_to_module_name
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
 from samerun.errors import InputError
 from samerun.text.tokenizer import (
+    OFFSET_POSITIONS,
     TextEncoder,
     TitleEncoder,
     check_reload,
@@ -114,6 +119,15 @@ def limited(limit=10**30):
 )
 def test_the_limit_of_a_model_and_its_tokenizer(config, limit, chosen):
     assert choose_max_length(None, config, limited(limit), default=9999) == chosen
+
+
+def test_models_whose_positions_start_behind_the_padding_are_known():
+    folder, found = Path(transformers.__file__).parent / "models", set()
+    for name in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
+        for source in (folder / model_type_to_module_name(name)).glob("modeling_*.py"):
+            if "incremental_indices.long() + padding_idx" in source.read_text(encoding="utf-8"):
+                found.add(name)
+    assert {"roberta"} < found <= OFFSET_POSITIONS
 
 
 @pytest.mark.parametrize(
