@@ -25,5 +25,11 @@ def test_the_simplest_method_is_scored_on_every_labelled_split(tmp_path, monkeyp
     assert ["tuned_f1_macro", "1.0000"] in lines
     assert {path.name for path in tmp_path.iterdir()} - {"cache"} == {*files.values(), "config.json"}
 
+    for name in ("train", "valid"):
+        lines = "".join(json.dumps(row | {"text": "!" * 9}) + "\n" for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    assert baseline.main([str(CLASSIFY), *as_words(**files, **model)]) == 0
+    assert capsys.readouterr().out.splitlines() == [said.splitlines()[0]]  # no text has a word
+
     assert run_tool(baseline.main, [str(CLASSIFY.with_name("segment3d.py")), "--train_file", "v"]) == 2
     assert "has no baseline" in capsys.readouterr().err
