@@ -354,7 +354,7 @@ class Training:
         save_steps = self.plan.save_steps
         if self.plan.due(self.state.step, save_steps) or (stops_early and save_steps is not None):
             self._save()
-        elif self.arguments.mirror_to and self.state.best_step == self.state.step:
+        elif self.state.best_step == self.state.step and self.run.broadcast(self.arguments.mirror_to):
             self._wait_for_checkpoint()
             mirror.upload(self.folder)  # best/ has changed
         return stops_early

@@ -18,6 +18,7 @@ from samerun.files import finish_all
 from samerun.plan import BatchShape
 from samerun.reports.tracker import SPEED, read_history
 from samerun.run_folder import status
+from samerun.runtime import Run
 from samerun.start import OpenedRun
 from samerun.task import Data
 from samerun.training import SKIPPED_LIMIT, Training, _clip, seed_step, train_step
@@ -611,3 +612,14 @@ def test_an_average_of_the_weights_is_evaluated_and_exported_and_does_not_move_t
     optimizer = other.training.optimizer
     restore_optimizer(other.run, path, other.layer, optimizer, session.state, idle_step=pytest.fail)
     assert set(optimizer.optimizer.state[other.layer.weight]) == {"step", "exp_avg", "exp_avg_sq"}
+
+
+@pytest.mark.parametrize(("own", "of_rank_0", "waits"), [(None, "file:///a", 1), ("file:///a", None, 0)])
+def test_only_the_mirror_of_rank_0_counts(begin, monkeypatch, own, of_rank_0, waits):
+    """--mirror_to may differ between machines; all processes must wait for the checkpoint, or none."""
+    training, calls = begin(mirror_to=own).training, []
+    training._wait_for_checkpoint = lambda: calls.append("wait")
+    training.state.best_step = training.state.step
+    monkeypatch.setattr(Run, "broadcast", lambda run, value: of_rank_0)
+    training._evaluate_and_save(eval_due=False)
+    assert len(calls) == waits
