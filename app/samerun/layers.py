@@ -1,4 +1,4 @@
-"""What is done to a model's layers one by one: --torch_compile and --gradient_checkpointing."""
+"""What is done to a model's layers one by one: --torch_compile, --gradient_checkpointing, no LayerDrop."""
 
 from __future__ import annotations
 
@@ -35,6 +35,18 @@ def has_forward(module: nn.Module) -> bool:
 def has_statistics(module: nn.Module) -> bool:
     """Whether `module` is a batch norm with running statistics."""
     return isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
+
+
+def use_all_layers(model: nn.Module) -> bool:
+    """Switches LayerDrop off (Fan et al., arXiv 1909.11556), which skips layers at random in training: DDP
+    refuses parameters without gradients, processes that skip other layers would wait for each other under
+    ZeRO-3 and FSDP, and optimizers would count other steps for each parameter. Returns whether it was on. The
+    model's configuration keeps its value."""
+    rates = {module: getattr(module, "layerdrop", None) for module in model.modules()}
+    dropping = [module for module, rate in rates.items() if isinstance(rate, int | float) and rate > 0]
+    for module in dropping:
+        module.layerdrop = 0.0
+    return bool(dropping)
 
 
 def checkpoint_activations(model: nn.Module, *, dropout_by_row: bool = False) -> None:

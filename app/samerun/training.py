@@ -33,7 +33,7 @@ from samerun.evaluate import eval_rows, evaluate, input_dtype
 from samerun.files import Background
 from samerun.kernels.common import widest_float
 from samerun.kernels.dropout import dropout_by_row, use_row_drop_path
-from samerun.layers import checkpoint_activations, compile_layers, has_statistics
+from samerun.layers import checkpoint_activations, compile_layers, has_statistics, use_all_layers
 from samerun.memory import dry_run, layout_of, memory_lines
 from samerun.optimizer import build_optimizer, set_learning_rate, state_bytes
 from samerun.parsing import as_dict
@@ -132,6 +132,8 @@ class Training:
             else "dropout        by torch: another number of processes or micro-batches draws other masks "
             "(--dropout_by row)"
         )
+        if use_all_layers(model):
+            run.print("note           LayerDrop is off: all processes must train all layers in each step")
         if arguments.gradient_checkpointing or run.launch.recomputes_activations:
             checkpoint_activations(model, dropout_by_row=by_row)
         if run.is_main:

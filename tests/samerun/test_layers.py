@@ -6,10 +6,11 @@ import pytest
 import torch
 from tiny_models import CLASSIFY, KINDS, TITLES, build, collator
 from torch._dynamo.testing import CompileCounter
+from transformers import BartConfig, BartForConditionalGeneration
 
 from samerun.errors import InputError
 from samerun.kernels import common as row_lengths
-from samerun.layers import checkpoint_activations, compile_layers
+from samerun.layers import checkpoint_activations, compile_layers, use_all_layers
 
 
 def test_a_model_that_cannot():
@@ -19,6 +20,24 @@ def test_a_model_that_cannot():
 
     with pytest.raises(InputError, match="--gradient_checkpointing: Model does not support"):
         checkpoint_activations(Model())
+
+
+def test_all_layers_of_a_model_with_layerdrop_are_trained():
+    sizes = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    sizes |= {"vocab_size": 60, "d_model": 8, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+    config = BartConfig(**sizes, encoder_layerdrop=1.0, decoder_layerdrop=1.0)
+    model, ids = BartForConditionalGeneration(config).train(), torch.arange(6).view(2, 3)
+
+    def unused():
+        model.zero_grad()
+        model(input_ids=ids, labels=ids).loss.backward()
+        return [name for name, parameter in model.named_parameters() if parameter.grad is None]
+
+    assert unused() != []
+    assert use_all_layers(model)
+    assert unused() == []
+    assert model.config.encoder_layerdrop == 1
+    assert not use_all_layers(model)
 
 
 @pytest.fixture

@@ -623,3 +623,13 @@ def test_only_the_mirror_of_rank_0_counts(begin, monkeypatch, own, of_rank_0, wa
     monkeypatch.setattr(Run, "broadcast", lambda run, value: of_rank_0)
     training._evaluate_and_save(eval_due=False)
     assert len(calls) == waits
+
+
+def test_layerdrop_is_switched_off_and_said(begin, capsys):
+    session = begin()
+    session.layer.layerdrop = 0.05
+    session.training._prepare_model(session.layer)
+    assert session.layer.layerdrop == 0
+    assert capsys.readouterr().out.count("note           LayerDrop is off") == 1
+    session.training._prepare_model(session.layer)
+    assert "LayerDrop" not in capsys.readouterr().out
