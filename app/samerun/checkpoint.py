@@ -496,9 +496,9 @@ def _without_tied(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 # best model) are sent to machines without a shared disk through the process group.
 
 
-def fetch(run: Run, folder: Path) -> Path:
+def fetch(run: Run, folder: Path, beside: Path | None = None) -> Path:
     """Returns a path where this process can read rank 0's `folder`: the folder itself, if all machines share
-    it, or a copy on its machine (see `discard`).
+    it, or a copy on its machine (see `discard`), in `beside` or, by default, beside `folder`.
 
     All processes must call this. Raises `InputError` on every process if a machine cannot store its copy.
     """
@@ -509,7 +509,8 @@ def fetch(run: Run, folder: Path) -> Path:
     if all(run.gather([_states(folder) == files])):
         return folder
     leader = launch.rank - launch.local_rank
-    local = folder.with_name(f".{folder.name}.of_rank_0_for_{leader}") if leader else folder
+    copy = (beside or folder.parent) / f".{folder.name}.of_rank_0_for_{leader}"
+    local = copy if leader else folder
     target = local if leader and launch.local_rank == 0 else None
     problems = [problem for problem in run.gather([_receive(run, folder, files, target)]) if problem]
     if problems:

@@ -80,7 +80,8 @@ class Training:
         self.greater_is_better = higher_is_better(arguments, task.best_metric)
         place = None
         if opened.resume is not None:
-            place = checkpoint.fetch(run, opened.resume)
+            # On other machines --output_dir, and so the checkpoint's path, may be another.
+            place = checkpoint.fetch(run, opened.resume, self.folder / checkpoint.FOLDER)
             self.state = checkpoint.load_state(place, opened.fingerprint)
             checkpoint.load_weights(place, model)
             kept = arguments.keep_best, self._is_complete()

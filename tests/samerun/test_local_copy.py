@@ -46,12 +46,14 @@ def disks(tmp_path, monkeypatch):
     return [tmp_path / "m0" / "run" / "best", tmp_path / "m1" / "run" / "best"]
 
 
-def test_a_machine_that_lacks_the_folder_gets_a_copy_for_the_time(disks):
+@pytest.mark.parametrize("beside", [None, "other/checkpoints"])
+def test_a_machine_that_lacks_the_folder_gets_a_copy_for_the_time(disks, tmp_path, beside):
+    beside = beside and tmp_path / "m1" / beside
     (disks[1].parent.parent).mkdir()
     (disks[1].parent.parent / "mine").touch()
 
     def work(member, rank):
-        place = fetch(member, disks[rank // 2])
+        place = fetch(member, disks[rank // 2], beside)
         found = content(place)
         discard(member, place, disks[rank // 2])
         return place, found
@@ -61,6 +63,7 @@ def test_a_machine_that_lacks_the_folder_gets_a_copy_for_the_time(disks):
     in_place = [place == disks[rank // 2] for rank, (place, _) in enumerate(outcome)]
     assert in_place == [True, True, False, False]
     assert outcome[2][0] == outcome[3][0]
+    assert outcome[2][0].parent == (beside or disks[1].parent)
     assert content(disks[0]) == FILES
     assert [path.name for path in disks[1].parent.parent.iterdir()] == ["mine"]
 

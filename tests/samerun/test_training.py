@@ -2,6 +2,7 @@ import copy
 import json
 import math
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from linear_task import LinearTask, collator, linear_layer, make_plan, points, split_of, train_steps
 
-from samerun import signals, training
+from samerun import checkpoint, signals, training
 from samerun.average import WeightAverage
 from samerun.checkpoint import TrainState, list_checkpoints, load_average, restore_optimizer
 from samerun.data.batches import collate_share
@@ -633,3 +634,13 @@ def test_layerdrop_is_switched_off_and_said(begin, capsys):
     assert capsys.readouterr().out.count("note           LayerDrop is off") == 1
     session.training._prepare_model(session.layer)
     assert "LayerDrop" not in capsys.readouterr().out
+
+
+def test_a_checkpoint_is_copied_to_the_folder_of_this_machine(start_run, arguments, tmp_path, monkeypatch):
+    fetched = []
+    monkeypatch.setattr(checkpoint, "fetch", lambda run, *places: fetched.append(places) or tmp_path / "none")
+    opened = OpenedRun({"a": 1}, resume=Path("/of/rank_0/checkpoints/step_3"))
+    given = arguments(output_dir=str(tmp_path), greater_is_better=False)
+    with pytest.raises(FileNotFoundError):
+        Training(start_run(), given, LinearTask(), None, make_plan(22), None, opened=opened)
+    assert fetched == [(opened.resume, tmp_path / "checkpoints")]
