@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import logging
 import os
+import pickle
 import socket
 import sys
 import warnings
@@ -39,7 +40,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samerun import deepspeed, fsdp, machines, signals
 from samerun.console import say
-from samerun.errors import InputError, in_short, process_name, raise_problems
+from samerun.errors import InputError, TrainingError, in_short, process_name, raise_problems
 from samerun.fsdp import FsdpSettings, is_on
 from samerun.plan import BatchShape
 
@@ -452,14 +453,15 @@ class Run:
     def from_rank0(self, work: Callable[[], Any]) -> Any:
         """Runs `work` on rank 0 and returns its result, or raises its exception, on every process."""
         outcome: tuple[Any, Exception | None] = (None, None)
+        own: Exception | None = None
         if self.is_main:
             try:
                 outcome = (work(), None)
             except Exception as error:
-                outcome = (None, error)
+                own, outcome = error, (None, _to_send(error))
         result, error = self.broadcast(outcome)
         if error is not None:
-            raise error
+            raise error if own is None else own
         return result
 
     def wait(self) -> None:
@@ -502,6 +504,15 @@ class Run:
                 "note           fsdp_cpu_ram_efficient_loading: ignored; every process builds the whole model"
             )
         return lines
+
+
+def _to_send(error: Exception) -> Exception:
+    """The exception, or one with its message if the other processes could not unpickle it."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return TrainingError(f"rank 0: {type(error).__name__}: {in_short(error)}")
+    return error
 
 
 def connect(launch: Launch, compared: dict[str, Any], timeout: float) -> None:

@@ -12,9 +12,10 @@ from accelerate.utils.launch import (
     prepare_multi_gpu_env,
     prepare_simple_launcher_cmd_env,
 )
+from thread_processes import Exchange, Process, run_concurrently
 
 from samerun import deepspeed, runtime
-from samerun.errors import InputError
+from samerun.errors import InputError, TrainingError
 from samerun.fsdp import FsdpSettings
 from samerun.models import adapters
 from samerun.plan import BatchShape
@@ -279,6 +280,25 @@ def test_a_started_run_of_one_process(start_run):
     with pytest.raises(InputError, match="wrong"):
         run.from_rank0(lambda: (_ for _ in ()).throw(InputError("wrong")))
     assert run.summary()[0] == "launcher       python: 1 process(es) on cpu, no communication, no ZeRO"
+
+
+class Opaque(Exception):  # noqa: N818
+    """Cannot be unpickled: Python passes one argument."""
+
+    def __init__(self, code, text):
+        super().__init__(text)
+
+
+def test_an_exception_that_cannot_be_sent_is_told():
+    def fail():
+        raise Opaque(7, "no such model")
+
+    exchange = Exchange(2)
+    members = [(Process(SimpleNamespace(rank=rank), exchange),) for rank in range(2)]
+    own, other = run_concurrently(lambda member: member.from_rank0(fail), members)
+    assert type(own) is Opaque
+    assert type(other) is TrainingError
+    assert str(other) == "rank 0: Opaque: no such model"
 
 
 def test_a_model_is_found_in_its_wrapper(start_run):
