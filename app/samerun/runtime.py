@@ -469,9 +469,8 @@ class Run:
         CPUs, wherever torch is built for CUDA."""
         self.any(False)
 
-    def leave_process_group(self) -> None:
-        """Waits for the other processes and destroys NCCL's group."""
-        self.wait()
+    def close_process_group(self) -> None:
+        """Destroys NCCL's group."""
         if self.launch.backend == "nccl" and dist.is_initialized():
             dist.destroy_process_group()
 

@@ -85,7 +85,7 @@ def listen() -> Iterator[None]:
     with 128 + the signal. A nested call does nothing.
     """
     global _requests
-    if signal.getsignal(signal.SIGTERM) is _write_to_pipe:
+    if _is_listening():
         yield
         return
     _requests = _Requests()
@@ -182,6 +182,10 @@ def _write_to_pipe(*_: object) -> None:
     """Does nothing. Python writes to the pipe for every signal that has a handler."""
 
 
+def _is_listening() -> bool:
+    return signal.getsignal(signal.SIGTERM) is _write_to_pipe
+
+
 def _watch(pipe: int, closed: threading.Event) -> None:
     while not closed.is_set():
         readable, _, _ = select.select([pipe], [], [], POLL_SECONDS)
@@ -231,7 +235,7 @@ def _ancestor_ids(generations: int) -> tuple[int, ...]:
 
 def _restore_handlers_after_fork() -> None:
     """With our handlers, a forked worker would write into its parent's pipe and ignore SIGTERM."""
-    if signal.getsignal(signal.SIGTERM) is _write_to_pipe:
+    if _is_listening():
         signal.set_wakeup_fd(-1)
         for number in SIGNALS:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -410,7 +414,9 @@ def finish(run: Run) -> None:
     status.end("done")
     for tracker in run.accelerator.trackers:
         tracker.finish()
-    run.leave_process_group()
+    run.wait()
+    if _is_listening():  # a command: a Python program may go on with its group, or a library that opened it
+        run.close_process_group()
 
 
 def exit_done() -> NoReturn:

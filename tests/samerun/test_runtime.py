@@ -276,7 +276,7 @@ def test_a_started_run_of_one_process(start_run):
     assert (run.gather([1]), run.broadcast("a"), run.sum(torch.ones(2)).tolist()) == ([1], "a", [1, 1])
     assert run.from_rank0(lambda: 7) == 7
     assert [run.any(True), run.any(False)] == [True, False]
-    run.leave_process_group()  # there is none
+    run.close_process_group()  # there is none
     with pytest.raises(InputError, match="wrong"):
         run.from_rank0(lambda: (_ for _ in ()).throw(InputError("wrong")))
     assert run.summary()[0] == "launcher       python: 1 process(es) on cpu, no communication, no ZeRO"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -349,3 +350,17 @@ def test_a_good_end_and_help_are_no_failures(monkeypatch):
         pass
     with pytest.raises(SystemExit), failures_end_the_job(False):
         raise SystemExit(0)
+
+
+def test_only_a_command_closes_the_process_group(monkeypatch):
+    monkeypatch.setattr(status, "path", None)
+    calls, accelerator = [], SimpleNamespace(trackers=[])
+    run = SimpleNamespace(
+        accelerator=accelerator, wait=lambda: None, close_process_group=lambda: calls.append("closed")
+    )
+    signals.finish(run)  # `samerun.train`, perhaps in Ray's group
+    signals.forget()
+    assert calls == []
+    with signals.listen():
+        signals.finish(run)
+    assert calls == ["closed"]
