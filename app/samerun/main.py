@@ -22,6 +22,9 @@ from samerun.task import Data, Task, higher_is_better
 from samerun.training import Training
 
 BASELINE_SECONDS, BASELINE_SHARE = 60.0, 0.05
+LEFT_TO_UPLOAD = (
+    "the run is done; the same command with --resume_from_checkpoint auto uploads what the mirror lacks"
+)
 
 
 def run(task_class: type[Task], arguments: Any) -> None:
@@ -84,7 +87,7 @@ def run_task(task: Task, arguments: Any) -> None:
     if modes.train and not opened.complete:
         run.print(time_taken(run, arguments, metrics))
     report(run, arguments, task, metrics)
-    signals.finish(run)
+    signals.finish(run, LEFT_TO_UPLOAD if modes.train and arguments.mirror_to else None)
     mirror.upload(Path(arguments.output_dir))
     mirror.wait(mirror.END_SECONDS)
 

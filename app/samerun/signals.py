@@ -67,6 +67,7 @@ class _Requests:
     watched: tuple[int, ...] = ()  # process ids of the parent and grandparent, as far as they are watched
     # Held by the thread that reports a lost peer: the main thread or the heartbeat's.
     reporting: threading.Lock = field(default_factory=threading.Lock)
+    ending: threading.Lock = field(default_factory=threading.Lock)  # by the thread that ends the process
 
 
 _requests = _Requests()
@@ -130,6 +131,11 @@ def requested() -> str | None:
 def defer() -> None:
     """From now on a request waits until the training loop checks `requested`."""
     _requests.exit_code = None
+
+
+def deferred() -> bool:
+    """Whether requests wait for the training loop, so that only a second one stops the process at once."""
+    return _requests.exit_code is None
 
 
 def exit_with(code: int, reported: bool = False) -> None:
@@ -213,6 +219,7 @@ def _request(reason: str) -> None:
 
 
 def _stop_at_once(reason: str, code: int) -> None:
+    _requests.ending.acquire()
     if not _requests.reported:
         for callback in _requests.callbacks:
             with contextlib.suppress(Exception):
@@ -407,10 +414,15 @@ def stop_run(run: Run, place: str) -> NoReturn:
     raise StopRequested(message)
 
 
-def finish(run: Run) -> None:
-    """Closes trackers and waits for the other processes."""
+def finish(run: Run, left: str | None = None) -> None:
+    """Closes trackers and waits for the other processes. `left`: the message of a stop from now on, if more
+    remains to be done; otherwise a request then ends the process with 0."""
     machines.stop()
-    exit_with(0, reported=True)
+    if left is None:
+        exit_with(0, reported=True)
+    else:
+        set_stop_message(left)
+        exit_with(EXIT_STOPPED)
     status.end("done")
     for tracker in run.accelerator.trackers:
         tracker.finish()
@@ -429,4 +441,5 @@ def exit_done() -> NoReturn:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
+    _requests.ending.acquire()  # not while a request ends the process
     os._exit(0)

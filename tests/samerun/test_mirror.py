@@ -380,8 +380,33 @@ def test_a_request_to_stop_waits_for_the_upload_and_says_how_long(train, tmp_pat
 
 @pytest.mark.usefixtures("slow")
 def test_a_request_after_the_last_step_waits_too(train, tmp_path, monkeypatch):
-    monkeypatch.setattr("samerun.main.load_exported", lambda *_: signals._request("SIGTERM"))
+    def stop(*_):
+        with monkeypatch.context() as patch:
+            patch.setattr(signals, "requested", lambda: "--max_train_time 9 is over")  # is no earlier request
+            signals._request("SIGTERM")
+
+    monkeypatch.setattr("samerun.main.load_exported", stop)
     stopped = train()
     assert stopped.code == 75
     assert "mirror         uploading step 6, for at most 100 s\n" in stopped.out
     assert snapshots(tmp_path)[-1].name.split("_")[2] == "6"
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("saves", [(), ("--save_steps", "0")])
+def test_a_request_during_the_last_upload_waits_for_it(train, tmp_path, monkeypatch, saves):
+    wait = mirror.Mirror.wait
+
+    def wait_and_be_stopped(self, seconds):
+        if seconds == mirror.END_SECONDS:
+            signals._request("SIGTERM")
+        wait(self, seconds)
+
+    monkeypatch.setattr(mirror.Mirror, "wait", wait_and_be_stopped)
+    for again in ((), RESUME):  # the second start finds a run that is complete
+        stopped = train("run", *saves, *again)
+        assert stopped.code == 75
+        assert "mirror         uploading step 6, for at most 100 s\n" in stopped.out
+        assert "stopped: SIGTERM: ended at once, the run is done; the same command" in stopped.err
+        assert json.loads((snapshots(tmp_path)[-1] / "status.json").read_text())["state"] == "done"
+        assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "done"

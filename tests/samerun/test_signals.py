@@ -102,6 +102,11 @@ print(ctypes.CDLL(None).read(ours, ctypes.create_string_buffer(1), 1))
         "request(); time.sleep(60)",
         (75, "1 SIGTERM\n2 SIGTERM\n", AT_ONCE),
     ),
+    "a process that is done does not overtake its stop": (
+        "signals.on_immediate_stop(lambda _: time.sleep(0.5))\n"
+        "request(); time.sleep(0.2); signals.exit_done()",
+        (75, "", AT_ONCE),
+    ),
     "a request between the last look of a training loop and its end": (
         "signals.defer(); request(); print(received(), flush=True); signals.exit_with(75); print('there')",
         (75, "SIGTERM\n", AT_ONCE),
