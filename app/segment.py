@@ -87,6 +87,7 @@ class Segmentation(ImageTask):
     name = "segment"
     default_metric = "mean_iou"
     shown_metrics = ("loss", "mean_iou", "mean_dice", "pixel_accuracy")
+    named_metrics = KINDS
     baseline_name = "the commonest class for all pixels"
 
     # Data

@@ -102,6 +102,7 @@ class VolumeSegmentation(Task):
     name = "segment3d"
     default_metric = "mean_dice"
     shown_metrics = ("loss", "mean_dice", "mean_iou", "mean_hd95")
+    named_metrics = ("dice", "iou")
     memory_advice = "a smaller --patch_size or --window_batch_size, "
 
     # Data

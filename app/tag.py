@@ -84,6 +84,7 @@ class TokenClassification(TextTask):
     name = "tag"
     default_metric = "f1"
     shown_metrics = ("loss", "precision", "recall", "f1", "f1_macro", "accuracy")
+    named_metrics = ("f1",)
     evaluates_by_tokens = True
     list_separator = " "
     baseline_name = "the commonest tag of each word"

@@ -133,7 +133,7 @@ def baseline_remark(task: Task, metrics: dict[str, Any]) -> list[str]:
     ours, simple = metrics.get(name), metrics.get(f"baseline_{name}")
     if ours is None or simple is None:
         return []
-    if ours > simple if higher_is_better(task.arguments, name) else ours < simple:
+    if ours > simple if higher_is_better(task, name) else ours < simple:
         return []
     return [f"{task.baseline_name} is not worse: {name} {simple:.4f}. {task.baseline_advice}".rstrip()]
 

@@ -199,6 +199,7 @@ class Task(ABC):
     default_metric: str  # of --metric_for_best_model
     shown_metrics: tuple[str, ...] = ("loss",)  # on the console
     metric_names: tuple[str, ...] = ()  # choices of --metric_for_best_model; empty if they depend on the data
+    named_metrics: Iterable[str] = ()  # of one class, tag or column, as "f1" of f1_PERSON: higher is better
     # Settings that change the scale of the metric "loss", set by `load`. Losses of other settings are never
     # compared.
     loss_settings: dict[str, Any] | None = None
@@ -342,9 +343,10 @@ def check_metric(name: str, metrics: Iterable[str], arguments: Any) -> None:
     raise InputError(message)
 
 
-def higher_is_better(arguments: Any, metric: str) -> bool:
+def higher_is_better(task: Task, metric: str) -> bool:
     """Whether higher values of the metric are better: --greater_is_better, else false for a loss and an
     error."""
-    requested = arguments.greater_is_better
-    is_error = "loss" in metric or metric.split("_")[0] in ("mse", "mae")
+    requested, kind = task.arguments.greater_is_better, metric.split("_")[0]
+    # The name of a class, tag or column says nothing, as in iou_blossom.
+    is_error = kind in ("mse", "mae") or ("loss" in metric and kind not in task.named_metrics)
     return not is_error if requested is None else requested

@@ -77,7 +77,7 @@ class Training:
         self.save_stalls: list[float] = []  # seconds for which each checkpoint blocked the training
         self.evaluation_stalls: list[float] = []  # likewise each evaluation, with the export of a best model
         self.forecast: float | None = None  # train_runtime, from the first steps
-        self.greater_is_better = higher_is_better(arguments, task.best_metric)
+        self.greater_is_better = higher_is_better(task, task.best_metric)
         place = None
         if opened.resume is not None:
             # On other machines --output_dir, and so the checkpoint's path, may be another.

@@ -4,12 +4,16 @@ import functools
 import json
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from linear_task import LinearTask, linear_layer, make_plan, points
 from safetensors import safe_open
 from safetensors.torch import save_file
+from segment import Segmentation
+from segment3d import VolumeSegmentation
+from tag import TokenClassification
 
 from samerun import checkpoint, signals, start
 from samerun.errors import InputError
@@ -93,11 +97,21 @@ def test_the_fingerprint_is_the_tasks_and_the_order_of_rows(arguments):
 def test_the_direction_of_the_metric(arguments):
     def greater(metric, direction=None):
         asked = arguments(metric_for_best_model=metric, greater_is_better=direction)
-        return higher_is_better(asked, Exports(asked).best_metric)
+        return higher_is_better(Exports(asked), Exports(asked).best_metric)
 
     assert (greater("f1_macro"), greater("loss"), greater("eval_tuned_loss")) == (True, False, False)
     assert not greater("f1_macro", False)
     assert greater("loss", True)
+
+
+@pytest.mark.parametrize(
+    ("task", "metric"),
+    [(TokenClassification, "f1_loss"), (Segmentation, "iou_blossom"), (VolumeSegmentation, "dice_gloss")],
+)
+def test_the_name_of_a_class_is_no_loss(arguments, task, metric):
+    named = SimpleNamespace(arguments=arguments(), named_metrics=task.named_metrics)
+    assert higher_is_better(named, metric)
+    assert not higher_is_better(named, "loss")
 
 
 # The run's folder

@@ -218,8 +218,8 @@ def test_a_learning_curve_has_the_scores_by_rows(command, tmp_path, capsys):
 
 
 def test_a_space_has_the_kinds_that_are_written():
-    space = sweep.read_space(["a=1,2", "b=1:8", "c=0.1:0.5", "d=log:1e-5:1e-3"])
-    assert space["a"].choices == ("1", "2")
+    space = sweep.read_space(["a=1,2", "b=1:8", "c=0.1:0.5", "d=log:1e-5:1e-3", "e=f1,cost:5"])
+    assert (space["a"].choices, space["e"].choices) == (("1", "2"), ("f1", "cost:5"))
     assert (type(space["b"]).__name__, type(space["c"]).__name__) == ("IntDistribution", "FloatDistribution")
     assert (space["d"].log, space["d"].high) == (True, 1e-3)
     with pytest.raises(InputError, match="is given twice"):

@@ -28,7 +28,8 @@ from samerun.text.multi_label_scores import worst_texts
 from samerun.text.problem import Problem
 from samerun.text.text import TextSplit
 
-METRICS = ("mse", "mae", "r2", "pearson", "spearman")
+OF_COLUMNS = ("r2", "pearson", "spearman")  # higher is better; undefined for one value only
+METRICS = ("mse", "mae", *OF_COLUMNS)
 FEWEST_STEPS = 1e-5  # smallest standard deviation, relative to the mean, that fp32 outputs resolve
 MAX_FIGURES = 9
 USAGE = """from transformers import pipeline
@@ -128,10 +129,16 @@ class Regression(Problem):
 
     def check_best_metric(self, name: str, ids: Ragged) -> None:
         values = ids.values.reshape(-1, len(self.labels))
-        if name.split("_")[0] in ("r2", "pearson", "spearman") and (np.ptp(values, axis=0) == 0).any():
+        kind, _, named = name.partition("_")
+        constant = [
+            column
+            for column, spread in zip(self.columns, np.ptp(values, axis=0), strict=True)
+            if spread == 0 and named in ("", column)
+        ]
+        if kind in OF_COLUMNS and constant:
             raise InputError(
-                f"--metric_for_best_model {name} is undefined on these validation rows (a column has one "
-                "value only); choose another, such as mse"
+                f"--metric_for_best_model {name} is undefined on these validation rows ({listed(constant)} "
+                "has one value only); choose another, such as mse"
             )
 
     def fingerprint(self) -> dict[str, Any]:

@@ -44,7 +44,8 @@ def read_space(searches: list[str]) -> Space:
     space: Space = {}
     for text in searches:
         name, _, values = text.partition("=")
-        *log, low, high = values.split(":") if values.count(":") in (1, 2) else ("", "")
+        is_range = values.count(":") in (1, 2) and "," not in values
+        *log, low, high = values.split(":") if is_range else ("", "")
         try:
             if name in space:
                 raise ValueError("is given twice")
@@ -159,7 +160,7 @@ def sweep(options: argparse.Namespace, command: Command, folder: Path) -> None:
     if task.metric_names:
         check_metric(metric, task.metric_names, arguments)
     claim(folder, command)
-    study = open_study(folder, space, metric, higher_is_better(arguments, metric), options.seed)
+    study = open_study(folder, space, metric, higher_is_better(task, metric), options.seed)
     stopped = [trial for trial in study.trials if trial.state == optuna.trial.TrialState.RUNNING]
     remaining = [*stopped, *[None] * (options.trials - len(study.trials))]
     try:

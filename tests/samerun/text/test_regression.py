@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import tables
 import torch
-from classify import Arguments
+from classify import Arguments, TextClassification
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 from tiny_models import sizes
 from transformers import AutoModelForSequenceClassification, BertConfig
 
+from samerun.data.tokens import Ragged
 from samerun.errors import InputError
 from samerun.task import higher_is_better
 from samerun.text.head import output_layer, rescaled, trained_outputs
@@ -99,7 +100,16 @@ def test_undefined_scores_are_none():
 
 
 @pytest.mark.parametrize(
-    ("metric", "higher"), [("mse", False), ("mae_price", False), ("r2", True), ("pearson_price", True)]
+    ("metric", "higher"),
+    [("mse", False), ("mae_price", False), ("r2", True), ("pearson_price", True), ("spearman_loss", True)],
 )
 def test_directions(metric, higher):
-    assert higher_is_better(SimpleNamespace(greater_is_better=None), metric) is higher
+    assert higher_is_better(TextClassification(Arguments(output_dir="runs/a")), metric) is higher
+
+
+def test_a_metric_of_one_column_does_not_need_the_others():
+    made, ids = problem(), Ragged.of([[1.0, 2.0], [2.0, 2.0]], "float64")
+    made.check_best_metric("r2_a", ids)
+    for name in ("r2", "r2_b"):
+        with pytest.raises(InputError, match=rf"{name} is undefined on these validation rows \(b has one"):
+            made.check_best_metric(name, ids)
