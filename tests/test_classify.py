@@ -10,6 +10,7 @@ from text_tasks import classification
 from samerun.errors import TrainingError
 from samerun.main import baseline_remark
 from samerun.task import Batch
+from samerun.text.multi_label_scores import ThresholdTuner
 
 SPLIT = SimpleNamespace(content=lambda: "rows", path="valid.csv")
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [-3.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
@@ -115,6 +116,7 @@ def test_the_thresholds_of_the_model_do_not_decide_for_the_linear_one():
     task = classification(2, thresholds=np.array([1.0, 1.0]))
     problem = task.problem
     problem.thresholds = np.array([1.0, 1.0])
+    problem.tuner = ThresholdTuner(temperatures=np.zeros(2))
     logits = np.array([[2.0, -2.0], [-2.0, 2.0]] * 10, dtype=np.float32)
     predictions = {"logits": logits, "labels": (logits > 0).astype(np.uint8)}
     split = SimpleNamespace(content=lambda: "rows")

@@ -105,6 +105,21 @@ def test_an_export_predicts_evaluates_and_is_read_by_transformers_alike(kind, fo
             assert line["reference"] == str(row["kind" if kind == "single" else "same"])
 
 
+def test_an_evaluation_repeats_the_tuned_metrics_of_a_calibrated_training(folder, script, bert_folder):
+    named = {"problem_type": "multi_label", "label_column": "kind"}
+    given = {"validation_file": "train.jsonl", "calibration": "temperature_per_label"}
+    assert script("classify", [*training(bert_folder, output_dir="run", **named), *words(**given)]).code == 0
+    judged = words(model_name_or_path="run/best", do_eval=True, report_to="none", output_dir="judged")
+    judged += words(validation_file="train.jsonl", label_column="kind")
+    assert script("classify", judged).code == 0
+    ours, theirs = (json.loads(Path(f"{name}/metrics.json").read_text()) for name in ("run", "judged"))
+    tuned = {name: value for name, value in theirs.items() if name.startswith("eval_tuned_")}
+    assert len(tuned) > 5
+    assert tuned == pytest.approx({name: ours[name] for name in tuned})
+    f1 = [row["f1"] for row in ours["eval_per_label"]]
+    assert sum(f1) / len(f1) == pytest.approx(tuned["eval_tuned_f1_macro"])
+
+
 def test_rows_of_one_label_are_told_of_single_label(folder, script, bert_folder):
     ended = script("classify", training(bert_folder, output_dir="run", label_column="kind"))
     assert "every training row has exactly one label; --problem_type single_label" in ended.out

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,7 @@ class MultiLabel(Problem):
 
     def without_thresholds(self) -> MultiLabel:
         other = copy.copy(self)
-        other.thresholds = None
+        other.thresholds, other.tuner = None, replace(self.tuner, temperatures=1.0)
         return other
 
     def for_evaluate(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
@@ -176,7 +177,8 @@ class MultiLabel(Problem):
         return {"thresholds": dict(zip(self.labels, map(float, self.thresholds), strict=True))}
 
     def figures(self, best: Predictions, split: TextSplit) -> ReportContent:
-        return report_content(self.tuner, best["logits"], best["labels"], self.labels, split)
+        tuner = self.without_thresholds().tuner  # these logits are those before calibration
+        return report_content(tuner, best["logits"], best["labels"], self.labels, split)
 
     def card(self, folder: Path, config: Any, limits: list[str]) -> ModelCard:
         return model_card(folder, config, limits)

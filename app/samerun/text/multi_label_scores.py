@@ -397,14 +397,16 @@ class ThresholdTuner:
     calibration: str = "none"  # --calibration
     seed: int = 0  # of the folds
     tuned_on: str | None = None  # hash of the rows on which a trained model's thresholds were tuned
+    temperatures: np.ndarray | float = 1.0  # by which a trained model's logits are already divided
 
     def of_trained(self, config: Any) -> ThresholdTuner:
         """The tuner of a trained model's thresholds, from its configuration; `self` for fixed thresholds."""
         tuning = getattr(config, "threshold_tuning", None)
         if tuning is None or self.fixed is not None:
             return self
-        objective = Objective(**tuning["objective"])
-        return replace(self, objective=objective, seed=tuning["seed"], tuned_on=tuning["rows"])
+        objective, temperatures = Objective(**tuning["objective"]), getattr(config, "temperatures", None)
+        own = replace(self, objective=objective, seed=tuning["seed"], tuned_on=tuning["rows"])
+        return replace(own, temperatures=1.0 if temperatures is None else np.asarray(temperatures))
 
     def fit(self, logits: np.ndarray, targets: np.ndarray) -> Thresholds:
         """Fits temperatures and thresholds on all rows; logits and targets: (rows, labels)."""
@@ -436,9 +438,10 @@ class ThresholdTuner:
         for the rows on which the thresholds were tuned. So evaluating an exported model repeats the scores of
         its training. `rows`: hash of the rows."""
         if thresholds is None or self.tuned_on == rows:
-            # Calibration does not change the decisions at tuned thresholds.
+            # Thresholds lie midway between scores, so those tuned on calibrated ones decide a few rows
+            # otherwise: here all are tuned before calibration.
             tuner = replace(self, calibration="none") if self.fixed is None else self
-            return tuner.held_out(logits, targets)[1]
+            return tuner.held_out(logits * self.temperatures, targets)[1]
         return sigmoid(logits) >= thresholds
 
     def report(
@@ -447,7 +450,7 @@ class ThresholdTuner:
         """(temperatures and thresholds to export, entries of metrics.json). The entries: the table of labels,
         with the exported thresholds and the scores of held-out decisions, and calibration errors. `rows`:
         hash of the rows."""
-        fitted, (calibrated, decisions) = self.fit(logits, targets), self.held_out(logits, targets)
+        fitted, decisions = self.fit(logits, targets), self.decide(logits, targets, None, rows)
         if self.fixed is None:
             tuning = {"objective": asdict(self.objective), "seed": self.seed, "rows": rows}
             fitted = fitted._replace(tuning=tuning)
@@ -458,6 +461,7 @@ class ThresholdTuner:
         if self.fixed is None:
             metrics["eval_tuned_folds"] = min(FOLDS, len(logits))
         if self.calibration != "none":
+            calibrated, _ = self.held_out(logits, targets)
             metrics["eval_calibrated_ece"] = expected_calibration_error(sigmoid(calibrated), targets)
             entropy = MultiLabelLoss().mean
             metrics["eval_binary_cross_entropy"] = entropy(logits, targets)
@@ -473,7 +477,7 @@ def report_content(
 ) -> ReportContent:
     """Figures of the most frequent labels and the rows with the largest binary cross-entropy. `logits` and
     `targets`: (rows, labels); `split`: their `TextSplit`."""
-    calibrated, predicted = tuner.held_out(logits, targets)
+    calibrated, predicted = tuner.held_out(logits, targets)[0], tuner.decide(logits, targets, None, "")
     probabilities, truth = sigmoid(calibrated), targets.astype(bool)
     losses = -np.log(np.clip(np.where(truth, probabilities, 1 - probabilities), 1e-12, 1)).mean(axis=1)
     listed = (
@@ -535,7 +539,7 @@ def _precision_recall_curves(
     for color, (label, name) in zip(COLORS, shown, strict=False):
         precision, recall, cuts = precision_recall_curve(targets[:, label], probabilities[:, label])
         axes.plot(recall, precision, color=color, linewidth=1.2, label=name[:NAME])
-        point = min(int(np.searchsorted(cuts, thresholds[label])), len(cuts) - 1)
+        point = int(np.searchsorted(cuts, thresholds[label]))  # above all cuts: the curve's end, no row
         axes.plot(recall[point], precision[point], "o", color=color, markersize=5)
     legend_below(figure)
     axes.set_xlim(0, 1.02)

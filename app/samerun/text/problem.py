@@ -104,7 +104,7 @@ class Problem(ABC):
         """The metrics of a labelled file."""
 
     def without_thresholds(self) -> Problem:
-        """The same problem, whose decisions do not use those of the exported model."""
+        """The same problem, whose decisions use neither thresholds nor temperatures of the exported model."""
         return self
 
     @abstractmethod

@@ -368,19 +368,27 @@ def test_given_thresholds_are_used_as_they_are():
     assert tuner.fit(*np.zeros((2, 0, 4))).values is given  # without validation rows
 
 
-def test_a_trained_model_decides_the_rows_that_chose_its_thresholds_as_its_training_did():
+@pytest.mark.parametrize(
+    ("calibration", "objective"),
+    [("none", Objective("cost", miss_cost=3.0)), ("temperature_per_label", Objective())],
+)
+def test_a_trained_model_decides_the_rows_that_chose_its_thresholds_as_its_training_did(
+    calibration, objective
+):
     found, given = noise(), np.array([0.1, 0.2, 0.3, 0.9])
-    chosen = ThresholdTuner(objective=Objective("cost", miss_cost=3.0), seed=3)
-    fitted, _ = chosen.report(**found, names="abcd", rows="rows")
+    chosen = ThresholdTuner(objective=objective, seed=3, calibration=calibration)
+    fitted, metrics = chosen.report(**found, names="abcd", rows="rows")
     config = SimpleNamespace(threshold_tuning=json.loads(json.dumps(fitted.tuning)))
+    config.temperatures = fitted.temperatures.tolist() if fitted.calibrates else None
     tuner = ThresholdTuner().of_trained(config)
-    assert np.array_equal(
-        tuner.decide(**found, thresholds=fitted.values, rows="rows"),
-        chosen.decide(**found, thresholds=None, rows="rows"),
-    )
+    in_training = chosen.decide(**found, thresholds=None, rows="rows")
+    scores = decision_scores(in_training, found["targets"] > 0)
+    assert np.mean([row["f1"] for row in metrics["eval_per_label"]]) == pytest.approx(scores["f1_macro"])
+    found["logits"] = found["logits"] / fitted.temperatures
+    assert np.array_equal(tuner.decide(**found, thresholds=fitted.values, rows="rows"), in_training)
     at_thresholds = sigmoid(found["logits"]) >= fitted.values
     assert np.array_equal(tuner.decide(**found, thresholds=fitted.values, rows="other rows"), at_thresholds)
-    assert not np.array_equal(at_thresholds, chosen.decide(**found, thresholds=None, rows="rows"))
+    assert not np.array_equal(at_thresholds, in_training)
     by_hand = ThresholdTuner(given).of_trained(config)
     assert np.array_equal(
         by_hand.decide(**found, thresholds=given, rows="rows"), (sigmoid(found["logits"]) >= given)
@@ -431,6 +439,12 @@ def test_labels_have_figures_and_their_worst_rows():
     (section,) = found.sections
     assert len(section.rows) == MAX_ROWS
     assert section.rows[0][3] == "text 7"
+
+
+def test_a_threshold_above_all_scores_is_at_the_end_of_its_curve():
+    chances, truth = np.array([[0.2], [0.4], [0.6]]), np.array([[False], [True], [False]])
+    drawn = figures(chances, truth, np.array([0.8]), chances >= 0.8, ["a"])["label_precision_recall"]
+    assert drawn.axes[0].lines[1].get_xydata().tolist() == [[0, 1]]
 
 
 def test_rows_without_labels_have_no_figures():
