@@ -112,12 +112,12 @@ def set_learning_rate(optimizer: Any, multiplier: float) -> None:
 
 
 def hidden_matrices(model: nn.Module) -> set[str]:
-    """Names of the linear layers' weights, except the last one, the output's, and those tied to
-    embeddings."""
+    """Names of the linear layers' weights, except that of the last layer, the output, and those tied to
+    embeddings, as the output may be."""
     embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
-    names = [name for name, weight in model.named_parameters() if id(weight) in linear - embedded]
-    return set(names[:-1])
+    linear = [id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)]
+    hidden = {*linear} - {*linear[-1:]} - embedded
+    return {name for name, weight in model.named_parameters() if id(weight) in hidden}
 
 
 def state_bytes(arguments: Any, model: nn.Module) -> float:

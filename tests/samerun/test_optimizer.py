@@ -173,6 +173,9 @@ def test_muon_is_torchs_for_hidden_matrices_and_adamw_for_the_rest(arguments):
         for optimizer in (own, muon, adamw):
             optimizer.step()
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
+    ours[4] = nn.Linear(4, 5)
+    ours[4].weight = ours[0].weight
+    assert hidden_matrices(ours) == {"1.weight", "3.weight"}
     # Its last layer is frozen.
     assert hidden_matrices(Classifier()) == {"bert.dense.weight", "classifier.weight"}
 

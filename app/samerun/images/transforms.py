@@ -170,7 +170,7 @@ class Augmentation:
                 image = enhancer(image).enhance(factor)
         if self.rotation:
             angle = generator.uniform(-self.rotation, self.rotation)
-            image = image.rotate(angle, Image.Resampling.BILINEAR)
+            image = image.rotate(angle, Image.Resampling.BILINEAR, fillcolor=self.colour)
             mask = mask and mask.rotate(angle, Image.Resampling.NEAREST, fillcolor=self.fill)
         if self.flip and generator.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)

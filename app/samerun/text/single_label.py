@@ -105,11 +105,11 @@ class SingleLabel(Problem):
 
     def initial_bias(self) -> np.ndarray:
         """The logarithm of each label's share of the training rows' weight: the constant logits with the
-        lowest loss. Half a row is added, so that it is finite."""
+        lowest loss. Half a row is added, so that it is finite. The loss weights smoothed targets, too."""
         weight = 1.0 if self.weight is None else self.weight
-        share = weight * (self.count + 0.5)
-        share = share / share.sum()
-        return np.log(share * (1 - self.smoothing) + self.smoothing / len(share))
+        share = (self.count + 0.5) / (self.count + 0.5).sum()
+        share = weight * (share * (1 - self.smoothing) + self.smoothing / len(share))
+        return np.log(share / share.sum())
 
     @property
     def targets_per_row(self) -> int:

@@ -111,6 +111,15 @@ def test_a_mask_goes_where_its_image_goes():
     assert moved == 20
 
 
+@pytest.mark.parametrize(
+    ("mode", "colour", "corner"), [("L", 7, 7), ("RGB", (7, 8, 9), [7, 8, 9]), ("RGB", 0, [0, 0, 0])]
+)
+def test_corners_of_rotated_images_have_the_colour_outside(mode, colour, corner):
+    turned = Augmentation((64, 64), rotation=40, colour=colour)
+    pixels, _ = varied(turned, 0, 0, 1, Image.new(mode, (64, 64), "white"))
+    assert pixels[0, 0].tolist() == corner
+
+
 def test_a_crop_lies_in_the_image_and_keeps_the_share_of_its_area():
     for row in range(200):
         left, top, right, bottom = crop_box((200, 100), 0.5, row_generator(0, 0, row))
