@@ -161,6 +161,12 @@ def test_titles_and_masks_are_scored():
     }
 
 
+def test_r2_is_undefined_for_one_value_only():
+    scores = diff.scores_of_numbers(np.array([[1.0], [2.0], [3.0]]), np.array([[0.1], [0.1], [0.1]]))
+    assert np.isnan(scores(np.arange(3))["r2"])
+    assert scores(np.arange(3))["mae"] == pytest.approx(1.9)
+
+
 def resampled(scores, elements=0):
     means = diff.means_of_rows(["score"], [scores])
     return diff.bootstrap(means, len(scores), elements)["score"]

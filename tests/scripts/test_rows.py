@@ -42,6 +42,12 @@ def test_a_label_that_no_row_has_is_never_suggested():
     assert not doubts(chances, given)[1][:, 1].any()
 
 
+def test_a_label_that_every_row_has_is_never_doubtful():
+    given = np.array([[1, 1, 0], [1, 0, 1], [1, 0, 1]], dtype=bool)
+    chances = np.array([[0.9, 0.9, 0.1], [0.8, 0.95, 0.05], [0.9, 0.1, 0.9]])
+    assert doubts(chances, given)[1].astype(int).tolist() == [[1, 1, 0], [1, 1, 0], [1, 0, 1]]
+
+
 @pytest.fixture
 def folds(tmp_path):
     """The folder of a cross-validation over eight rows."""

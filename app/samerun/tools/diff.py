@@ -128,12 +128,13 @@ def scores_of_tags(lines: Sequence[Mapping[str, Any]]) -> Scores:
 
 
 def scores_of_numbers(found: np.ndarray, true: np.ndarray) -> Scores:
-    """mse, mae and r2 of a regression, as means over the columns. `found`, `true`: (rows, columns)."""
+    """mse, mae and r2 of a regression, as means over the columns; r2 is NaN if a column has one value only.
+    `found`, `true`: (rows, columns)."""
 
     def scores(rows: np.ndarray) -> dict[str, float]:
         error, own = found[rows] - true[rows], true[rows]
-        spread = np.maximum(((own - own.mean(axis=0)) ** 2).sum(axis=0), np.finfo(float).tiny)
-        r2 = 1 - (error**2).sum(axis=0) / spread
+        spread = ((own - own.mean(axis=0)) ** 2).sum(axis=0)
+        r2 = 1 - (error**2).sum(axis=0) / np.where(np.ptp(own, axis=0) > 0, spread, np.nan)
         means = {"mse": error**2, "mae": np.abs(error), "r2": r2}
         return {name: float(values.mean()) for name, values in means.items()}
 

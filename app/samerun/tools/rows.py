@@ -142,13 +142,14 @@ def doubts(probabilities: np.ndarray, given: np.ndarray) -> tuple[np.ndarray, np
 
     A given label is doubtful as far as the row's probability of it is below the mean of the rows without it;
     another label is likely as far as its probability is above the mean of the rows with it. Both are
-    logarithms of ratios, so that rare labels, whose probabilities are low, count as much as common ones. The
-    doubt is that of the most doubtful given label and of the likeliest other one together; the row is likely
-    wrong if both are above 0, and the other label then takes the place of the doubtful ones.
+    logarithms of ratios, so that rare labels, whose probabilities are low, count as much as common ones. A
+    label of every row is never doubtful, one of no row never likely. The doubt is that of the most doubtful
+    given label and of the likeliest other one together; the row is likely wrong if both are above 0, and the
+    other label then takes the place of the doubtful ones.
     """
     chances = probabilities.clip(min=1e-6)
-    without = np.log(_means(chances, ~given) / chances)
-    other = np.where(given, -np.inf, np.log(chances / _means(chances, given)))
+    without = np.log(_means(chances, ~given, empty=1e-6) / chances)
+    other = np.where(given, -np.inf, np.log(chances / _means(chances, given, empty=1.0)))
     worst = np.where(given, without, -np.inf).max(axis=1)
     worst = np.where(given.any(axis=1), worst, 0.0)
     best = other.max(axis=1)
@@ -158,10 +159,10 @@ def doubts(probabilities: np.ndarray, given: np.ndarray) -> tuple[np.ndarray, np
     return worst + best, suggested
 
 
-def _means(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """(labels,) the mean of each column over its chosen rows; 1 without any."""
+def _means(values: np.ndarray, chosen: np.ndarray, empty: float) -> np.ndarray:
+    """(labels,) the mean of each column over its chosen rows; `empty` without any."""
     count = chosen.sum(axis=0)
-    return np.where(count > 0, (values * chosen).sum(axis=0) / np.maximum(count, 1), 1.0)
+    return np.where(count > 0, (values * chosen).sum(axis=0) / np.maximum(count, 1), empty)
 
 
 def names_of(chosen: np.ndarray, labels: Sequence[str]) -> list[tuple[str, ...]]:
