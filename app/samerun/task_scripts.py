@@ -100,6 +100,11 @@ def read_command(script: Path, words: list[str]) -> tuple[Any, type]:
     return arguments, task_class
 
 
+def as_words(arguments: dict[str, Any]) -> list[str]:
+    """Arguments as words of a command line."""
+    return [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
+
+
 def task_to_read(script: Path, words: list[str]) -> tuple[Any, Modes]:
     """(the task of a training command whose data are read without training, modes that read all its files).
     Raises `InputError`."""

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
+from samerun import task_scripts
 from samerun.kernels.dropout import dropout_by_row
 from samerun.task_scripts import run_tool
 from samerun.tools import parity
@@ -53,6 +54,16 @@ def test_a_signal_ends_the_observed_run_too(tmp_path):
     assert ended.value.code == 128 + signal.SIGTERM
     assert psutil.Process().children() == before
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_setup_leaves_the_mirror_and_the_hub_alone(tmp_path, monkeypatch):
+    job = training(tmp_path / "a", mirror_to="file:///mine", push_to_hub="true", hub_model_id="me/mine")
+    options, ran = parity.read_options(["--output_dir", str(tmp_path), *job]), []
+    monkeypatch.setattr(parity, "run_observed", lambda *given, **_: ran.append(given))
+    arguments, _ = task_scripts.read_command(options.script, options.arguments)
+    assert parity.run_setup(options, parity.REFERENCE, 1, arguments) is None
+    found, _ = task_scripts.read_command(*ran[0][1:3])
+    assert (found.mirror_to, found.push_to_hub, found.hub_model_id) == (None, False, None)
 
 
 @pytest.mark.slow

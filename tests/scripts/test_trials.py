@@ -13,7 +13,9 @@ import tag
 from launchers import CLASSIFY, as_words
 
 from samerun.errors import InputError
+from samerun.task_scripts import read_command
 from samerun.tools import cross_validate, learning_curve
+from samerun.tools.moving.setups import NO_UPLOADS
 from samerun.tools.trials.command import Command
 from samerun.tools.trials.rows import read_rows
 
@@ -236,4 +238,16 @@ def test_a_trial_without_a_checkpoint_starts_again(tmp_path, monkeypatch, saved)
     own = ["--resume_from_checkpoint", "auto", "--seed", "1"]
     Command(["python"], Path("task.py"), own, None).run(folder, {"seed": 2})
     start = ["--resume_from_checkpoint", "auto"] if saved else ["--overwrite_output_dir", "true"]
-    assert started == [["python", "task.py", *start, "--seed", "2", "--output_dir", str(folder)]]
+    changed = as_words(seed="2", **NO_UPLOADS, output_dir=folder)
+    assert started == [["python", "task.py", *start, *changed]]
+
+
+def test_trials_leave_the_mirror_and_the_hub_alone(tmp_path, monkeypatch):
+    started = []
+    run = lambda words, **_: started.append(words) or SimpleNamespace(returncode=1)  # noqa: E731
+    monkeypatch.setattr(subprocess, "run", run)
+    (tmp_path / "job.yaml").write_text("push_to_hub: true\nhub_model_id: me/mine\nmodel_name_or_path: m\n")
+    own = as_words(config=tmp_path / "job.yaml", train_file="a.csv", mirror_to="file:///mine")
+    Command(["python"], CLASSIFY, own, None).run(tmp_path / "trial_0", {})
+    found, _ = read_command(CLASSIFY, started[0][2:])
+    assert (found.mirror_to, found.push_to_hub, found.hub_model_id) == (None, False, None)

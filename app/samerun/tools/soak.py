@@ -3,12 +3,13 @@ run.
 
     samerun soak [--kills N] [--launch "LAUNCHER ..."] [--output_dir FOLDER] classify ARGS
 
-ARGS are the training command's own; only --output_dir is replaced. The command first runs without
-interruption. Then it is killed by SIGKILL and restarted with `--resume_from_checkpoint auto` until it is
-done, in as many runs as N kills take. Half of the kills come at a random time, half at a random call that
-flushes or renames a file: within a checkpoint, the export of the best model, the predictions, the metrics.
-Every finished run must be equal to the uninterrupted one, byte by byte: best model, last checkpoint (weights,
-moments, state), history.jsonl, predictions, and metrics except times and memory.
+ARGS are the training command's own; only --output_dir is replaced, and nothing is uploaded (--mirror_to,
+--push_to_hub). The command first runs without interruption. Then it is killed by SIGKILL and restarted with
+`--resume_from_checkpoint auto` until it is done, in as many runs as N kills take. Half of the kills come at a
+random time, half at a random call that flushes or renames a file: within a checkpoint, the export of the best
+model, the predictions, the metrics. Every finished run must be equal to the uninterrupted one, byte by byte:
+best model, last checkpoint (weights, moments, state), history.jsonl, predictions, and metrics except times
+and memory.
 
     --kills N           number of kills (default 25)
     --seed N            seed of the random kills (default 0)
@@ -50,6 +51,7 @@ from typing import Any, NoReturn
 import psutil
 
 from samerun import task_scripts
+from samerun.tools.moving.setups import NO_UPLOADS
 
 KILLED = -signal.SIGKILL
 DISK_CALLS = ("fsync", "rename", "replace")
@@ -204,8 +206,9 @@ def read_options(argv: list[str]) -> argparse.Namespace:
 
 
 def arguments_for(options: argparse.Namespace, folder: Path) -> list[str]:
-    """The command's arguments with another output folder, from which it resumes."""
-    return [*options.arguments, "--output_dir", str(folder), "--resume_from_checkpoint", "auto"]
+    """The command's arguments with another output folder, from which it resumes, and without uploads."""
+    changed = {"output_dir": folder, "resume_from_checkpoint": "auto", **NO_UPLOADS}
+    return [*options.arguments, *task_scripts.as_words(changed)]
 
 
 def run_forked(options: argparse.Namespace, folder: Path, kill: Kill | None) -> Ended:

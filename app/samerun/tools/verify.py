@@ -35,7 +35,7 @@ from samerun.run_folder import CHECKPOINTS, HISTORY, RUN_FILE
 from samerun.tools import diff
 from samerun.tools.moving import activations
 from samerun.tools.moving.outcome import relative
-from samerun.tools.moving.setups import OVERRIDES, run_observed
+from samerun.tools.moving.setups import NO_UPLOADS, OVERRIDES, run_observed
 
 DEPARTS = 1
 ROUNDING = {"no": 1e-5, "bf16": 1e-2, "fp16": 1e-2}  # of losses, relative, by precision
@@ -165,7 +165,8 @@ def repeat(
     }  # fmt: skip
     file = options.work_dir / f"{name}.json"
     task_scripts.write_settings(file, settings)
-    words, limits = ["--config", str(file), *arguments], {"steps": steps, "timeout": options.timeout}
+    words = ["--config", str(file), *arguments, *task_scripts.as_words(NO_UPLOADS)]
+    limits = {"steps": steps, "timeout": options.timeout}
     problem = run_observed(launcher, run["script"], words, options.work_dir, name, **limits)
     return problem and f"{problem} ({folder}.log)"
 

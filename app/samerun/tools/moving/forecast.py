@@ -32,12 +32,12 @@ HERE = "here"  # the planned launcher
 MEASURED = {setup.name: setup for setup in SETUPS if setup.accumulation == 1}
 ROWS = 256  # of an evaluation, at most: the time of the others follows
 TIMEOUT = 3600.0  # seconds
-# Besides parity's: a measured run uploads nothing, and takes the time of its own scores and reports.
+# Besides parity's: a measured run takes the time of its own scores and reports.
 CHANGES = {
     name: value
     for name, value in OVERRIDES.items()
     if name not in ("do_eval", "do_predict", "logging_steps", "eval_strategy", "report_to", "ddp_backend")
-} | {"mirror_to": None, "predictions_file": None, "overwrite_output_dir": False}
+} | {"predictions_file": None, "overwrite_output_dir": False}
 
 
 class Times(NamedTuple):

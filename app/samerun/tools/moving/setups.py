@@ -17,14 +17,16 @@ from samerun.run_folder import STATUS, read_metrics
 from samerun.task_scripts import shipped
 
 OBSERVER = Path(__file__).resolve().with_name("observer.py")
-# Overrides the command's own values: a setup does not resume, predict or report.
+# Of a run that is not the user's own job: it leaves the job's mirror and its repository on the hub alone.
+NO_UPLOADS = {"mirror_to": "none", "push_to_hub": "false", "hub_model_id": "none", "hub_private_repo": "false"}
+# Overrides the command's own values: a setup does not resume, predict, upload or report.
 OVERRIDES = {
+    **NO_UPLOADS,
     "do_train": "true",
     "do_eval": "true",
     "do_predict": "false",
     "overwrite_output_dir": "true",
     "resume_from_checkpoint": "none",
-    "push_to_hub": "false",
     "report_to": "none",
     "profile": "none",
     "max_train_time": "none",

@@ -21,6 +21,7 @@ from samerun.console import plain_table
 from samerun.errors import EXIT_BAD_INPUT, EXIT_STOPPED, InputError, StopRequested, TrainingError
 from samerun.files import write_json
 from samerun.run_folder import CHECKPOINTS, METRICS, STATUS, read_metrics
+from samerun.tools.moving.setups import NO_UPLOADS
 
 LOG_LINES = 5  # of a rejected run, shown in the error message
 
@@ -44,8 +45,7 @@ class Command:
             if is_kept:
                 kept.append(word)
         given = {name: value for name, value in changes.items() if value is not None}
-        changed = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-        return [*self.launcher, str(self.script), *kept, *changed]
+        return [*self.launcher, str(self.script), *kept, *task_scripts.as_words(given)]
 
     def arguments(self, changes: dict[str, Any]) -> Any:
         """The validated arguments of a run. Raises `InputError`."""
@@ -53,8 +53,8 @@ class Command:
         return task_scripts.read_command(self.script, self.with_changes(changes)[first:])[0]
 
     def run(self, folder: Path, changes: dict[str, Any]) -> dict[str, Any] | None:
-        """Runs the command in `folder`, or resumes it, unless it is already done. Writes its output to
-        FOLDER.log. Returns the metrics, or None if the training failed.
+        """Runs the command in `folder` without uploads, or resumes it, unless it is already done. Writes its
+        output to FOLDER.log. Returns the metrics, or None if the training failed.
 
         Raises `InputError` if the command rejects its input, `StopRequested` if it was stopped.
         """
@@ -65,7 +65,7 @@ class Command:
                 "resume_from_checkpoint": "auto" if resumes else None,
                 "overwrite_output_dir": None if resumes else "true",
             }
-            words = self.with_changes({**start, **changes, "output_dir": folder})
+            words = self.with_changes({**start, **changes, **NO_UPLOADS, "output_dir": folder})
             log = folder.with_name(f"{folder.name}.log")
             with log.open("a", encoding="utf-8") as file:
                 code = subprocess.run(words, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
