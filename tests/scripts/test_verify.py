@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from types import SimpleNamespace
 
 import forks
@@ -9,7 +10,7 @@ import pytest
 from launchers import free_port
 
 from samerun.errors import InputError
-from samerun.task_scripts import run_tool
+from samerun.task_scripts import read_command, run_tool
 from samerun.tools import verify
 from samerun.tools.moving.activations import first_difference
 
@@ -65,10 +66,14 @@ def test_other_rows_are_a_job_that_fails_here(check, tmp_path):
     assert "is of another run" in said
 
 
-def run_folder(folder, logged, saved):
+def run_folder(folder, logged, saved, loss=1.0):
     folder.mkdir()
-    (folder / "run.json").write_text(json.dumps({"fingerprint": {"task": "classify"}}))
-    events = [{"step": step, "loss": 1.0, "grad_norm": 1.0, "learning_rate": 0.1} for step in logged]
+    arguments = {"model_name_or_path": "m", "train_file": ["there.csv"], "mirror_to": "file:///mine"}
+    arguments |= {"push_to_hub": True, "hub_model_id": "me/mine"}
+    run = {"fingerprint": {"task": "classify"}, "plan": {"batch": {"global_batch_size": 8}}}
+    run |= {"arguments": arguments, "mixed_precision": "no"}
+    (folder / "run.json").write_text(json.dumps(run))
+    events = [{"step": step, "loss": loss, "grad_norm": 1.0, "learning_rate": 0.1} for step in logged]
     (folder / "history.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
     for step in saved:
         (folder / "checkpoints" / f"step_{step}").mkdir(parents=True)
@@ -102,6 +107,43 @@ def test_a_checkpoint_without_steps_to_compare_is_refused(tmp_path, capsys, word
     folder = run_folder(tmp_path / "run", (2, 4), (4,))
     assert run_tool(verify.main, [str(folder), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_only_what_it_wrote_is_removed(tmp_path, monkeypatch, capsys):
+    run, work = run_folder(tmp_path / "run", (2, 4), ()), tmp_path / "work"
+    monkeypatch.setattr(verify, "run_observed", lambda *given, **_: shutil.copytree(run, work / "here") and None)
+    words = [str(run), "--work_dir", str(work)]
+    for file in (work / "here.json", work / "here" / "mine"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        assert run_tool(verify.main, words) == 2
+        assert "name another folder" in capsys.readouterr().err
+        assert file.exists()
+        shutil.rmtree(work)
+    (work / "observed").mkdir(parents=True)
+    for name in (verify.MARK, "plain.log", "mine"):
+        (work / name).touch()
+    assert run_tool(verify.main, [str(work), *words[1:]]) == 2  # RUN is in it
+    assert run_tool(verify.main, words) == 0
+    assert [path.name for path in work.iterdir()] == ["mine"]
+
+
+def test_the_plain_run_reads_the_same_files_and_nothing_is_uploaded(tmp_path, monkeypatch):
+    run, ran = run_folder(tmp_path / "run", (2, 4), ()), {}
+
+    def observed(launcher, script, words, work, name, **_):
+        ran[name] = read_command(script, words)[0]
+        return "fails" if name == "plain" else run_folder(work / name, (2, 4), (), loss=2.0) and None
+
+    monkeypatch.setattr(verify, "run_observed", observed)
+    words = ["--train_file", "here.csv", "--dropout_by", "torch", "--mirror_to", "file:///new"]
+    assert verify.main([str(run), "--work_dir", str(tmp_path / "work"), *words]) == 1
+    here, plain = ran["here"], ran["plain"]
+    assert [here.train_file, plain.train_file] == [("here.csv",)] * 2
+    assert [here.dropout_by, plain.dropout_by] == ["torch", None]
+    assert {(each.mirror_to, each.push_to_hub, each.hub_model_id) for each in ran.values()} == {
+        (None, False, None)
+    }
 
 
 def test_a_folder_without_a_training_is_refused(tmp_path):

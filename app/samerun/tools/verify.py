@@ -14,7 +14,8 @@ named, and what else differs.
     --tolerance X         relative difference of losses that is rounding (default 1e-5; bf16 and fp16: 1e-2)
     --checkpoint NAME     another checkpoint, such as step_40
     --timeout SECONDS     time limit (default 1800)
-    --work_dir FOLDER     folder of the repeated steps, removed if they agree (default runs/verify)
+    --work_dir FOLDER     folder of the repeated steps, new or of an earlier call; removed if they agree
+                          (default runs/verify)
 
 Exit codes: 0 the losses agree; 1 they depart, or the job fails here; 2 bad input.
 """
@@ -22,6 +23,7 @@ Exit codes: 0 the losses agree; 1 they depart, or the job fails here; 2 bad inpu
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shutil
 import sys
@@ -30,6 +32,7 @@ from typing import Any
 
 from samerun import task_scripts
 from samerun.errors import InputError
+from samerun.files import write_json
 from samerun.reports.tracker import read_history
 from samerun.run_folder import CHECKPOINTS, HISTORY, RUN_FILE
 from samerun.tools import diff
@@ -38,6 +41,9 @@ from samerun.tools.moving.outcome import relative
 from samerun.tools.moving.setups import NO_UPLOADS, OVERRIDES, run_observed
 
 DEPARTS = 1
+MARK = "verify.json"  # in the work folder
+# What a call leaves in the work folder. The mark is the last to be removed.
+MADE = ("observed", *(f"{run}{end}" for run in ("here", "plain") for end in ("", ".json", ".log")), MARK)
 ROUNDING = {"no": 1e-5, "bf16": 1e-2, "fp16": 1e-2}  # of losses, relative, by precision
 NORM_FACTOR = 10  # how much more gradient norms may differ
 # Not part of the job's steps.
@@ -57,6 +63,7 @@ def main(argv: list[str]) -> int:
     options = read_options(argv)
     run = read_run(options.run)
     start, steps = choose_steps(options, run)
+    claim(options)
     return verify(options, run, start, steps)
 
 
@@ -107,9 +114,29 @@ def choose_steps(options: argparse.Namespace, run: dict[str, Any]) -> tuple[int,
     return start, last - start
 
 
+def claim(options: argparse.Namespace) -> None:
+    """Makes the work folder, or empties that of an earlier call. Raises `InputError` for another folder."""
+    work = options.work_dir
+    is_others = work.exists() and any(work.iterdir()) and not (work / MARK).exists()
+    if is_others or options.run.resolve().is_relative_to(work.resolve()):
+        raise InputError(
+            f"--work_dir {work} holds RUN, or files that samerun verify has not written; name another folder"
+        )
+    remove_made(work)
+    work.mkdir(parents=True, exist_ok=True)
+    write_json(work / MARK, {"run": str(options.run)})
+
+
+def remove_made(work: Path) -> None:
+    for name in MADE:
+        path = work / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not there, or the user's files are in it
+        work.rmdir()
+
+
 def verify(options: argparse.Namespace, run: dict[str, Any], start: int, steps: int) -> int:
     """Repeats the steps and prints the verdict. Returns the exit code."""
-    shutil.rmtree(options.work_dir / "observed", ignore_errors=True)
     where = f"checkpoint step_{start}" if start else "the beginning"
     print(f"repeating      steps {start + 1} to {start + steps} from {where}", flush=True)
     problem = repeat(options, run, "here", start, steps, options.launcher, options.arguments)
@@ -132,7 +159,7 @@ def verify(options: argparse.Namespace, run: dict[str, Any], start: int, steps: 
         print(
             f"the same       losses of {len(both)} logged step(s) agree to {loss:.1e}; the run can go on here"
         )
-        shutil.rmtree(options.work_dir)
+        remove_made(options.work_dir)
         return 0
     name = worst[departed[0]][0]
     values = [each["history"][departed[0]][name] for each in (again, run)]
@@ -155,8 +182,6 @@ def repeat(
 ) -> str | None:
     """Does steps of the run in the folder `name` of the work folder. Returns the reason if that fails."""
     folder = options.work_dir / name
-    shutil.rmtree(folder, ignore_errors=True)
-    options.work_dir.mkdir(parents=True, exist_ok=True)
     batch = run["plan"]["batch"]
     settings = {
         **run["arguments"], **CHANGES, "output_dir": str(folder), "overwrite_output_dir": False,
