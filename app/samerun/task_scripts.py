@@ -105,6 +105,17 @@ def as_words(arguments: dict[str, Any]) -> list[str]:
     return [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
 
 
+def chosen_words(words: list[str], is_chosen: Callable[[str], bool]) -> list[str]:
+    """The words of a command line that belong to arguments which are chosen by name."""
+    found, is_kept = [], True
+    for word in words:
+        if word.startswith("--"):  # all words up to the next argument are values of this one
+            is_kept = is_chosen(word[2:].partition("=")[0].replace("-", "_"))
+        if is_kept:
+            found.append(word)
+    return found
+
+
 def task_to_read(script: Path, words: list[str]) -> tuple[Any, Modes]:
     """(the task of a training command whose data are read without training, modes that read all its files).
     Raises `InputError`."""

@@ -111,7 +111,9 @@ def test_a_checkpoint_without_steps_to_compare_is_refused(tmp_path, capsys, word
 
 def test_only_what_it_wrote_is_removed(tmp_path, monkeypatch, capsys):
     run, work = run_folder(tmp_path / "run", (2, 4), ()), tmp_path / "work"
-    monkeypatch.setattr(verify, "run_observed", lambda *given, **_: shutil.copytree(run, work / "here") and None)
+    monkeypatch.setattr(
+        verify, "run_observed", lambda *given, **_: shutil.copytree(run, work / "here") and None
+    )
     words = [str(run), "--work_dir", str(work)]
     for file in (work / "here.json", work / "here" / "mine"):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -120,10 +122,11 @@ def test_only_what_it_wrote_is_removed(tmp_path, monkeypatch, capsys):
         assert "name another folder" in capsys.readouterr().err
         assert file.exists()
         shutil.rmtree(work)
-    (work / "observed").mkdir(parents=True)
+    shutil.copytree(run, work / "here")
     for name in (verify.MARK, "plain.log", "mine"):
         (work / name).touch()
-    assert run_tool(verify.main, [str(work), *words[1:]]) == 2  # RUN is in it
+    assert run_tool(verify.main, [str(work / "here"), *words[1:]]) == 2
+    assert "holds RUN" in capsys.readouterr().err
     assert run_tool(verify.main, words) == 0
     assert [path.name for path in work.iterdir()] == ["mine"]
 

@@ -33,6 +33,7 @@ from typing import Any
 from samerun import task_scripts
 from samerun.errors import InputError
 from samerun.files import write_json
+from samerun.parsing import names_of
 from samerun.reports.tracker import read_history
 from samerun.run_folder import CHECKPOINTS, HISTORY, RUN_FILE
 from samerun.tools import diff
@@ -208,7 +209,9 @@ def explain(
     options: argparse.Namespace, run: dict[str, Any], again: dict[str, Any], start: int, tolerance: float
 ) -> list[str]:
     """Lines on where the first step departs and why."""
-    plain = ["--use_cpu", "true", "--mixed_precision", "no", "--deepspeed", "none"]
+    files = names_of(task_scripts.load(run["script"])[0], reads=True)  # they may be in another place here
+    plain = task_scripts.chosen_words(options.arguments, lambda name: name in files)
+    plain += ["--use_cpu", "true", "--mixed_precision", "no", "--deepspeed", "none"]
     problem = repeat(options, run, "plain", start, 1, [sys.executable], plain)
     if problem is not None:
         lines = [f"first module   not found: the plain run fails: {problem}"]

@@ -18,7 +18,12 @@ from samerun.task_scripts import shipped
 
 OBSERVER = Path(__file__).resolve().with_name("observer.py")
 # Of a run that is not the user's own job: it leaves the job's mirror and its repository on the hub alone.
-NO_UPLOADS = {"mirror_to": "none", "push_to_hub": "false", "hub_model_id": "none", "hub_private_repo": "false"}
+NO_UPLOADS = {
+    "mirror_to": "none",
+    "push_to_hub": "false",
+    "hub_model_id": "none",
+    "hub_private_repo": "false",
+}
 # Overrides the command's own values: a setup does not resume, predict, upload or report.
 OVERRIDES = {
     **NO_UPLOADS,

@@ -38,12 +38,7 @@ class Command:
     def with_changes(self, changes: dict[str, Any]) -> list[str]:
         """The command line with changed arguments, each given once: the changed ones are last. None leaves an
         argument out."""
-        kept, is_kept = [], True
-        for word in self.words:
-            if word.startswith("--"):  # all words up to the next argument are values of this one
-                is_kept = word[2:].partition("=")[0].replace("-", "_") not in changes
-            if is_kept:
-                kept.append(word)
+        kept = task_scripts.chosen_words(self.words, lambda name: name not in changes)
         given = {name: value for name, value in changes.items() if value is not None}
         return [*self.launcher, str(self.script), *kept, *task_scripts.as_words(given)]
 
