@@ -23,7 +23,8 @@ optuna = pytest.importorskip("optuna")  # requirements-sweep.txt
 sweep = pytest.importorskip("samerun.tools.sweep")  # imports it
 
 # Takes the place of a launcher: "trains" without starting anything. A learning rate of 1 diverges, one of 2
-# is refused, the first run of `stopped` is asked to stop.
+# is refused, one of 3 as torchrun reports it. The first run of `stopped` is asked to stop, that of
+# `stopped_launcher` under a launcher with a code of its own.
 COMMAND = """
 import json, pathlib, sys
 words = dict(zip(sys.argv[2::2], sys.argv[3::2]))
@@ -32,9 +33,14 @@ folder.mkdir(parents=True, exist_ok=True)
 rate = float(words["--learning_rate"])
 if rate in (1, 2):  # diverges; is refused
     sys.exit({1: 3, 2: 2}[rate])
-if words.get("--run_name") == "stopped" and not (folder / "begun").exists():
+if rate == 3:
+    sys.exit("error: no\\nRoot Cause (first observed failure):\\n  exitcode  : 2 (pid: 7)\\n")
+if "stopped" in words.get("--run_name", "") and not (folder / "begun").exists():
     (folder / "begun").touch()
-    sys.exit(75)
+    if words["--run_name"] == "stopped":
+        sys.exit(75)
+    (folder / "status.json").write_text(json.dumps({"state": "stopped"}))
+    sys.exit(-2)
 (folder / "runs").open("a").write("x")
 metrics = {"best_metric": 1 - rate, "eval_average_precision_macro": 1 - rate}
 if "--test_file" in words:
@@ -95,8 +101,9 @@ def test_a_sweep_goes_on_and_names_the_best_command(command, tmp_path, capsys):
     assert "has runs of another command" in capsys.readouterr().err
 
 
-def test_a_stopped_trial_goes_on_first(command, tmp_path, capsys):
-    words = ["--trials", "2", "--search", "weight_decay=0:1", *command, "--run_name", "stopped"]
+@pytest.mark.parametrize("name", ["stopped", "stopped_launcher"])
+def test_a_stopped_trial_goes_on_first(name, command, tmp_path, capsys):
+    words = ["--trials", "2", "--search", "weight_decay=0:1", *command, "--run_name", name]
     assert sweep.main(words) == 75
     assert sweep.main(words) == 75  # the second trial stops, too
     assert sweep.main(words) == 0
@@ -123,8 +130,9 @@ def test_a_sweep_goes_on_after_a_combination_that_only_the_run_refuses(command, 
     assert "failed:" not in capsys.readouterr().out
 
 
-def test_a_sweep_whose_every_combination_is_refused_ends(command, tmp_path, capsys):
-    search = ["--search", "learning_rate=2:2", "--search", "seed=0:9"]
+@pytest.mark.parametrize("rate", ["2", "3"])
+def test_a_sweep_whose_every_combination_is_refused_ends(rate, command, tmp_path, capsys):
+    search = ["--search", f"learning_rate={rate}:{rate}", "--search", "seed=0:9"]
     assert sweep.main(["--trials", "9", *search, *command]) == 2
     assert len(list((tmp_path / "runs").glob("trial_?"))) == 3
     assert "failed (" in capsys.readouterr().err
@@ -235,8 +243,9 @@ def test_a_trial_without_a_checkpoint_starts_again(tmp_path, monkeypatch, saved)
     run = lambda words, **_: started.append(words) or SimpleNamespace(returncode=1)  # noqa: E731
     monkeypatch.setattr(subprocess, "run", run)
     (folder / "checkpoints" / "step_3" if saved else folder).mkdir(parents=True)
+    (folder / "status.json").write_text('{"state": "stopped"}')  # before
     own = ["--resume_from_checkpoint", "auto", "--seed", "1"]
-    Command(["python"], Path("task.py"), own, None).run(folder, {"seed": 2})
+    assert Command(["python"], Path("task.py"), own, None).run(folder, {"seed": 2}) is None
     start = ["--resume_from_checkpoint", "auto"] if saved else ["--overwrite_output_dir", "true"]
     changed = as_words(seed="2", **NO_UPLOADS, output_dir=folder)
     assert started == [["python", "task.py", *start, *changed]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -24,6 +25,8 @@ from samerun.run_folder import CHECKPOINTS, METRICS, STATUS, read_metrics
 from samerun.tools.moving.setups import NO_UPLOADS
 
 LOG_LINES = 5  # of a rejected run, shown in the error message
+# In the output of torchrun and accelerate, which end with 1 for every code of a process but 0.
+REFUSED = re.compile(rf"^ *exitcode +: {EXIT_BAD_INPUT} ", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,8 @@ class Command:
 
         Raises `InputError` if the command rejects its input, `StopRequested` if it was stopped.
         """
-        if not _is_done(folder):
+        before = _status(folder)
+        if before[0] != "done":
             # A trial that ended without a checkpoint, as with --save_strategy no, starts again.
             resumes = any((folder / CHECKPOINTS).glob("step_*"))
             start = {
@@ -62,12 +66,18 @@ class Command:
             }
             words = self.with_changes({**start, **changes, **NO_UPLOADS, "output_dir": folder})
             log = folder.with_name(f"{folder.name}.log")
-            with log.open("a", encoding="utf-8") as file:
+            with log.open("ab") as file:
+                begin = file.tell()
                 code = subprocess.run(words, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
-            if code == EXIT_BAD_INPUT:
-                message = log.read_text(encoding="utf-8").splitlines()[-LOG_LINES:]
-                raise InputError(f"{shlex.join(words)} failed ({log}): {' '.join(message)}")
-            if code == EXIT_STOPPED:
+            said = log.read_bytes()[begin:].decode(errors="replace")
+            if code == EXIT_BAD_INPUT or (code and REFUSED.search(said)):
+                lines = said.splitlines()
+                errors = [line for line in lines if line.lstrip().startswith(("error", "- "))]
+                raise InputError(
+                    f"{shlex.join(words)} failed ({log}): {' '.join((errors or lines)[-LOG_LINES:])}"
+                )
+            after = _status(folder)
+            if code == EXIT_STOPPED or (after != before and after[0] == "stopped"):
                 raise StopRequested(f"{folder}; the same command resumes it")
             if code:
                 return None
@@ -165,11 +175,14 @@ def _run_unless(stop: threading.Event, job: Callable[[], Any]) -> Any:
         raise
 
 
-def _is_done(folder: Path) -> bool:
+def _status(folder: Path) -> tuple[str | None, int]:
+    """(the state of a run, when it was written). Launchers have exit codes of their own for a run that was
+    stopped."""
+    path = folder / STATUS
     try:
-        return json.loads((folder / STATUS).read_text(encoding="utf-8"))["state"] == "done"
+        return json.loads(path.read_text(encoding="utf-8"))["state"], path.stat().st_mtime_ns
     except (OSError, ValueError, KeyError):
-        return False
+        return None, 0
 
 
 def print_table(header: list[str], rows: list[list[Any]]) -> None:
