@@ -3,11 +3,15 @@ for longer."""
 
 import json
 import shutil
+import sys
 
 import launchers
+import psutil
 import pytest
 from launchers import tool, training
 
+from samerun.task_scripts import read_command, run_tool
+from samerun.tools import soak as tool_of_soak
 from samerun.tools.soak import differences
 
 pytestmark = pytest.mark.slow
@@ -38,6 +42,24 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(home, tmp
     assert (report["kills"], report["wrong"]) == (2, [])
     assert sum(report["where"].values()) == 2
     print(report["where"])  # by the clock, and at calls that flush or rename; the machine's pace decides
+
+
+@pytest.mark.parametrize("launch", [[], ["--launch", sys.executable]])
+@pytest.mark.parametrize(("number", "raised"), [("SIGTERM", SystemExit), ("SIGINT", KeyboardInterrupt)])
+def test_a_signal_ends_the_run_too(tmp_path, launch, number, raised):
+    lines = ["import os, signal, time", f"os.kill(os.getppid(), signal.{number})", "time.sleep(600)"]
+    (tmp_path / "job.py").write_text("\n".join(lines))
+    before = psutil.Process().children()
+    with pytest.raises(raised):
+        tool_of_soak.main(["--output_dir", str(tmp_path / "soak"), *launch, str(tmp_path / "job.py")])
+    assert psutil.Process().children() == before
+
+
+def test_the_mirror_and_the_hub_are_left_alone(tmp_path):
+    job = training(tmp_path, mirror_to="file:///mine", push_to_hub="true", hub_model_id="me/mine")
+    options = tool_of_soak.read_options(job)
+    found, _ = read_command(options.script, tool_of_soak.arguments_for(options, tmp_path / "a"))
+    assert (found.output_dir, found.mirror_to, found.push_to_hub) == (str(tmp_path / "a"), None, False)
 
 
 def test_what_a_kill_could_spoil_is_seen(launched, tmp_path):

@@ -51,7 +51,7 @@ from typing import Any, NoReturn
 import psutil
 
 from samerun import task_scripts
-from samerun.tools.moving.setups import NO_UPLOADS
+from samerun.tools.moving.setups import NO_UPLOADS, signals_unwind
 
 KILLED = -signal.SIGKILL
 DISK_CALLS = ("fsync", "rename", "replace")
@@ -168,7 +168,8 @@ def main(argv: list[str]) -> int:
             importlib.import_module(library)  # once, for all forked runs
         start = partial(run_forked, options)
     soak = Soak(folder, start, options.seed, counts_disk_calls=not options.launch)
-    soak.run(options.kills)
+    with signals_unwind():
+        soak.run(options.kills)
     report = {
         "kills": soak.kills,
         "runs": soak.runs,
@@ -221,12 +222,17 @@ def run_forked(options: argparse.Namespace, folder: Path, kill: Kill | None) -> 
         os.close(reader)
         disk_call = None if kill is None else kill.disk_call
         _run_script(options.script, arguments_for(options, folder), log.fileno(), writer, disk_call)
-    os.close(writer)
-    log.close()
-    if kill is not None and kill.seconds is not None:
-        time.sleep(kill.seconds)
+    try:
+        os.close(writer)
+        log.close()
+        if kill is not None and kill.seconds is not None:
+            time.sleep(kill.seconds)
+            _kill_group(process)
+        calls = _read_calls(reader, started + options.timeout)
+    except BaseException:  # such as Ctrl-C, which the run does not get
         _kill_group(process)
-    calls = _read_calls(reader, process, started + options.timeout)
+        os.waitpid(process, 0)
+        raise
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     seconds = time.monotonic() - started
     return Ended(
@@ -240,6 +246,9 @@ def _run_script(script: Path, arguments: list[str], log: int, report: int, kill_
     Writes a line "CALL FILE" to `report` for each of the `DISK_CALLS`. Call number `kill_at` (from 0) kills
     the process by SIGKILL instead.
     """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # that of `signals_unwind` is the parent's
+            signal.signal(number, signal.SIG_DFL)
     os.setsid()
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -275,14 +284,12 @@ def _watch_disk(report: int, kill_at: int | None) -> None:
         setattr(os, name, partial(counted, name, getattr(os, name)))
 
 
-def _read_calls(reader: int, process: int, until: float) -> list[str]:
-    """The child's disk calls until it ends. Raises `SystemExit` at the time `until`, after killing the
-    child."""
+def _read_calls(reader: int, until: float) -> list[str]:
+    """The child's disk calls until it ends. Raises `SystemExit` at the time `until`."""
     data = b""
     while True:
         ready, _, _ = select.select([reader], [], [], max(0.0, until - time.monotonic()))
         if not ready:
-            _kill_group(process)
             raise SystemExit("error: a run hung and was killed")
         part = os.read(reader, 65536)
         if not part:
@@ -310,15 +317,21 @@ def run_launched(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     was_killed = False
-    if kill is not None:
-        try:
-            process.wait(kill.seconds)
-        except psutil.TimeoutExpired:
-            was_killed = True
-            family = [*process.children(recursive=True), process]
-            ranks = [member for member in family if _is_rank(member, options.script)]
-            _kill([chance.choice(ranks)] if kill.one_rank and ranks else family)
-    code = _wait(process, started + options.timeout)
+    try:
+        if kill is not None:
+            try:
+                process.wait(kill.seconds)
+            except psutil.TimeoutExpired:
+                was_killed = True
+                family = [*process.children(recursive=True), process]
+                ranks = [member for member in family if _is_rank(member, options.script)]
+                _kill([chance.choice(ranks)] if kill.one_rank and ranks else family)
+        code = _wait(process, started + options.timeout)
+    except BaseException:  # such as Ctrl-C, which the job does not get
+        if process.is_running():
+            _kill([*process.children(recursive=True), process])
+            process.wait()
+        raise
     return Ended(KILLED if was_killed else code, time.monotonic() - started, [])
 
 
