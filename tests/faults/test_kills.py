@@ -11,7 +11,7 @@ import pytest
 from launchers import tool, training
 
 from samerun.task_scripts import read_command, run_tool
-from samerun.tools import soak as tool_of_soak
+from samerun.tools import soak as soak_tool
 from samerun.tools.soak import differences
 
 pytestmark = pytest.mark.slow
@@ -51,14 +51,21 @@ def test_a_signal_ends_the_run_too(tmp_path, launch, number, raised):
     (tmp_path / "job.py").write_text("\n".join(lines))
     before = psutil.Process().children()
     with pytest.raises(raised):
-        tool_of_soak.main(["--output_dir", str(tmp_path / "soak"), *launch, str(tmp_path / "job.py")])
+        soak_tool.main(["--output_dir", str(tmp_path / "soak"), *launch, str(tmp_path / "job.py")])
     assert psutil.Process().children() == before
+
+
+def test_a_folder_of_others_is_refused(tmp_path):
+    (tmp_path / "mine").touch()
+    words = ["--output_dir", str(tmp_path), str(launchers.CLASSIFY)]
+    assert run_tool(soak_tool.main, words) == 2
+    assert (tmp_path / "mine").exists()
 
 
 def test_the_mirror_and_the_hub_are_left_alone(tmp_path):
     job = training(tmp_path, mirror_to="file:///mine", push_to_hub="true", hub_model_id="me/mine")
-    options = tool_of_soak.read_options(job)
-    found, _ = read_command(options.script, tool_of_soak.arguments_for(options, tmp_path / "a"))
+    options = soak_tool.read_options(job)
+    found, _ = read_command(options.script, soak_tool.arguments_for(options, tmp_path / "a"))
     assert (found.output_dir, found.mirror_to, found.push_to_hub) == (str(tmp_path / "a"), None, False)
 
 

@@ -51,6 +51,7 @@ from typing import Any, NoReturn
 import psutil
 
 from samerun import task_scripts
+from samerun.errors import InputError
 from samerun.tools.moving.setups import NO_UPLOADS, signals_unwind
 
 KILLED = -signal.SIGKILL
@@ -154,9 +155,8 @@ def main(argv: list[str]) -> int:
     folder = options.output_dir
     if folder.exists():
         if any(folder.iterdir()) and not (folder / "soak.json").exists():
-            raise SystemExit(
-                f"error: --output_dir {folder} is not empty and not of an earlier soak test; name "
-                "another folder"
+            raise InputError(
+                f"--output_dir {folder} is not empty and not of an earlier soak test; name another folder"
             )
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
