@@ -2,6 +2,7 @@
 
 import csv
 import json
+from itertools import compress
 
 import label_noise
 import numpy as np
@@ -95,6 +96,32 @@ def test_all_training_rows_are_listed_the_most_doubtful_first(folds, capsys):
     page = (folds / "rows.html").read_text()
     assert "Likely wrong labels: 1" in page
     assert "train.csv:6" in page
+
+
+@pytest.mark.parametrize("columns", [True, False])
+def test_labels_are_written_as_a_training_reads_them(folds, columns):
+    given = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 1]])
+    chances = np.where(given, 0.9, 0.1)
+    chances[3] = 0.05, 0.95, 0.9
+    labels = [[*compress("abc", bits)] for bits in given]
+    names = ["a", "b", "c"] if columns else ["labels"]
+    cells = given.tolist() if columns else [["|".join(each)] for each in labels]
+    with (folds.parent / "train.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["text", *names], *(["text", *row] for row in cells)])
+    command = json.loads((folds / "command.json").read_text())["command"]
+    command[command.index("--test_file") :] = ["--label_columns", "a,b,c"] if columns else []
+    (folds / "command.json").write_text(json.dumps({"command": command}))
+    lines = [
+        {"probabilities": dict(zip("abc", each, strict=True)), "reference": names_of_row}
+        for each, names_of_row in zip(chances.tolist(), labels, strict=True)
+    ]
+    (folds / "predictions.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert main([str(folds)]) == 0
+    with (folds / "rows.csv").open(newline="") as file:
+        first = next(csv.DictReader(file))
+    assert [*first] == ["text", *names, "problem", "suggestion", "doubt"]
+    assert [first[name] for name in names] == (["1", "0", "1"] if columns else ["a|c"])
+    assert first["suggestion"] == "b|c"
 
 
 def test_a_line_may_have_the_likeliest_labels_alone(folds):

@@ -63,6 +63,10 @@ class HeldOut:
     tables: dict[str, Table]  # of all splits
     rows: dict[str, Rows]
 
+    def cell(self, names: Sequence[str]) -> str:
+        """Labels as a cell of --label_column."""
+        return (self.task.arguments.label_separator or "|").join(names)
+
 
 def read_held_out(folder: Path) -> HeldOut:
     """Reads a folder of a cross-validation or of a training. Raises `InputError`."""
@@ -196,16 +200,16 @@ def write_csv(
     path: Path, held_out: HeldOut, order: Sequence[int], added: Callable[[int], tuple[str, str, str]]
 ) -> None:
     """Writes the held-out rows in this order, with the columns that a training reads and those of `ADDED`."""
-    table, separator = held_out.tables[held_out.split], held_out.task.arguments.label_separator or "|"
-    labels = names_of(held_out.given, held_out.labels)
-    targets = held_out.task.target_columns
-    columns = [name for name in table.columns if name not in targets]
+    table, labels = held_out.tables[held_out.split], names_of(held_out.given, held_out.labels)
+    # Those of --label_columns stay as they are.
+    named = () if held_out.task.arguments.label_columns else held_out.task.target_columns
+    columns = [name for name in table.columns if name not in named]
     with atomic_file(path) as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*columns, targets[0], *ADDED])
+        writer.writerow([*columns, *named, *ADDED])
         for row in order:
             cells = [table.columns[name][row] for name in columns]
-            writer.writerow([*cells, separator.join(labels[row]), *added(row)])
+            writer.writerow([*cells, *(held_out.cell(labels[row]) for _ in named), *added(row)])
 
 
 def main(argv: list[str]) -> int:
@@ -223,7 +227,7 @@ def main(argv: list[str]) -> int:
     given, better = (names_of(chosen, held_out.labels) for chosen in (held_out.given, suggested))
 
     def added(row: int) -> tuple[str, str, str]:
-        suggestion = " ".join(better[row]) if better[row] != given[row] else ""
+        suggestion = held_out.cell(better[row]) if better[row] != given[row] else ""
         return "; ".join(problems.get(row, [])), suggestion, f"{doubt[row]:.4f}"
 
     texts = _texts(held_out.task, held_out.tables[held_out.split])
@@ -237,7 +241,7 @@ def main(argv: list[str]) -> int:
         return [
             held_out.tables[held_out.split].where(row),
             texts[row][:MAX_TEXT],
-            " ".join(given[row]),
+            held_out.cell(given[row]),
             *added(row),
         ]
 
