@@ -1,5 +1,6 @@
 import shutil
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -102,9 +103,16 @@ def test_values_of_another_metric_or_loss_are_never_compared(begin, tmp_path, ch
     assert recover(tmp_path, state, task, 2, False)[0].kept == []
 
 
-def test_the_average_of_the_best_models(begin, tmp_path):
+def test_the_average_of_the_best_models(begin, tmp_path, monkeypatch):
     (tmp_path / "metrics.json").write_text("{}")
+    with pytest.raises(SystemExit, match="train with --keep_best 3"):
+        average.average(tmp_path, tmp_path / "average")
     begin([(1, 0.5), (2, 1.75), (3, 5.0)], keep_best=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(average, "save_file", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            average.average(tmp_path, tmp_path / "average")
+    assert not (tmp_path / "average").exists()
     assert average.average(tmp_path, tmp_path / "average") == ["step_1", "step_2"]
     weights = load_file(tmp_path / "average" / "model.safetensors")
     assert weights["weight"].item() == 1.125

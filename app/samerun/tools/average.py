@@ -10,7 +10,6 @@ model. The last command evaluates it.
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -18,29 +17,35 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 from samerun import task_scripts
+from samerun.files import replace_folder
+from samerun.run_folder import METRICS, read_metrics
 
 
 def average(run: Path, output: Path) -> list[str]:
     """Writes the mean of best_models/step_N to the new folder `output`; returns the names of these folders.
     The mean is computed in double precision; integers, such as counts, are the best model's."""
-    if not (run / "metrics.json").exists():
+    if not (run / METRICS).exists():
         sys.exit(f"error: {run} is not the folder of a finished run")
     if output.exists():
         sys.exit(f"error: {output} exists; name a new folder")
     models = sorted((run / "best_models").glob("step_*"))
-    best = run / "best_models" / f"step_{json.loads((run / 'metrics.json').read_text())['best_step']}"
+    best = run / "best_models" / f"step_{read_metrics(run / METRICS).get('best_step')}"
     if len(models) < 2 or best not in models:
         sys.exit(
             f"error: {run}/best_models has fewer than two models, or not the best; train with --keep_best 3"
         )
-    shutil.copytree(best, output)
-    for path in best.glob("*.safetensors"):
-        weights, all_weights = load_file(path), [load_file(model / path.name) for model in models]
-        for name, tensor in weights.items():
-            if tensor.is_floating_point():
-                mean = sum(other[name].double() for other in all_weights) / len(models)
-                weights[name] = mean.to(tensor.dtype)
-        save_file(weights, output / path.name, {"format": "pt"})
+
+    def fill(folder: Path) -> None:
+        shutil.copytree(best, folder, dirs_exist_ok=True)
+        for path in best.glob("*.safetensors"):
+            weights, all_weights = load_file(path), [load_file(model / path.name) for model in models]
+            for name, tensor in weights.items():
+                if tensor.is_floating_point():
+                    mean = sum(other[name].double() for other in all_weights) / len(models)
+                    weights[name] = mean.to(tensor.dtype)
+            save_file(weights, folder / path.name, {"format": "pt"})
+
+    replace_folder(output, fill)
     return [model.name for model in models]
 
 
