@@ -62,7 +62,7 @@ def run_fold(
     for path, chosen in zip(files.values(), (fold != number, fold == number), strict=True):
         write_lines(path, [rows[row] for row in np.flatnonzero(chosen)])
     changes = files_of(folder, **files) | {"do_train": "true", "do_predict": "true"}
-    changes |= {"max_predict_samples": "none", "predictions_file": "none"}
+    changes["max_predict_samples"] = "none"
     metrics = command.run(folder / f"fold_{number}", changes)
     if metrics is None:
         raise TrainingError(f"fold {number} failed: {folder / f'fold_{number}.log'}")

@@ -52,7 +52,7 @@ import psutil
 
 from samerun import task_scripts
 from samerun.errors import InputError
-from samerun.tools.moving.setups import NO_UPLOADS, signals_unwind
+from samerun.tools.moving.setups import APART, signals_unwind
 
 KILLED = -signal.SIGKILL
 DISK_CALLS = ("fsync", "rename", "replace")
@@ -208,7 +208,7 @@ def read_options(argv: list[str]) -> argparse.Namespace:
 
 def arguments_for(options: argparse.Namespace, folder: Path) -> list[str]:
     """The command's arguments with another output folder, from which it resumes, and without uploads."""
-    changed = {"output_dir": folder, "resume_from_checkpoint": "auto", **NO_UPLOADS}
+    changed = {"output_dir": folder, "resume_from_checkpoint": "auto", **APART}
     return [*options.arguments, *task_scripts.as_words(changed)]
 
 

@@ -39,7 +39,7 @@ from samerun.run_folder import CHECKPOINTS, HISTORY, RUN_FILE
 from samerun.tools import diff
 from samerun.tools.moving import activations
 from samerun.tools.moving.outcome import relative
-from samerun.tools.moving.setups import NO_UPLOADS, OVERRIDES, run_observed
+from samerun.tools.moving.setups import APART, OVERRIDES, run_observed
 
 DEPARTS = 1
 MARK = "verify.json"  # in the work folder
@@ -191,7 +191,7 @@ def repeat(
     }  # fmt: skip
     file = options.work_dir / f"{name}.json"
     task_scripts.write_settings(file, settings)
-    words = ["--config", str(file), *arguments, *task_scripts.as_words(NO_UPLOADS)]
+    words = ["--config", str(file), *arguments, *task_scripts.as_words(APART)]
     limits = {"steps": steps, "timeout": options.timeout}
     problem = run_observed(launcher, run["script"], words, options.work_dir, name, **limits)
     return problem and f"{problem} ({folder}.log)"

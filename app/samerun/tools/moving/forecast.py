@@ -37,7 +37,7 @@ CHANGES = {
     name: value
     for name, value in OVERRIDES.items()
     if name not in ("do_eval", "do_predict", "logging_steps", "eval_strategy", "report_to", "ddp_backend")
-} | {"predictions_file": None, "overwrite_output_dir": False}
+} | {"overwrite_output_dir": False}
 
 
 class Times(NamedTuple):

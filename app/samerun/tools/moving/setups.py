@@ -17,16 +17,18 @@ from samerun.run_folder import STATUS, read_metrics
 from samerun.task_scripts import shipped
 
 OBSERVER = Path(__file__).resolve().with_name("observer.py")
-# Of a run that is not the user's own job: it leaves the job's mirror and its repository on the hub alone.
-NO_UPLOADS = {
+# Of a run that is not the user's own job: it leaves the job's mirror, repository on the hub and file of
+# predictions alone.
+APART = {
     "mirror_to": "none",
     "push_to_hub": "false",
     "hub_model_id": "none",
     "hub_private_repo": "false",
+    "predictions_file": "none",
 }
 # Overrides the command's own values: a setup does not resume, predict, upload or report.
 OVERRIDES = {
-    **NO_UPLOADS,
+    **APART,
     "do_train": "true",
     "do_eval": "true",
     "do_predict": "false",

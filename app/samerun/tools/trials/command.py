@@ -22,7 +22,7 @@ from samerun.console import plain_table
 from samerun.errors import EXIT_BAD_INPUT, EXIT_STOPPED, InputError, StopRequested, TrainingError
 from samerun.files import write_json
 from samerun.run_folder import CHECKPOINTS, METRICS, STATUS, read_metrics
-from samerun.tools.moving.setups import NO_UPLOADS
+from samerun.tools.moving.setups import APART
 
 LOG_LINES = 5  # of a rejected run, shown in the error message
 # In the output of torchrun and accelerate, which end with 1 for every code of a process but 0.
@@ -64,7 +64,7 @@ class Command:
                 "resume_from_checkpoint": "auto" if resumes else None,
                 "overwrite_output_dir": None if resumes else "true",
             }
-            words = self.with_changes({**start, **changes, **NO_UPLOADS, "output_dir": folder})
+            words = self.with_changes({**start, **changes, **APART, "output_dir": folder})
             log = folder.with_name(f"{folder.name}.log")
             with log.open("ab") as file:
                 begin = file.tell()
