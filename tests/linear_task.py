@@ -14,7 +14,8 @@ class LinearTask(Task):
     name, default_metric = "linear", "loss"
 
     def __init__(self, arguments=None, best_metric=None):
-        super().__init__(arguments or SimpleNamespace(metric_for_best_model=best_metric, metrics=None))
+        own = SimpleNamespace(metric_for_best_model=best_metric, metrics=None, greater_is_better=None)
+        super().__init__(arguments or own)
 
     def load(self, launch, modes):
         split = split_of(*points(22), np.arange(22) % 7 + 1)

@@ -3,7 +3,9 @@ for longer."""
 
 import json
 import shutil
+import signal
 import sys
+from functools import partial
 
 import launchers
 import psutil
@@ -46,14 +48,16 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(home, tmp
 
 @pytest.mark.parametrize("launch", [[], ["--launch", sys.executable]])
 @pytest.mark.parametrize(("number", "raised"), [("SIGTERM", SystemExit), ("SIGINT", KeyboardInterrupt)])
-def test_a_signal_ends_the_run_too(tmp_path, launch, number, raised):
+def test_a_signal_ends_the_run_too(tmp_path, request, launch, number, raised):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+    request.addfinalizer(partial(signal.signal, signal.SIGINT, before))
     # Not at once: Python ignores what a handler raises while `os.fork` returns.
     lines = ["time.sleep(0.3)", f"os.kill(os.getppid(), signal.{number})", "time.sleep(600)"]
     (tmp_path / "job.py").write_text("\n".join(["import os, signal, time", *lines]))
-    before = psutil.Process().children()
+    children = psutil.Process().children()
     with pytest.raises(raised):
         soak_tool.main(["--output_dir", str(tmp_path / "soak"), *launch, str(tmp_path / "job.py")])
-    assert psutil.Process().children() == before
+    assert psutil.Process().children() == children
 
 
 def test_a_folder_of_others_is_refused(tmp_path):

@@ -177,6 +177,7 @@ def begin(start_run, tmp_path, arguments):
             "per_device_eval_batch_size": 4, "output_dir": str(tmp_path), **given
         }  # fmt: skip
         opened = OpenedRun({"a": 1})
+        task.arguments.greater_is_better = asked["greater_is_better"]
         training = Training(run, arguments(**asked), task, Data(splits, {}), plan, layer, opened=opened)
         best = []
         training._export = lambda predictions: best.append(training.state.step)
@@ -640,7 +641,7 @@ def test_a_checkpoint_is_copied_to_the_folder_of_this_machine(start_run, argumen
     fetched = []
     monkeypatch.setattr(checkpoint, "fetch", lambda run, *places: fetched.append(places) or tmp_path / "none")
     opened = OpenedRun({"a": 1}, resume=Path("/of/rank_0/checkpoints/step_3"))
-    given = arguments(output_dir=str(tmp_path), greater_is_better=False)
+    given = arguments(output_dir=str(tmp_path))
     with pytest.raises(FileNotFoundError):
         Training(start_run(), given, LinearTask(), None, make_plan(22), None, opened=opened)
     assert fetched == [(opened.resume, tmp_path / "checkpoints")]

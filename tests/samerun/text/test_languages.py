@@ -24,6 +24,7 @@ from samerun.errors import InputError
 from samerun.export import export_model
 from samerun.models.encoder_decoder import special_ids, store_settings
 from samerun.plan import Modes
+from samerun.runtime import Launch
 from samerun.text.titles import model_card, plain_model
 from samerun.text.tokenizer import TitleEncoder, set_languages
 
@@ -124,7 +125,7 @@ def test_the_prefix_of_an_exported_model_is_used_without_being_named(tmp_path):
             **given,
         )
         task = titlegen.TitleGeneration(arguments)
-        launch = SimpleNamespace(device_type="cpu", gathers_weights=False, world_size=1, precision="no")
+        launch = Launch()
         return task, task.load(launch, modes)
 
     languages = {"source_lang": "eng_Latn", "target_lang": "fra_Latn"}
