@@ -111,8 +111,12 @@ class Training:
             checkpoints = self.folder / checkpoint.FOLDER
             run.from_rank0(lambda: checkpoint.set_aside_later(checkpoints, self.state.step))
         self.tracker = Tracker(
-            *(run.accelerator, self.folder, plan.total_steps, self.state.step),
-            *(place is not None, self.state.unevaluated),
+            run.accelerator,
+            self.folder,
+            plan.total_steps,
+            self.state.step,
+            place is not None,
+            self.state.unevaluated,
         )
         self.tracker.start_trackers(project_of(arguments, task.name), arguments.run_name, as_dict(arguments))
         if place is not None:

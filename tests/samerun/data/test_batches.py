@@ -45,6 +45,8 @@ def test_the_work_of_a_step_is_its_padded_tokens_or_its_rows():
     work = [steps.tokens(step)[1] for step in (3, 4, 5)]
     assert [steps.work(step) for step in (3, 4, 5)] == work
     assert steps.mean_work(4) == pytest.approx(sum(work) / 3)  # of the second epoch
+    many = train_steps(*points(2400), make_plan(2400))  # 300 steps
+    assert many.mean_work() == pytest.approx(np.mean([many.work(step) for step in range(300)]))
     without = TrainBatches(split_of(*points(22)), make_plan(22), 0, 1, True)
     assert without.mean_work() == pytest.approx(22 / 3)
 
