@@ -27,6 +27,7 @@ HEAD = 2**16  # bytes of standard input that decide the kind of file
 # Iterations for which a thread of OpenMP spins before it sleeps. The default of some milliseconds takes time
 # from other processes.
 SPINS = "2000"
+OPENBLAS_SPINS = "6"  # 2 ** 6 cycles: its threads take turns with OpenMP's
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 # The process keeps freed memory up to this size for the next step: the kernel need not clear new pages.
 KEPT_BYTES = 2**30
@@ -43,7 +44,8 @@ def prepare_process() -> None:
 
 
 def set_up_host() -> None:
-    """Settings of OpenMP and malloc, made only where the user made none; children inherit the spin count.
+    """Settings of OpenMP, OpenBLAS and malloc, made only where the user made none; children inherit the spin
+    counts.
 
     Step times relative to a quiet machine without these settings (two cores, 2026-11-23, Reuters and LCTT):
 
@@ -56,6 +58,7 @@ def set_up_host() -> None:
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = SPINS
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", OPENBLAS_SPINS)
     set_by_user = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
     if not set_by_user and platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)

@@ -42,6 +42,7 @@ from samerun import deepspeed, fsdp, machines, signals
 from samerun.console import say
 from samerun.errors import InputError, TrainingError, in_short, process_name, raise_problems
 from samerun.fsdp import FsdpSettings, is_on
+from samerun.kernels.products import use_openblas
 from samerun.plan import BatchShape
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -548,7 +549,7 @@ def start(
     if launch.full_determinism and not launch.use_cpu:
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    set_fp32_precision(launch)
+    set_fp32_products(launch)
     config = None
     if launch.deepspeed_config is not None and batch is not None:
         config = deepspeed.complete_config(
@@ -590,10 +591,12 @@ def start(
     return Run(launch, accelerator, config, settings)
 
 
-def set_fp32_precision(launch: Launch) -> None:
+def set_fp32_products(launch: Launch) -> None:
     """Lets a GPU compute fp32 products in TF32 only if --tf32 asks for it: torch's own default is TF32 for
-    convolutions."""
-    if not launch.use_cpu:
+    convolutions. On a CPU OpenBLAS computes them where it is faster."""
+    if launch.use_cpu and launch.precision == "no":
+        use_openblas()
+    elif not launch.use_cpu:
         torch.set_float32_matmul_precision("high" if launch.tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = launch.tf32
 

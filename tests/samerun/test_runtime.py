@@ -321,7 +321,7 @@ def test_tensorfloat_is_set_on_request_only(start_run, monkeypatch):
     line = replace(run, launch=replace(run.launch, tf32=True)).summary()[1]
     assert line == "precision      fp32, matrix products in TF32"
     for tf32 in (True, False):
-        runtime.set_fp32_precision(replace(run.launch, use_cpu=False, tf32=tf32))
+        runtime.set_fp32_products(replace(run.launch, use_cpu=False, tf32=tf32))
         assert torch.backends.cudnn.allow_tf32 is tf32
     assert precisions == ["high", "highest"]
     quantized, plain = SimpleNamespace(quantize="8"), SimpleNamespace(quantize=None)

@@ -28,7 +28,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from samerun.kernels.common import in_threads
+from samerun.kernels.products import bmm_into
+from samerun.kernels.threads import in_threads
 
 HIDDEN = -10000.0  # added to the scores of masked keys: transformers' value, exp(HIDDEN) is 0
 SCORES_PER_THREAD = 2**20  # scores of a piece on a CPU, to fit a thread's cache
@@ -386,10 +387,10 @@ class _Piece:
     def products(self, chunk: Tensor, keys: Keys) -> Tensor:
         """Scores without bias: each query times each key that it sees."""
         scores = chunk.new_empty(len(chunk), self.block_size, self.bias.shape[-1])
-        torch.bmm(self._by_pair(chunk), keys.ends.mT, out=self._ends_of(scores))
-        torch.bmm(chunk, keys.window.mT, out=self._window_of(scores))
+        bmm_into(self._ends_of(scores), self._by_pair(chunk), keys.ends.mT)
+        bmm_into(self._window_of(scores), chunk, keys.window.mT)
         if keys.drawn is not None:
-            torch.bmm(chunk, keys.drawn.mT, out=self._drawn_of(scores))
+            bmm_into(self._drawn_of(scores), chunk, keys.drawn.mT)
         return scores
 
     def weights(self, chunk: Tensor, keys: Keys) -> Tensor:

@@ -1,27 +1,18 @@
-"""What the kernels share: the current batch's rows, threads of one core each, copies to a GPU.
+"""What the kernels share: the current batch's rows, copies to a GPU.
 
 Rows: BigBird's attention and windows need the number of tokens. Reading it from a GPU would make the host
 wait for all queued work. The collator has counted them already, so the engine sets the lengths while it calls
 a task, and modules read them in their forward pass. In training it also sets each row's place in the global
 batch, of which dropout by row is a function. Both are set again where the backward pass recomputes layers
 (`dropout.recomputing`).
-
-Threads: if torch parallelised every operation, its threads would wait for each other after hundreds of small
-operations. That costs little on a quiet machine, but a factor of ten when other processes compute too.
-BigBird's attention at 2048 tokens, forward and backward on two threads, takes 146 ms so, 188 ms by torch's
-parallelism and 231 ms on one thread (benchmarks/bench_cpu.md, remarks on "Attention").
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import os
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,45 +50,6 @@ def current_row_lengths(rows: int, width: int) -> tuple[int, ...] | None:
     lengths = _ROWS.get().lengths
     fits = lengths is not None and len(lengths) == rows and max(lengths, default=0) <= width
     return lengths if fits else None
-
-
-Piece = TypeVar("Piece")
-
-
-def in_threads(work: Callable[[Piece], None], pieces: Iterable[Piece]) -> None:
-    """Calls `work(piece)` for each piece without gradients, in as many threads as torch has. A single piece
-    runs in the calling thread, with torch's own parallelism."""
-    threads = torch.get_num_threads()
-    pieces = list(pieces)
-    # New threads do not inherit torch's modes.
-    work = functools.partial(_work, work, torch.is_inference_mode_enabled())
-    for _ in (
-        map(work, pieces)
-        if threads == 1 or len(pieces) == 1
-        else _pool(os.getpid(), threads).map(work, pieces)
-    ):
-        pass
-
-
-def _work(work: Callable[[Piece], None], inference: bool, piece: Piece) -> None:
-    with torch.inference_mode(inference), torch.no_grad():
-        work(piece)
-
-
-@functools.lru_cache(maxsize=1)
-def _pool(process: int, number: int) -> ThreadPoolExecutor:
-    """Threads in which torch is single-threaded. `process`: cache key, because threads do not survive a
-    fork."""
-    pool = ThreadPoolExecutor(number, thread_name_prefix="kernels")
-    list(pool.map(_set_single_threaded, [threading.Barrier(number)] * number))
-    torch.set_num_threads(number)  # the threads changed the default for later threads
-    return pool
-
-
-def _set_single_threaded(all_started: threading.Barrier) -> None:
-    torch.get_num_threads()  # otherwise the thread's first operation resets the number (torch 2.13)
-    torch.set_num_threads(1)
-    all_started.wait()
 
 
 def widest_float(device: torch.device) -> torch.dtype:

@@ -44,7 +44,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torch.overrides import has_torch_function_unary
 
-from samerun.kernels.common import current_rows, in_threads, row_lengths, send
+from samerun.kernels.common import current_rows, row_lengths, send
+from samerun.kernels.threads import in_threads
 
 LEVELS = 2**16
 LANES = 4  # elements of a word, which has 64 random bits

@@ -1,0 +1,115 @@
+"""fp32 matrix products on a CPU by numpy's OpenBLAS instead of torch's MKL.
+
+Replaces: `torch.mm`, `torch.addmm` with a bias, and `torch.bmm` in a single thread, for every model, in the
+forward and the backward pass. Active: in fp32 on AMD's Zen 5 (family 26), if OpenBLAS computes with AVX-512,
+which it finds out itself; OPENBLAS_CORETYPE=HASWELL in the environment forbids it. MKL (2024.2, in torch
+2.13) computes with AVX2 on AMD's CPUs and takes twice the time. AMD's other CPUs were not measured; on
+Intel's, MKL computes with AVX-512, too. Results differ in rounding only. Gain, of whole training steps:
+benchmarks/notes.md.
+
+oneDNN, which torch has for fp16 and bf16, is as fast, but keeps a compiled product of 0.3 to 0.6 MB for each
+shape, and texts have many shapes.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from samerun.kernels.threads import in_threads, openblas
+
+ENOUGH = 2**18  # multiplications that outweigh a call through Python
+
+
+def use_openblas() -> None:
+    """Gives OpenBLAS torch's number of threads and torch's products to OpenBLAS, if it computes with
+    AVX-512."""
+    if blas := openblas():
+        blas.set_num_threads(torch.get_num_threads())
+        replace_products()
+
+
+@functools.cache
+def replace_products() -> torch.library.Library:
+    """Registers the products below in torch, for tensors on a CPU."""
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
+        for name, product in _PRODUCTS.items():
+            library.impl(name, product, "CPU")
+    return library
+
+
+def _mm(a: Tensor, b: Tensor) -> Tensor:
+    if not _is_enough(a, b):
+        return torch.mm(a, b, out=a.new_empty(a.shape[0], b.shape[-1]))
+    return _product(a, b)
+
+
+def _addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    if bias.ndim != 1 or not (beta == alpha == 1) or not _is_enough(a, b):
+        out = a.new_empty(a.shape[0], b.shape[-1])
+        return torch.addmm(bias, a, b, beta=beta, alpha=alpha, out=out)
+    return _product(a, b).add_(bias)
+
+
+def _bmm(a: Tensor, b: Tensor) -> Tensor:
+    if not _is_enough(a, b):
+        return torch.bmm(a, b, out=a.new_empty(*a.shape[:2], b.shape[-1]))
+    out = a.new_empty(*a.shape[:2], b.shape[-1])
+    _fill(out, a, b)
+    return out
+
+
+def _baddbmm_(total: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    if alpha != 1 or not _is_enough(a, b) or total.dtype is not torch.float32:
+        return torch.baddbmm(total, a, b, beta=beta, alpha=alpha, out=total)
+    if beta == 0:
+        _fill(total, a, b)
+        return total
+    return total.mul_(beta).add_(_bmm(a, b)) if beta != 1 else total.add_(_bmm(a, b))
+
+
+_PRODUCTS = {"mm": _mm, "addmm": _addmm, "bmm": _bmm, "baddbmm_": _baddbmm_}
+
+
+def _is_enough(a: Tensor, b: Tensor) -> bool:
+    """False also for what torch refuses, whose message is then torch's own."""
+    return (
+        a.dtype is b.dtype is torch.float32
+        and a.ndim == b.ndim
+        and a.shape[-1] == b.shape[-2]
+        and a.shape[:-2] == b.shape[:-2]
+        and a.numel() * b.shape[-1] >= ENOUGH
+    )
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    out = a.new_empty(a.shape[0], b.shape[-1])
+    np.matmul(a.numpy(force=True), b.numpy(force=True), out=out.detach().numpy())
+    return out
+
+
+def bmm_into(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """`torch.bmm(a, b, out=out)`. `out` may be a part of the columns of a larger tensor."""
+    if openblas() is None or out.dtype is not torch.float32 or not _is_enough(a, b):
+        torch.bmm(a, b, out=out)
+    else:
+        _fill(out, a, b)
+
+
+def _fill(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """Fills `out` with products of matrices (n, i, j) and (n, j, k), some in each thread: OpenBLAS would give
+    each small product to all threads."""
+    arrays = out.detach().numpy(), a.numpy(force=True), b.numpy(force=True)
+    share = -(-len(out) // torch.get_num_threads())
+
+    def multiply(start: int) -> None:
+        into, left, right = (array[start : start + share] for array in arrays)
+        np.matmul(left, right, out=into)
+
+    in_threads(multiply, range(0, len(out), share))

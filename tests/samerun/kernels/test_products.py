@@ -1,0 +1,152 @@
+"""Matrix products by numpy's OpenBLAS: torch's results, where it is used, and in how many threads."""
+
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from samerun.kernels import products, threads
+
+
+@pytest.fixture(params=[1, 2])
+def calls(request, monkeypatch):
+    """Sizes of the products that OpenBLAS computes while it replaces torch's, with one thread and two."""
+    sizes, before = [], torch.get_num_threads()
+
+    def matmul(a, b, out):
+        sizes.append(out.size)
+        return np.matmul(a, b, out=out)
+
+    monkeypatch.setattr(products, "np", SimpleNamespace(matmul=matmul))
+    torch.set_num_threads(request.param)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        library = products.replace_products()
+    yield sizes
+    library._destroy()
+    products.replace_products.cache_clear()
+    torch.set_num_threads(before)
+
+
+def drawn(*shape, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)), dtype=dtype)
+
+
+A, B, BATCH, OTHER = (64, 96), (96, 80), (6, 64, 48), (6, 48, 40)
+PRODUCTS = {
+    "mm": (lambda a, b: a @ b, A, B, True),
+    "transposed": (lambda a, b: (b.T @ a.T).T, A, B, True),
+    "columns": (lambda a, b: a[:, ::2] @ b[::2], (64, 192), (192, 80), True),
+    "linear": (lambda a, b: functional.linear(a.view(4, 16, 96), b.T, b[0]), A, B, True),
+    "bmm": (torch.bmm, BATCH, OTHER, True),
+    "bmm transposed": (lambda a, b: a @ b.mT, BATCH, (6, 40, 48), True),
+    "baddbmm": (lambda a, b: torch.ones(6, 64, 40).baddbmm_(a, b), BATCH, OTHER, True),
+    "baddbmm over": (lambda a, b: torch.ones(6, 64, 40).baddbmm_(a, b, beta=0), BATCH, OTHER, True),
+    "baddbmm half": (lambda a, b: torch.ones(6, 64, 40).baddbmm_(a, b, beta=0.5), BATCH, OTHER, True),
+    # torch's own
+    "small": (lambda a, b: a @ b, (8, 96), B, False),
+    "empty": (lambda a, b: a[:0] @ b, A, B, False),
+    "double": (lambda a, b: a.double() @ b.double(), A, B, False),
+    "half": (lambda a, b: (a.bfloat16() @ b.bfloat16()).float(), A, B, False),
+    "matrix": (lambda a, b: torch.addmm(torch.ones(64, 80), a, b), A, B, False),
+    "scaled": (lambda a, b: torch.addmm(torch.ones(80), a, b, beta=2, alpha=3), A, B, False),
+    "baddbmm scaled": (lambda a, b: torch.ones(6, 64, 40).baddbmm_(a, b, alpha=2), BATCH, OTHER, False),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_and_their_gradients_are_torchs(name, calls):
+    work, first, second, replaced = PRODUCTS[name]
+    results = []
+    for by_torch in (False, True):
+        a, b = (drawn(*shape).requires_grad_() for shape in (first, second))
+        if by_torch:
+            a, b = a.detach().double().requires_grad_(), b.detach().double().requires_grad_()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(torch, "ones", lambda *shape: torch.full(shape, 1.0, dtype=torch.float64))
+                made = work(a, b)
+        else:
+            made = work(a, b)
+            assert bool(calls) == replaced
+        made.square().sum().backward()
+        results.append((made.detach(), a.grad, b.grad))
+    allowed = 0.05 if name == "half" else 1e-6
+    for ours, exact in zip(*results, strict=True):
+        assert torch.linalg.norm(ours.double() - exact) <= allowed * (1 + torch.linalg.norm(exact))
+
+
+def test_several_threads_share_a_batch(calls):
+    torch.bmm(drawn(*BATCH), drawn(*OTHER))
+    assert sorted(calls) == [6 * 64 * 40 // torch.get_num_threads()] * torch.get_num_threads()
+
+
+def test_what_torch_refuses_has_torchs_message(calls):
+    with pytest.raises(RuntimeError, match=r"cannot be multiplied \(64x96 and 80x96\)"):
+        drawn(*A) @ drawn(80, 96)
+    with pytest.raises(RuntimeError, match="first two dimensions of batch2"):
+        torch.bmm(drawn(*BATCH), drawn(5, 48, 40))
+
+
+def test_in_inference_mode(calls):
+    with torch.inference_mode():
+        made = functional.linear(drawn(*A), drawn(*B).T)
+    assert torch.allclose(made, (drawn(*A).double() @ drawn(*B).double()).float(), atol=1e-4)
+    assert calls
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_a_part_of_a_tensor_is_filled(calls, monkeypatch, found):
+    monkeypatch.setattr(products, "openblas", lambda: found or None)
+    whole = torch.zeros(6, 64, 100)
+    products.bmm_into(whole[:, :, 20:60], drawn(*BATCH), drawn(*OTHER))
+    assert bool(calls) == found
+    assert torch.allclose(whole[:, :, 20:60], drawn(*BATCH) @ drawn(*OTHER), atol=1e-4)
+    assert not whole[:, :, :20].any()
+    assert not whole[:, :, 60:].any()
+
+
+ZEN5 = ("AuthenticAMD", "26")
+
+
+@pytest.mark.parametrize(
+    ("family", "library", "kernels", "found"),
+    [
+        (ZEN5, "numpy.libs/libscipy_openblas64_.so", "SkylakeX", True),
+        (ZEN5, "numpy.libs/libscipy_openblas64_.so", "Haswell", False),  # OPENBLAS_CORETYPE
+        (ZEN5, "scipy.libs/libscipy_openblas.so", "SkylakeX", False),
+        (("AuthenticAMD", "25"), "numpy.libs/libscipy_openblas64_.so", "SkylakeX", False),  # not measured
+        (("GenuineIntel", "6"), "numpy.libs/libscipy_openblas64_.so", "SkylakeX", False),
+        (("", ""), "numpy.libs/libscipy_openblas64_.so", "SkylakeX", False),
+    ],
+)
+def test_only_the_cpus_on_which_it_was_measured_use_openblas(monkeypatch, family, library, kernels, found):
+    numbers = []
+    loaded = SimpleNamespace(
+        filepath=library, info=lambda: {"architecture": kernels}, set_num_threads=numbers.append
+    )
+    monkeypatch.setattr(threads, "ThreadpoolController", lambda: SimpleNamespace(lib_controllers=[loaded]))
+    monkeypatch.setattr(threads, "_family", lambda: family)
+    replaced = []
+    monkeypatch.setattr(products, "replace_products", lambda: replaced.append(1))
+    threads.openblas.cache_clear()
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        products.use_openblas()
+        threads.in_threads(lambda piece: numbers.append("work"), range(1))
+        threads.in_threads(lambda piece: numbers.append("works"), range(2))
+    finally:
+        torch.set_num_threads(before)
+        threads.openblas.cache_clear()
+    assert numbers == ([2, "work", 1, "works", "works", 2] if found else ["work", "works", "works"])
+    assert replaced == [1] * found
+
+
+def test_the_cpus_family_is_read_from_the_system():
+    vendor, family = threads._family()
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        told = file.read()
+    assert (vendor in told and family in told) if "vendor_id" in told else (vendor, family) == ("", "")
