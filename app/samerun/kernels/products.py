@@ -1,14 +1,14 @@
 """fp32 matrix products on a CPU by numpy's OpenBLAS instead of torch's MKL.
 
-Replaces: `torch.mm`, `torch.addmm` with a bias, and `torch.bmm` in a single thread, for every model, in the
-forward and the backward pass. Active: in fp32 on AMD's Zen 5 (family 26), if OpenBLAS computes with AVX-512,
-which it finds out itself; OPENBLAS_CORETYPE=HASWELL in the environment forbids it. MKL (2024.2, in torch
-2.13) computes with AVX2 on AMD's CPUs and takes twice the time. AMD's other CPUs were not measured; on
-Intel's, MKL computes with AVX-512, too. Results differ in rounding only. Gain, of whole training steps:
-benchmarks/notes.md.
+Replaces: `torch.mm`, `torch.addmm` with a bias, `torch.bmm` and `torch.baddbmm_`, which linear layers and
+attention call in both passes, for every model. Active: in fp32 on AMD's Zen 5 (family 26), if OpenBLAS
+computes with AVX-512, which it finds out itself; OPENBLAS_CORETYPE=HASWELL in the environment forbids it.
+MKL (2024.2, in torch 2.13) computes with AVX2 on AMD's CPUs and takes twice the time. AMD's other CPUs were
+not measured; on Intel's, MKL computes with AVX-512, too. Results differ in rounding only. Gain: a training
+step is 1.4 to 1.8 times as fast (benchmarks/notes.md, "Matrix products on a CPU").
 
-oneDNN, which torch has for fp16 and bf16, is as fast, but keeps a compiled product of 0.3 to 0.6 MB for each
-shape, and texts have many shapes.
+oneDNN, which torch has for fp16 and bf16, is about as fast, but keeps a compiled product of 0.3 to 0.6 MB for
+each shape, and texts have many shapes.
 """
 
 from __future__ import annotations
@@ -66,12 +66,15 @@ def _bmm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _baddbmm_(total: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    if alpha != 1 or not _is_enough(a, b) or total.dtype is not torch.float32:
+    fits = total.dtype is torch.float32 and total.shape == (*a.shape[:2], b.shape[-1])
+    if alpha != 1 or not fits or not _is_enough(a, b):
         return torch.baddbmm(total, a, b, beta=beta, alpha=alpha, out=total)
     if beta == 0:
         _fill(total, a, b)
         return total
-    return total.mul_(beta).add_(_bmm(a, b)) if beta != 1 else total.add_(_bmm(a, b))
+    if beta != 1:
+        total.mul_(beta)
+    return total.add_(_bmm(a, b))
 
 
 _PRODUCTS = {"mm": _mm, "addmm": _addmm, "bmm": _bmm, "baddbmm_": _baddbmm_}
@@ -103,10 +106,11 @@ def bmm_into(out: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def _fill(out: Tensor, a: Tensor, b: Tensor) -> None:
-    """Fills `out` with products of matrices (n, i, j) and (n, j, k), some in each thread: OpenBLAS would give
-    each small product to all threads."""
+    """Fills `out` with products of matrices (n, i, j) and (n, j, k), some in each thread: OpenBLAS alone
+    would give each small product to all threads."""
     arrays = out.detach().numpy(), a.numpy(force=True), b.numpy(force=True)
-    share = -(-len(out) // torch.get_num_threads())
+    threads = torch.get_num_threads()
+    share = -(-len(out) // threads) if len(out) >= threads else len(out)
 
     def multiply(start: int) -> None:
         into, left, right = (array[start : start + share] for array in arrays)
