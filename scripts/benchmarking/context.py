@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarking.data import Source, find_source, sample_rows
-from benchmarking.processes import REPOSITORY, WAIT_POLICY, run_group
+from benchmarking.processes import REPOSITORY, run_group
 from benchmarking.sizes import CPU, CUDA, QUICK
 
 COMMAND = [sys.executable, str(REPOSITORY / "scripts" / "bench.py")]
@@ -89,9 +89,10 @@ class Bench:
 
     def machine_text(self) -> str:
         m = self.machine
-        policy = os.environ.get("OMP_WAIT_POLICY", WAIT_POLICY)
-        cores = (
-            f"{m['cores']} CPU cores ({m['architecture']}), {self.options.threads} thread(s), "
-            f"OMP_WAIT_POLICY={policy}"
-        )
-        return f"{m['name']}, {cores}"
+        set_by_user = [
+            f"{name}={os.environ[name]}"
+            for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OPENBLAS_CORETYPE")
+            if name in os.environ
+        ]
+        cores = f"{m['cores']} CPU cores ({m['architecture']}), {self.options.threads} thread(s)"
+        return ", ".join([m["name"], cores, *set_by_user])
