@@ -13,6 +13,7 @@ each shape, and texts have many shapes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 
@@ -20,9 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samerun.kernels.threads import in_threads, openblas
+from samerun.kernels.threads import in_one_thread, in_threads, openblas
 
-ENOUGH = 2**18  # multiplications that outweigh a call through Python
+# Multiplications that outweigh a call through Python, and a switch of threads.
+ENOUGH, ENOUGH_FOR_THREADS = 2**18, 2**25
 
 
 def use_openblas() -> None:
@@ -109,11 +111,13 @@ def _fill(out: Tensor, a: Tensor, b: Tensor) -> None:
     """Fills `out` with products of matrices (n, i, j) and (n, j, k), some in each thread: OpenBLAS alone
     would give each small product to all threads."""
     arrays = out.detach().numpy(), a.numpy(force=True), b.numpy(force=True)
-    threads = torch.get_num_threads()
-    share = -(-len(out) // threads) if len(out) >= threads else len(out)
+    threads, count = torch.get_num_threads(), len(out)
+    few = a.numel() * b.shape[-1] < ENOUGH_FOR_THREADS
+    share = count if few or count < threads else -(-count // threads)
 
     def multiply(start: int) -> None:
         into, left, right = (array[start : start + share] for array in arrays)
         np.matmul(left, right, out=into)
 
-    in_threads(multiply, range(0, len(out), share))
+    with in_one_thread() if few else contextlib.nullcontext():
+        in_threads(multiply, range(0, count, share))

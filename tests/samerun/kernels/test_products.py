@@ -78,9 +78,13 @@ def test_products_and_their_gradients_are_torchs(name, calls):
         assert torch.linalg.norm(ours.double() - exact) <= allowed * (1 + torch.linalg.norm(exact))
 
 
-def test_several_threads_share_a_batch(calls):
-    torch.bmm(drawn(*BATCH), drawn(*OTHER))
-    assert sorted(calls) == [6 * 64 * 40 // torch.get_num_threads()] * torch.get_num_threads()
+@pytest.mark.parametrize(
+    ("shape", "shared"), [((6, 64, 48), False), ((6, 640, 480), True), ((1, 640, 4800), False)]
+)
+def test_several_threads_share_a_large_batch(calls, shape, shared):
+    torch.bmm(drawn(*shape), drawn(shape[0], shape[2], 40))
+    parts = torch.get_num_threads() if shared else 1
+    assert sorted(calls) == [shape[0] * shape[1] * 40 // parts] * parts
 
 
 def test_what_torch_refuses_has_torchs_message(calls):
