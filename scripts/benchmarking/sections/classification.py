@@ -17,8 +17,8 @@ EQUAL_LOSS, EQUAL_PRECISION = 0.02, 0.02  # differences that seeds cause too: re
 LEGEND = """`ours` is `app/classify.py` itself, from its arguments to the end of training; `trainer` is
 transformers' Trainer; `accelerate` is the loop of Accelerate's examples; `lightning` is Lightning's
 Trainer. The last two use transformers' LengthGroupedSampler where `grouped` is chosen. All train the same
-rows once, as many in each update. Every head starts with its bias at the labels' log-odds. Memory is the peak
-during training, above the memory before the first step."""
+rows once, as many in each update. Memory is the peak during training, above the memory before the first
+step."""
 QUALITY_LEGEND = f"""{LEGEND} Quality is judged after the epoch, on held-out rows: the loss, and the average
 precision over all pairs of row and label. Equal: within {EQUAL_LOSS:.0%} of the loss and {EQUAL_PRECISION}
 of the precision. Where ours is worse, no speed is shown."""
@@ -40,7 +40,10 @@ def measure(bench: Bench, name: str, texts: str) -> Report:
     contenders = {"ours": ours, **dict.fromkeys(bench.others(name, OTHERS), stages)}
     found = contest(bench, "classification", contenders, settings, {})
     judge(found, bool(size["eval_rows"]))
-    limits = f"at most {size['max_length']} tokens, learning rate {LEARNING_RATE:g}"
+    limits = (
+        f"at most {size['max_length']} tokens, learning rate {LEARNING_RATE:g}, every head's first bias at the "
+        "labels' log-odds"
+    )
     held_out = f"; quality on {size['eval_rows']} other rows" if size["eval_rows"] else ""
     worse = [row[""] for row in found.measured if row["quality"] == "**worse**"]
     reason = f"worse quality than {', '.join(worse)}" if worse else None
