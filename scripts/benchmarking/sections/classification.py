@@ -41,8 +41,8 @@ def measure(bench: Bench, name: str, texts: str) -> Report:
     found = contest(bench, "classification", contenders, settings, {})
     judge(found, bool(size["eval_rows"]))
     limits = (
-        f"at most {size['max_length']} tokens, learning rate {LEARNING_RATE:g}, every head's first bias at the "
-        "labels' log-odds"
+        f"at most {size['max_length']} tokens, learning rate {LEARNING_RATE:g}, every head's first bias at "
+        "the labels' log-odds"
     )
     held_out = f"; quality on {size['eval_rows']} other rows" if size["eval_rows"] else ""
     worse = [row[""] for row in found.measured if row["quality"] == "**worse**"]
