@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from launchers import environment
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 CHILD = """
@@ -171,6 +172,7 @@ def test_a_quick_run_compares_what_it_says(tmp_path):
     done = subprocess.run(
         [sys.executable, SCRIPTS / "bench.py", *argv, tmp_path],
         cwd=tmp_path,
+        env=environment(tmp_path),  # an earlier test of this process may have left a launcher's variables
         capture_output=True,
         text=True,
         timeout=900,
