@@ -329,6 +329,16 @@ def test_tensorfloat_is_set_on_request_only(start_run, monkeypatch):
     assert [*rounded, adapters.rounded_as(quantized, run.launch)] == ["fp16", "no", "bf16"]
 
 
+def test_openblas_is_for_fp32_on_cpus(start_run, monkeypatch):
+    used = []
+    monkeypatch.setattr(runtime, "use_openblas", lambda: used.append(1))
+    launch = start_run().launch
+    assert used == [1]
+    for changes in ({"precision": "bf16"}, {"use_cpu": False}):
+        runtime.set_fp32_products(replace(launch, **changes))
+    assert used == [1]
+
+
 def test_processes_wait_without_naming_a_device_of_cuda(monkeypatch):
     """Accelerate's barrier asks for a CUDA tensor, also for gloo on CPUs, if torch is built for CUDA."""
     reduced = []

@@ -92,6 +92,8 @@ def test_what_torch_refuses_has_torchs_message(calls):
         drawn(*A) @ drawn(80, 96)
     with pytest.raises(RuntimeError, match="first two dimensions of batch2"):
         torch.bmm(drawn(*BATCH), drawn(5, 48, 40))
+    with pytest.raises(RuntimeError, match="dtypes must be the same"):
+        torch.ones(6, 64, 40, dtype=torch.float64).baddbmm_(drawn(*BATCH), drawn(*OTHER))
 
 
 def test_in_inference_mode(calls):
@@ -142,10 +144,11 @@ def test_only_the_cpus_on_which_it_was_measured_use_openblas(monkeypatch, family
         products.use_openblas()
         threads.in_threads(lambda piece: numbers.append("work"), range(1))
         threads.in_threads(lambda piece: numbers.append("works"), range(2))
+        products.bmm_into(torch.empty(6, 64, 40), drawn(*BATCH), drawn(*OTHER))
     finally:
         torch.set_num_threads(before)
         threads.openblas.cache_clear()
-    assert numbers == ([2, "work", 1, "works", "works", 2] if found else ["work", "works", "works"])
+    assert numbers == ([2, "work", 1, "works", "works", 2, 1, 2] if found else ["work", "works", "works"])
     assert replaced == [1] * found
 
 
