@@ -1,5 +1,6 @@
 """Finds the fastest settings of each contender, then compares ours with the others in rounds."""
 
+import itertools
 import statistics
 from typing import Any, NamedTuple
 
@@ -44,26 +45,16 @@ def contest(
     """Runs `contenders`, ours among them, of contenders.MODULE. All of them train the same rows. `settings`:
     "batch_size", "steps" of each round, "rounds", "search_steps" for each setting tried. `label`: the first
     columns of all rows. --quick tries two settings of each."""
-    searched: list[Row] = []
-    best = {}
-    for name, stages in contenders.items():
-        stages = [stages[0][:2]] if bench.options.quick else stages
-        best[name], rows = search(bench, f"{module}.{name}", stages, settings)
-        searched += [{**label, "": name, **row} for row in rows]
-    runs: dict[str, list[Run]] = {name: [] for name in contenders}
-    jobs = [(f"{module}.{name}", {"choice": choice}) for name, choice in best.items()]
+    if settings["rounds"]:
+        best, searched, runs = in_rounds(bench, module, contenders, settings, label)
+    else:
+        best, searched, runs = at_once(bench, module, contenders, settings)
     size = training(settings, settings["steps"])
-    for number in range(settings["rounds"]):
-        seed = bench.options.seed + number
-        for run in bench.run(jobs[number % len(jobs) :] + jobs[: number % len(jobs)], size | {"seed": seed}):
-            runs[run["contender"]].append(run)
-            rate = size["rows"] / sum(run["seconds"])
-            print(*label.values(), f"round {number + 1} {run['contender']:<14}{rate:9.2f} rows/s", flush=True)
     ours = [total(run) for run in runs["ours"]]
     measured, ratios = [], {}
     for name, each in runs.items():
         row = {**label, "": name, "settings": words(best[name]), "rounds": len(each)}
-        row["rows/s"] = two_digits(spread(size["rows"] / sum(run["seconds"]) for run in each))
+        row["rows/s"] = two_digits(spread(size["measured_rows"] / sum(run["seconds"]) for run in each))
         found = [compare(mine, total(other)) for mine, other in zip(ours, each, strict=True)]
         times = spread(one["speed (quartiles)"]["median"] for one in found)
         row["ours is faster by"] = None if name == "ours" else two_digits(times)
@@ -74,7 +65,57 @@ def contest(
         measured.append(row)
         if name != "ours":
             ratios[name] = times["median"]
-    return Contest(searched, measured, runs, ratios)
+    return Contest([{**label, **row} for row in searched], measured, runs, ratios)
+
+
+Found = tuple[dict[str, Choice], list[Row], dict[str, list[Run]]]  # as in `Contest`, and the fastest settings
+
+
+def in_rounds(
+    bench: Bench, module: str, contenders: dict[str, Stages], settings: dict[str, Any], label: Row
+) -> Found:
+    """Searches the settings of one contender after the other; then all take turns, "rounds" times."""
+    searched: list[Row] = []
+    best = {}
+    for name, stages in contenders.items():
+        stages = [stages[0][:2]] if bench.options.quick else stages
+        best[name], rows = search(bench, f"{module}.{name}", stages, settings)
+        searched += [{"": name, **row} for row in rows]
+    runs: dict[str, list[Run]] = {name: [] for name in contenders}
+    jobs = [(f"{module}.{name}", {"choice": choice}) for name, choice in best.items()]
+    size = training(settings, settings["steps"])
+    for number in range(settings["rounds"]):
+        seed = bench.options.seed + number
+        for run in bench.run(jobs[number % len(jobs) :] + jobs[: number % len(jobs)], size | {"seed": seed}):
+            runs[run["contender"]].append(run)
+            rate = size["rows"] / sum(run["seconds"])
+            print(*label.values(), f"round {number + 1} {run['contender']:<14}{rate:9.2f} rows/s", flush=True)
+    return best, searched, runs
+
+
+def at_once(bench: Bench, module: str, contenders: dict[str, Stages], settings: dict[str, Any]) -> Found:
+    """All settings of all contenders take turns, and each contender's fastest run counts: on a GPU, where a
+    process takes longer to start than to train."""
+    size = training(settings, settings["steps"])
+    jobs = [
+        (name, stages[0][0] | change)
+        for name, stages in contenders.items()
+        for change in [*stages[0], *itertools.chain(*stages[1:])]
+    ]
+    found = bench.run([(f"{module}.{name}", {"choice": choice}) for name, choice in jobs], size)
+    best: dict[str, Choice] = {}
+    runs: dict[str, list[Run]] = {}
+    for (name, choice), run in zip(jobs, found, strict=True):
+        if name not in best or sum(run["seconds"]) < sum(runs[name][0]["seconds"]):
+            best[name], runs[name] = choice, [run]
+    rows = [row_of(choice, run, size) | {"": name} for (name, choice), run in zip(jobs, found, strict=True)]
+    for row in rows:
+        print(f"{module}.{row['']} {row['settings']}: {show(row['rows/s'])} rows/s", flush=True)
+    return (
+        best,
+        [{**row, "chosen": "x" if row["settings"] == words(best[row[""]]) else ""} for row in rows],
+        runs,
+    )
 
 
 def search(
@@ -89,15 +130,24 @@ def search(
         runs = bench.run([(contender, {"choice": choice}) for choice in choices], size)
         seconds = [sum(run["seconds"]) for run in runs]
         best = choices[seconds.index(min(seconds))]
-        for choice, run, took in zip(choices, runs, seconds, strict=True):
-            rate, memory = two_digits(size["rows"] / took), round(run["memory_mb"])
-            rows.append({"settings": words(choice), "rows/s": rate, "memory, MiB": memory})
-            print(f"search {contender} {words(choice)}: {show(rate)} rows/s", flush=True)
+        for choice, run in zip(choices, runs, strict=True):
+            rows.append(row_of(choice, run, size))
+            print(f"search {contender} {words(choice)}: {show(rows[-1]['rows/s'])} rows/s", flush=True)
     return best, [row | {"chosen": "x" if row["settings"] == words(best) else ""} for row in rows]
 
 
+def row_of(choice: Choice, run: Run, size: dict[str, Any]) -> Row:
+    rate = two_digits(size["measured_rows"] / sum(run["seconds"]))
+    return {"settings": words(choice), "rows/s": rate, "memory, MiB": round(run["memory_mb"])}
+
+
 def training(settings: dict[str, Any], steps: int) -> dict[str, Any]:
-    return settings | {"max_steps": steps, "rows": steps * settings["batch_size"]}
+    """The sizes of a run of "epochs" of `steps` each. Of several the first is a warm-up."""
+    epochs, rows = settings.get("epochs", 1), steps * settings["batch_size"]
+    return settings | {
+        "max_steps": steps * epochs, "rows": rows, "measured_rows": rows * max(1, epochs - 1),
+        "warm_up": steps if epochs > 1 else 0,
+    }  # fmt: skip
 
 
 def total(run: Run) -> Run:
@@ -120,5 +170,8 @@ def words(choice: Choice) -> str:
 def caption(settings: dict[str, Any]) -> str:
     """How much was measured."""
     s = settings
+    if not s["rounds"]:
+        rows = f"{s['epochs'] - 1} epochs of {s['steps']} steps of {s['batch_size']} rows"
+        return f"{rows}, after one to warm up; the fastest of each contender's settings, which all took turns"
     rows = f"{s['steps']} steps of {s['batch_size']} rows, {s['rounds']} round(s)"
     return f"{rows}; settings searched with {s['search_steps']} steps each; medians (minimum to maximum)"

@@ -27,12 +27,16 @@ CPU: dict[str, dict[str, Any]] = {
     "serving": {"rows": 400, "max_length": 128, "clients": [1, 8, 32], "seconds": 30},
 }  # fmt: skip
 
+AT_ONCE = {"epochs": 3, "rounds": 0}  # all settings take turns in one group (`contest.at_once`)
 CUDA = CPU | {
     "classifier": {"hidden": 768, "layers": 12},
-    **{name: CPU[name] | {"batch_size": 64} for name in ("short", "mixed", "startup")},
-    "titles": CPU["titles"] | {"hidden": 768, "layers": 12, "decoder_layers": 6, "tokens_per_step": 65536},
+    "short": CPU["short"] | AT_ONCE | {"batch_size": 64, "steps": 40},
+    "mixed": CPU["mixed"] | AT_ONCE | {"batch_size": 32, "steps": 40},
+    "startup": CPU["startup"] | {"batch_size": 64},
+    "titles": CPU["titles"] | {"hidden": 768, "layers": 12, "decoder_layers": 6, "tokens_per_step": 16384},
+    "titles_training": CPU["titles_training"] | AT_ONCE | {"steps": 20},
     "attention": CPU["attention"] | {"rows": 8, "repeats": 20},
-    "images": CPU["images"] | {"scale": 16, "batch_size": 64},
+    "images": CPU["images"] | AT_ONCE | {"scale": 16, "batch_size": 64},
 }
 
 SHORT_RUN = {"steps": 3, "rounds": 1, "search_steps": 1}

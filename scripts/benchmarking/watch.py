@@ -45,7 +45,8 @@ class PeakMemory:
 class Watch:
     """Marks a contender's steps and ends its turn after every `steps_per_turn` of them.
 
-    On a GPU a turn has several steps, because the end of a turn waits for the device.
+    On a GPU a turn has several steps, because the end of a turn waits for the device. Contenders warm up for
+    "warm_up" all at the same time.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -82,7 +83,8 @@ class Watch:
         else:
             self.cpu_seconds.append(time.process_time() - self._cpu)
         self.clock.mark()
-        wait = len(self.cpu_seconds) % self.settings["steps_per_turn"] == 0
+        steps, warm_up = len(self.cpu_seconds), self.settings.get("warm_up", 0)
+        wait = steps >= warm_up and (steps - warm_up) % self.settings["steps_per_turn"] == 0
         if wait:
             self.clock.read()
             self.clock.pause()
@@ -109,4 +111,4 @@ class Watch:
 
     def _turns(self, steps: list[float]) -> list[float]:
         size, warm_up = self.settings["steps_per_turn"], self.settings.get("warm_up", 0)
-        return [sum(steps[start : start + size]) for start in range(0, len(steps), size)][warm_up:]
+        return [sum(steps[start : start + size]) for start in range(warm_up, len(steps), size)]

@@ -2,13 +2,12 @@
 scale."""
 
 import json
-import os
 import shutil
-import subprocess
 
 import launchers
 import pytest
 import torch
+from gpu_job import LAUNCHERS, TOLERANCE, WITHOUT_GPU, losses, start
 from launchers import LABELS, training, write_bert_config, write_corpus
 from safetensors.torch import load_file
 
@@ -25,23 +24,16 @@ def folder(tmp_path_factory):
     return home
 
 
-def run(home, name, environment=None, start=launchers.python, **changed):
-    """Trains the common job and gives its folder. `start`: -> the launcher's command."""
+def run(home, name, environment=None, launcher=launchers.python, **changed):
+    """Trains the common job and gives its folder. `launcher`: -> the launcher's command."""
     place = home / name
-    command = [*start(), *training(place, **{"global_batch_size": 15, "test_file": "test.csv", **changed})]
-    given = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_CACHE": str(home / "cache"),
-        **(environment or {}),
-    }
-    finished = subprocess.run(command, cwd=home, env=given, capture_output=True, text=True, timeout=900)
-    assert finished.returncode == 0, f"{finished.stdout}\n{finished.stderr}"
+    job = training(place, **{"global_batch_size": 15, "test_file": "test.csv", **changed})
+    start(home, [*launcher(), *job], environment)
     return place
 
 
 def test_fp32_on_a_gpu_and_on_a_cpu_agree(folder):
-    cpu = run(folder, "cpu", {"CUDA_VISIBLE_DEVICES": ""})
+    cpu = run(folder, "cpu", WITHOUT_GPU)
     gpu = run(folder, "gpu", dropout_by="row")
     assert json.loads((gpu / "run.json").read_text(encoding="utf-8"))["device"] == "cuda"
     for ours, theirs in zip(read_history(gpu), read_history(cpu), strict=True):
@@ -55,50 +47,31 @@ def test_fp32_on_a_gpu_and_on_a_cpu_agree(folder):
             assert (found[name] - weight).norm() <= 1e-2 * weight.norm().clamp(min=1), name
 
 
-LAUNCHERS = {
-    "python": launchers.python,
-    "torchrun": lambda: launchers.torchrun(1),
-    "zero1": lambda: launchers.accelerate("zero1.yaml", 1),
-    "zero2": lambda: launchers.accelerate("zero2.yaml", 1),
-    "zero3": lambda: launchers.accelerate("zero3.yaml", 1),
-    "deepspeed": lambda: launchers.deepspeed(1),
-    "fsdp": lambda: launchers.accelerate("fsdp.yaml", 1),
-    "fsdp_offload": lambda: launchers.accelerate("fsdp_offload.yaml", 1),
-}
-TOLERANCE = {"no": 1e-4, "bf16": 5e-2, "fp16": 1e-2}  # of losses, beside fp32 under plain python
-
-
 @pytest.fixture(scope="module")
-def losses(folder):
-    """The losses of a run by its name."""
-    return lambda name: [entry["loss"] for entry in read_history(folder / name) if "loss" in entry]
-
-
-@pytest.fixture(scope="module")
-def exact(folder, losses):
-    """Those of the job in fp32."""
-    run(folder, "exact", dropout_by="row")
-    return losses("exact")
+def exact(folder):
+    """The losses of the job in fp32."""
+    return losses(run(folder, "exact", dropout_by="row"))
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_the_job_is_the_same_under_every_launcher(folder, losses, exact, launcher, precision):
+def test_the_job_is_the_same_under_every_launcher(folder, exact, launcher, precision):
     if launcher.startswith("fsdp") and precision == "fp16":
         pytest.skip("refused")
     file = launchers.DS_CONFIGS / "zero2.json" if launcher == "deepspeed" else None
     name = f"{launcher}_{precision}"
-    run(folder, name, None, LAUNCHERS[launcher], mixed_precision=precision, deepspeed=file, dropout_by="row")
-    assert losses(name) == pytest.approx(exact, rel=TOLERANCE[precision])
+    settings = {"mixed_precision": precision, "deepspeed": file, "dropout_by": "row"}
+    assert losses(run(folder, name, None, LAUNCHERS[launcher], **settings)) == pytest.approx(
+        exact, rel=TOLERANCE[precision]
+    )
 
 
-def test_tensorfloat_passes_the_check_of_the_export(folder, losses, exact):
-    run(folder, "tf32", tf32=True, dropout_by="row")
-    assert losses("tf32") == pytest.approx(exact, rel=1e-2)
+def test_tensorfloat_passes_the_check_of_the_export(folder, exact):
+    assert losses(run(folder, "tf32", tf32=True, dropout_by="row")) == pytest.approx(exact, rel=1e-2)
 
 
 @pytest.mark.parametrize(("first", "then"), [("zero2", "python"), ("python", "zero2"), ("zero2", "zero3")])
-def test_an_fp16_run_moves_with_its_loss_scale(folder, losses, first, then):
+def test_an_fp16_run_moves_with_its_loss_scale(folder, first, then):
     settings = {"mixed_precision": "fp16", "dropout_by": "row", "max_steps": 6, "save_steps": 3}
     place = run(folder, f"{first}_to_{then}", None, LAUNCHERS[first], save_total_limit=5, **settings)
     start = folder / f"from_{first}_for_{then}" / "step_3"
@@ -110,7 +83,7 @@ def test_an_fp16_run_moves_with_its_loss_scale(folder, losses, first, then):
     ]
     scales = [state["loss_scale"].get("scale", state["loss_scale"].get("cur_scale")) for state in states]
     assert scales[0] == scales[1]
-    assert losses(f"{then}_of_{first}")[-3:] == pytest.approx(losses(place.name)[-3:], rel=1e-2)
+    assert losses(folder / f"{then}_of_{first}")[-3:] == pytest.approx(losses(place)[-3:], rel=1e-2)
 
 
 def test_an_fp16_run_goes_on_with_its_loss_scale(folder):
@@ -144,8 +117,5 @@ def test_compiled_layers_train_as_they_are(folder):
         run(folder, f"compiled_{compiles}", config_name="without_dropout/config.json", torch_compile=compiles)
         for compiles in (False, True)
     )
-    losses = [
-        [entry["loss"] for entry in read_history(place) if "loss" in entry] for place in (plain, compiled)
-    ]
-    assert losses[0]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    assert losses(plain)
+    assert losses(compiled) == pytest.approx(losses(plain), rel=1e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -49,7 +50,11 @@ class BatchNorm(_BatchNorm):
         pass
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if not self.training or self.running_mean is None:
+        if self.running_mean is None:
+            return super().forward(input)
+        if self.affine and self.weight.dtype != self.running_mean.dtype:
+            return self._with_full_weights(input)
+        if not self.training:
             return super().forward(input)
         if input.numel() == input.shape[1]:
             return batch_norm(
@@ -62,6 +67,13 @@ class BatchNorm(_BatchNorm):
         count = input.numel() / input.shape[1]
         self._track(mean, variance * count / (count - 1))
         return output
+
+    def _with_full_weights(self, input: torch.Tensor) -> torch.Tensor:
+        """DeepSpeed's bf16 and fp16 halve the weights, not the statistics, and torch refuses the mixture."""
+        whole = copy.copy(self)  # shares the statistics
+        dtype = self.running_mean.dtype
+        whole._parameters = {name: weight.to(dtype) for name, weight in self._parameters.items()}
+        return whole.forward(input)  # without the hooks once more
 
     def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
         self.num_batches_tracked += 1

@@ -94,7 +94,20 @@ class Classification(TrainingContender):
         optimizer = self.optimizer(model)
         schedule = get_linear_schedule_with_warmup(optimizer, 0, self.settings["max_steps"])
         prepared = accelerator.prepare(model, optimizer, loader, schedule)
-        return self.measure_training(model, partial(accelerated_epoch, accelerator, *prepared))
+        return self.measure_training(model, partial(self.accelerated, accelerator, *prepared))
+
+    def accelerated(self, accelerator: Any, model: Any, optimizer: Any, loader: Any, schedule: Any) -> None:
+        model.train()
+        for _ in range(self.settings.get("epochs", 1)):
+            for batch in loader:
+                with accelerator.accumulate(model):
+                    loss = model(**batch).loss
+                    accelerator.backward(loss)
+                    if accelerator.sync_gradients:
+                        accelerator.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+                    optimizer.step()
+                    schedule.step()
+                    optimizer.zero_grad()
 
     def lightning(self) -> dict[str, Any]:
         """Lightning's Trainer."""
@@ -134,19 +147,6 @@ class Classification(TrainingContender):
         precision = average_precision_score(targets.numpy().ravel(), logits.sigmoid().numpy().ravel())
         loss = binary_cross_entropy_with_logits(logits, targets)
         return {"held-out loss": float(loss), "held-out precision": float(precision)}
-
-
-def accelerated_epoch(accelerator: Any, model: Any, optimizer: Any, loader: Any, schedule: Any) -> None:
-    model.train()
-    for batch in loader:
-        with accelerator.accumulate(model):
-            loss = model(**batch).loss
-            accelerator.backward(loss)
-            if accelerator.sync_gradients:
-                accelerator.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
 
 
 def load_model(settings: dict[str, Any], num_labels: int) -> Any:

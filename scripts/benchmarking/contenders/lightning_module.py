@@ -28,11 +28,12 @@ class Classifier(LightningModule):
 
 
 def trainer(settings: dict[str, Any], cuda: bool) -> Trainer:
-    """A Trainer for one epoch on one device, without logs and checkpoints."""
+    """A Trainer for all epochs on one device, without logs and checkpoints."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     seed_everything(settings["seed"], verbose=False)
     return Trainer(
-        accelerator="gpu" if cuda else "cpu", devices=1, max_epochs=1, gradient_clip_val=MAX_GRAD_NORM,
+        accelerator="gpu" if cuda else "cpu", devices=1, max_epochs=settings.get("epochs", 1),
+        gradient_clip_val=MAX_GRAD_NORM,
         accumulate_grad_batches=settings["choice"]["accumulation"],
         precision="bf16-mixed" if settings["precision"] == "bf16" else "32-true",
         default_root_dir=settings["folder"],

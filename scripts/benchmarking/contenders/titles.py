@@ -43,7 +43,7 @@ class Titles(TrainingContender):
         plain = type(ours)(ours.config)  # with transformers' own BigBird
         drop_pooler(plain.encoder)  # ours has none either
         plain.load_state_dict(ours.state_dict())
-        return plain
+        return plain.bfloat16() if self.choice.get("weights") == "bf16" else plain
 
     def token_rows(self) -> tuple[dict[str, list], Any]:
         task, steps = self.prepared

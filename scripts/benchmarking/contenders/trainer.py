@@ -21,12 +21,14 @@ def arguments_of(settings: dict[str, Any], seq2seq: bool = False, **more: Any) -
     cuda, choice = torch.cuda.is_available(), {"accumulation": 1, "fused": True} | settings["choice"]
     gpu = {"tf32": True, "dataloader_num_workers": 2} if cuda else {"dataloader_pin_memory": False}
     return (Seq2SeqTrainingArguments if seq2seq else TrainingArguments)(
-        output_dir=settings["folder"], seed=settings["seed"], bf16=settings["precision"] == "bf16",
+        output_dir=settings["folder"], seed=settings["seed"],
+        bf16=settings["precision"] == "bf16" and "weights" not in choice,
         save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=not cuda,
         max_steps=settings["max_steps"],
         per_device_train_batch_size=settings["batch_size"] // choice["accumulation"],
         gradient_accumulation_steps=choice["accumulation"], learning_rate=settings["learning_rate"],
         optim="adamw_torch_fused" if choice["fused"] else "adamw_torch",
+        torch_compile=choice.get("compile", False),
         train_sampling_strategy="group_by_length" if choice.get("grouped") else "random", **gpu, **more,
     )  # fmt: skip
 

@@ -4,7 +4,7 @@ import statistics
 from functools import partial
 from typing import Any
 
-from benchmarking.contest import Contest, Stages, accumulating, caption, contest
+from benchmarking.contest import EVERYWHERE, Contest, Stages, accumulating, caption, contest
 from benchmarking.context import Bench
 from benchmarking.report import BOTH, Goal, Report, Section, table
 
@@ -29,15 +29,7 @@ def measure(bench: Bench, name: str, texts: str) -> Report:
     settings = size | {"learning_rate": LEARNING_RATE}
     settings["train_file"] = bench.rows(texts, size["steps"] * size["batch_size"] + size["eval_rows"])
     settings, model = bench.with_classifier(settings | {"rows": size["steps"] * size["batch_size"]})
-    cuda = bench.kind == "cuda"
-    ours: Stages = [
-        [{"per_device_train_batch_size": size["batch_size"]}]
-        if cuda
-        else [{"max_tokens_per_micro_batch": tokens, "length_grouping": True} for tokens in TOKENS],
-        [{"length_grouping": False}],
-    ]
-    stages = accumulating(size["batch_size"], grouped=True)
-    contenders = {"ours": ours, **dict.fromkeys(bench.others(name, OTHERS), stages)}
+    contenders = stages(bench, size["batch_size"], bench.others(name, OTHERS))
     found = contest(bench, "classification", contenders, settings, {})
     judge(found, bool(size["eval_rows"]))
     limits = (
@@ -54,6 +46,20 @@ def measure(bench: Bench, name: str, texts: str) -> Report:
         "tables": [table("Training", found.measured), table("Settings tried", found.searched)],
         "goals": {FASTER.format(TEXTS[texts]): (min(found.ratios.values()), reason)},
     }
+
+
+def stages(bench: Bench, batch_size: int, others: list[str]) -> dict[str, Stages]:
+    """The settings of each contender that are tried."""
+    if bench.kind == "cpu":
+        tokens = [{"max_tokens_per_micro_batch": tokens, "length_grouping": True} for tokens in TOKENS]
+        theirs = accumulating(batch_size, grouped=True)
+        return {"ours": [tokens, [{"length_grouping": False}]], **dict.fromkeys(others, theirs)}
+    theirs = [[EVERYWHERE | {"grouped": True}], [{"accumulation": 2}]]
+    ours: Stages = [
+        [{"per_device_train_batch_size": batch_size}], [{"torch_compile": True}, {"dropout_by": "row"}]
+    ]  # fmt: skip
+    compiled = {"trainer": [theirs[0], [*theirs[1], {"compile": True}]]}
+    return {"ours": ours, **{name: compiled.get(name, theirs) for name in others}}
 
 
 def judge(found: Contest, judged: bool) -> None:
