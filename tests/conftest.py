@@ -49,6 +49,12 @@ LAUNCHER_VARIABLES = (
 )  # fmt: skip
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hides GPUs from all tests but those of tests/gpu: before CUDA counts them, which it does once."""
+    if not any("gpu" in Path(name).parts for name in config.args):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Groups tests that use the same runs in one process of pytest-xdist, so that each run is made once."""

@@ -64,6 +64,7 @@ class Watch:
         train()
         hook.remove()
 
+    @torch.compiler.disable
     def _begin(self, *_: Any) -> None:
         self._hook.remove()
         self.mark()

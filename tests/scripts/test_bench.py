@@ -3,6 +3,7 @@ sections."""
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -128,6 +129,42 @@ def test_each_contender_is_measured_with_the_fastest_of_its_settings(load):
     # The same rows for all: two steps in the search, six in each round, with another seed.
     assert [(s["max_steps"], s["rows"]) for _, s in bench.runs] == [(2, 32)] * 3 + [(6, 96)] * 3
     assert [s["seed"] for _, s in bench.runs[3:]] == [1, 2, 3]
+
+
+def test_on_a_gpu_all_settings_take_turns_at_once(load):
+    contest = load("benchmarking.contest")
+    bench = Bench(lambda name, choice: costs(name, {"grouped": False, "fused": True} | choice))
+    theirs = [[{"accumulation": 2}], [{"accumulation": 4}]]
+    contenders = {"ours": [[{"rows": 1}], [{"rows": 2}]], "trainer": theirs}
+    settings = {"batch_size": 16, "steps": 6, "rounds": 0, "epochs": 3}
+    found = contest.contest(bench, "x", contenders, settings, {"texts": "short"})
+    ((jobs, size),) = bench.runs
+    assert [name for name, _ in jobs] == ["x.ours", "x.ours", "x.trainer", "x.trainer"]
+    # Three epochs over the same rows, the first a warm-up.
+    assert (size["max_steps"], size["rows"], size["measured_rows"], size["warm_up"]) == (18, 96, 192, 6)
+    assert found.ratios == {"trainer": 2.0}
+    assert [row["settings"] for row in found.measured] == ["rows 2", "accumulation 4"]
+    assert [(row["texts"], row["settings"]) for row in found.searched if row["chosen"]] == [
+        ("short", "rows 2"), ("short", "accumulation 4"),
+    ]  # fmt: skip
+
+
+def test_turns_begin_after_the_warm_up(load, tmp_path):
+    watch = load("benchmarking.watch")
+    (ours, theirs), (go, signals) = os.pipe(), os.pipe()
+    settings = {"steps_per_turn": 2, "warm_up": 3, "signals": theirs, "spawned": 0, "contender": "x"}
+    before = os.dup(0)
+    os.dup2(go, 0)
+    try:
+        os.write(signals, b"\n" * 3)
+        measured = watch.Watch(settings)
+        measured.once(lambda: None)
+        for _ in range(6):
+            measured.mark()
+    finally:
+        os.dup2(before, 0)
+    assert os.read(ours, 9) == b"..."  # after 3, 5 and 7 steps
+    assert len(measured.measurements()["seconds"]) == 2
 
 
 def test_no_speed_is_shown_where_our_quality_is_worse(load):

@@ -92,6 +92,25 @@ def test_a_single_value_is_normalised_by_the_running_statistics():
     assert all(torch.equal(value, norm.state_dict()[name]) for name, value in before.items())
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("replace", [allow_single_values, lambda model: synchronise_batch_norm(model, False)])
+def test_half_weights_beside_whole_statistics(replace, training):
+    """As under DeepSpeed's bf16 and fp16. plain torch: expected scalar type BFloat16 but found Float"""
+    torch.manual_seed(0)
+    x, expected = torch.randn(6, 3, 4, 4).bfloat16(), nn.BatchNorm2d(3).train(training)
+    nn.init.normal_(expected.weight)
+    expected.weight.data = expected.weight.bfloat16().float()
+    norm = replace(nn.BatchNorm2d(3)).train(training)
+    norm.load_state_dict(expected.state_dict())
+    norm.weight.data, norm.bias.data = norm.weight.bfloat16(), norm.bias.bfloat16()
+    found = norm(x)
+    assert torch.equal(found, expected(x))
+    found.float().square().sum().backward()
+    assert (norm.weight.grad.dtype, norm.running_mean.dtype) == (torch.bfloat16, torch.float32)
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        assert torch.equal(getattr(norm, name), getattr(expected, name))
+
+
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_sums_are_precise_on_a_cpu(momentum):
     """Mostly background, as in MNIST: torch's batch norm is off by 1e-4 here."""
