@@ -319,6 +319,14 @@ def remove_temporary_folders() -> None:
         shutil.rmtree(_temporary.pop(), ignore_errors=True)
 
 
+def paths_in(folder: Path) -> list[Path]:
+    """The paths in a folder, sorted. Raises `InputError` if it cannot be read."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read ({error.strerror})") from None
+
+
 def read_text(path: str | Path) -> str:
     """Reads a whole UTF-8 file. Raises `InputError`."""
     try:

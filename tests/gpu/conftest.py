@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+from gpu_job import Runs
 
 
 def pytest_collection_modifyitems(items):
@@ -27,3 +28,12 @@ def never_waiting():
     """A function after whose call torch raises an error if the host waits for the GPU."""
     yield lambda: torch.cuda.set_sync_debug_mode("error")
     torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory, worker_id):
+    """The runs that all test processes share."""
+    base = tmp_path_factory.getbasetemp()
+    home = (base if worker_id == "master" else base.parent) / "gpu"
+    home.mkdir(exist_ok=True)
+    return Runs(home)

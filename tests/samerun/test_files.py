@@ -18,6 +18,7 @@ from samerun.files import (
     check_present,
     foreign_files,
     lock,
+    paths_in,
     read_lines,
     recover_folder,
     remove_folder,
@@ -276,3 +277,11 @@ def test_what_a_kill_leaves_of_a_listed_file_is_the_runs_own(tmp_path):
     for name in (f".{LIST}.unfinished", ".unfinished_a.nii.gz", ".unfinished_b.nii.gz"):
         (masks / name).touch()
     assert foreign_files(masks) == [masks / ".unfinished_b.nii.gz"]
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    assert paths_in(tmp_path) == [file]
+    with pytest.raises(InputError, match=f"{file}: cannot be read .Not a directory"):
+        paths_in(file)

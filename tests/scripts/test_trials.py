@@ -42,7 +42,10 @@ if "stopped" in words.get("--run_name", "") and not (folder / "begun").exists():
     (folder / "status.json").write_text(json.dumps({"state": "stopped"}))
     sys.exit(-2)
 (folder / "runs").open("a").write("x")
-metrics = {"best_metric": 1 - rate, "eval_average_precision_macro": 1 - rate}
+chosen = words.get("--metric_for_best_model", "average_precision_macro")
+metrics = {"best_metric": 1 - rate, f"eval_{chosen}": 1 - rate}
+if words.get("--run_name") == "fell back" and rate < 0.4:  # by the loss
+    metrics = {"best_metric": 9.0, "eval_loss": 9.0}
 if "--test_file" in words:
     assert words["--validation_file"].endswith("validation.jsonl") and words["--encoding"] == "utf-8"
     rows = [json.loads(line) for line in open(words["--test_file"])]
@@ -128,6 +131,14 @@ def test_a_sweep_goes_on_after_a_combination_that_only_the_run_refuses(command, 
     assert said.count("failed:") == 5 - len(done) > 0 < len(done)
     assert sweep.main(words) == 0
     assert "failed:" not in capsys.readouterr().out
+
+
+def test_a_trial_whose_model_was_chosen_by_the_loss_has_no_score(command, tmp_path, capsys):
+    words = ["--trials", "6", "--search", "learning_rate=0.25,0.5", *command, "--run_name", "fell back"]
+    assert sweep.main(words) == 0
+    said = capsys.readouterr().out
+    assert "failed:" in said
+    assert "9.0" not in said
 
 
 @pytest.mark.parametrize("rate", ["2", "3"])

@@ -34,6 +34,7 @@ from samerun.data.splits import (
 )
 from samerun.data.tables import Table, check_ids, dataset_table, ids_of, read_table
 from samerun.errors import InputError, described, in_short, listed, raise_problems
+from samerun.files import paths_in
 from samerun.images.transforms import Encoded, Header, decode, decode_mask, read_header
 from samerun.task import Mixture
 
@@ -360,7 +361,7 @@ def _files_below(folder: Path, above: frozenset[str] = frozenset()) -> Iterator[
     place = os.path.realpath(folder)
     if place in above:
         return
-    for path in folder.iterdir():
+    for path in paths_in(folder):
         if path.is_dir():
             yield from _files_below(path, above | {place})
         elif path.is_file():
@@ -381,7 +382,7 @@ def class_folders(folder: Path, notes: list[str]) -> tuple[list[Path], list[str]
     """(images, class names), as for ImageFolder of torchvision and `datasets`: an image's class is the name
     of its subfolder. The class names are None if the images are in the folder itself. Raises `InputError` for
     an empty folder or class, and for images beside the class folders."""
-    subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    subfolders = [path for path in paths_in(folder) if path.is_dir() and not path.name.startswith(".")]
     if not subfolders:
         images = images_below(folder, notes)
         if not images:
@@ -395,7 +396,7 @@ def class_folders(folder: Path, notes: list[str]) -> tuple[list[Path], list[str]
             f"{folder}: holds splits ({splits}), not classes; give each by itself, such as "
             f"--train_file {subfolders[0]}"
         )
-    files = sorted(path for path in folder.iterdir() if path.is_file())
+    files = [path for path in paths_in(folder) if path.is_file()]
     beside = [path.name for path in files if path.suffix.lower() in image_extensions()]
     if beside:
         raise InputError(

@@ -118,7 +118,9 @@ def run_trial(study: optuna.Study, command: Command, folder: Path, space: Space,
         metrics = command.run(folder / f"trial_{trial.number}", trial.params)
     except InputError as error:
         metrics, refusal = None, error
-    value = None if metrics is None else metrics.get("best_metric")
+    # A run whose validation rows do not have the metric chose its model by the loss.
+    has_it = metrics is not None and f"eval_{study.user_attrs['metric']}" in metrics
+    value = metrics.get("best_metric") if has_it else None
     if value is None:
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
         print(f"trial {trial.number} failed: {folder / f'trial_{trial.number}.log'}", flush=True)

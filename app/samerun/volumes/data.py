@@ -31,6 +31,7 @@ from samerun.data.splits import (
 )
 from samerun.data.tables import Table, read_table
 from samerun.errors import InputError, collecting, described, listed, raise_problems
+from samerun.files import paths_in
 from samerun.plan import Modes
 from samerun.task import Mixture
 from samerun.volumes import nifti
@@ -135,7 +136,7 @@ def _from_folder(folder: Path, split: str, encoding: str, is_own: bool) -> Volum
             f"{folder}: has no folder {' or '.join(names[0] for names in layouts)}; images/ and "
             "labels/ are expected"
         )
-    names = sorted(path.name for path in images.iterdir())
+    names = [path.name for path in paths_in(images)]
     names = [name for name in names if name.endswith(SUFFIXES) and not name.startswith(".")]
     if not names:
         raise InputError(f"{images}: has no NIfTI files ({', '.join(SUFFIXES)})")
