@@ -95,27 +95,28 @@ def in_rounds(
 
 def at_once(bench: Bench, module: str, contenders: dict[str, Stages], settings: dict[str, Any]) -> Found:
     """All settings of all contenders take turns, and each contender's fastest run counts: on a GPU, where a
-    process takes longer to start than to train."""
+    process takes longer to start than to train. A setting that fails, perhaps as the others leave it too
+    little memory, is left out."""
     size = training(settings, settings["steps"])
     jobs = [
         (name, stages[0][0] | change)
         for name, stages in contenders.items()
         for change in [*stages[0], *itertools.chain(*stages[1:])]
     ]
-    found = bench.run([(f"{module}.{name}", {"choice": choice}) for name, choice in jobs], size)
+    found = bench.run([(f"{module}.{name}", {"choice": choice}) for name, choice in jobs], size, True)
+    done = [(name, choice, run) for (name, choice), run in zip(jobs, found, strict=True) if run]
+    if {name for name, *_ in done} != set(contenders):
+        raise SystemExit("error: all settings of a contender failed")
     best: dict[str, Choice] = {}
     runs: dict[str, list[Run]] = {}
-    for (name, choice), run in zip(jobs, found, strict=True):
+    for name, choice, run in done:
         if name not in best or sum(run["seconds"]) < sum(runs[name][0]["seconds"]):
             best[name], runs[name] = choice, [run]
-    rows = [row_of(choice, run, size) | {"": name} for (name, choice), run in zip(jobs, found, strict=True)]
+    rows = [{"": name, **row_of(choice, run, size)} for name, choice, run in done]
     for row in rows:
+        row["chosen"] = "x" if row["settings"] == words(best[row[""]]) else ""
         print(f"{module}.{row['']} {row['settings']}: {show(row['rows/s'])} rows/s", flush=True)
-    return (
-        best,
-        [{**row, "chosen": "x" if row["settings"] == words(best[row[""]]) else ""} for row in rows],
-        runs,
-    )
+    return best, rows, runs
 
 
 def search(

@@ -75,16 +75,18 @@ class Bench:
             )
         return others
 
-    def run(self, jobs: list[tuple[str, dict[str, Any]]], settings: dict[str, Any]) -> list[dict[str, Any]]:
+    def run(
+        self, jobs: list[tuple[str, dict[str, Any]]], settings: dict[str, Any], may_fail: bool = False
+    ) -> list[Any]:
         """Runs contenders ("MODULE.NAME" of benchmarking.contenders, and settings of its own), each in a
-        process, which take turns. Returns their results."""
+        process, which take turns. Returns their results; with `may_fail` None for one that failed."""
         common = {
             "seed": self.options.seed, "precision": self.precision, "steps_per_turn": self.per_turn,
             "choice": {},
         }  # fmt: skip
         jobs = [(name, common | settings | own) for name, own in jobs]
-        results = run_group(COMMAND, jobs, self.folder, self.options.threads)
-        self.other_loads.append(results[0]["others_cpu_share"])
+        results = run_group(COMMAND, jobs, self.folder, self.options.threads, may_fail)
+        self.other_loads += [result["others_cpu_share"] for result in results if result][:1]
         return results
 
     def machine_text(self) -> str:

@@ -44,12 +44,17 @@ class Child:
         self.process.stdin.flush()
         return self.is_waiting()
 
-    def result(self) -> dict[str, Any]:
-        """The measurements. Raises `SystemExit` with the end of the log if the contender failed."""
+    def result(self, may_fail: bool) -> dict[str, Any] | None:
+        """The measurements. If the contender failed: None, after the end of its log was printed, or without
+        `may_fail` `SystemExit`."""
         code = self.process.wait()
-        if code or not self.answer.exists():
-            raise SystemExit(f"{self.name} failed ({code}):\n{self.log.read_text()[-4000:]}")
-        return json.loads(self.answer.read_text())
+        if not code and self.answer.exists():
+            return json.loads(self.answer.read_text())
+        failure = f"{self.name} failed ({code}):\n{self.log.read_text()[-4000:]}"
+        if not may_fail:
+            raise SystemExit(failure)
+        print(failure, flush=True)
+        return None
 
     def end(self) -> None:
         os.close(self.signals)
@@ -63,10 +68,14 @@ class Child:
 
 
 def run_group(
-    command: list[str], jobs: list[tuple[str, dict[str, Any]]], folder: Path, threads: int
-) -> list[dict[str, Any]]:
+    command: list[str],
+    jobs: list[tuple[str, dict[str, Any]]],
+    folder: Path,
+    threads: int,
+    may_fail: bool = False,
+) -> list[Any]:
     """Starts `command --child SETTINGS` for each job, a contender's name and settings, and lets the jobs take
-    turns. Returns their results, each with the CPU share of other processes in the meantime."""
+    turns. Returns their results (`Child.result`), each with the CPU share of other processes meanwhile."""
     cpu, own_cpu, started = cpu_seconds(), sum(os.times()[:4]), time.time()
     children: list[Child] = []
     try:
@@ -75,13 +84,13 @@ def run_group(
             own = settings | {"contender": name, "folder": str(path)}
             children.append(Child(command, own, path, environment(threads, folder)))
         take_turns(children)
-        results = [child.result() for child in children]
+        results = [child.result(may_fail) for child in children]
     finally:
         for child in children:
             child.end()
     others = cpu_seconds() - cpu - (sum(os.times()[:4]) - own_cpu)
     share = max(0.0, others / ((time.time() - started) * os.cpu_count()))
-    return [result | {"others_cpu_share": share} for result in results]
+    return [result and result | {"others_cpu_share": share} for result in results]
 
 
 def cpu_seconds() -> float:

@@ -47,9 +47,10 @@ def start(load, tmp_path):
     script.write_text(CHILD)
     processes = load("benchmarking.processes")
 
-    def begin(**steps):
+    def begin(may_fail=False, **steps):
         jobs = [(name, {"steps": count, "log": str(log)}) for name, count in steps.items()]
-        return processes.run_group([sys.executable, str(script)], jobs, tmp_path, 1), log.read_text()
+        found = processes.run_group([sys.executable, str(script)], jobs, tmp_path, 1, may_fail)
+        return found, log.read_text()
 
     return begin
 
@@ -58,6 +59,14 @@ def test_contenders_take_turns_and_nobody_always_comes_first(start):
     results, turns = start(a=4, b=6)
     assert turns == "abbabaabbb"
     assert [result["steps"] for result in results] == [4, 6]
+
+
+def test_a_contender_that_fails_ends_the_benchmark_or_is_left_out(start, capsys):
+    with pytest.raises(SystemExit, match="broken_1 failed .1.:\nno such model"):
+        start(a=1, broken=1)
+    results, _ = start(may_fail=True, broken=1, a=2)
+    assert (results[0], results[1]["steps"]) == (None, 2)
+    assert "no such model" in capsys.readouterr().out
 
 
 def run_of(seconds, memory=1.0):
@@ -94,9 +103,13 @@ class Bench:
     def __init__(self, costs):
         self.costs, self.runs = costs, []
 
-    def run(self, jobs, settings):
+    def run(self, jobs, settings, may_fail=False):
         self.runs.append((jobs, settings))
-        return [self.result(name, own["choice"], settings["max_steps"]) for name, own in jobs]
+        fails = [may_fail and own["choice"].get("fails") for _, own in jobs]
+        return [
+            None if failed else self.result(name, own["choice"], settings["max_steps"])
+            for (name, own), failed in zip(jobs, fails, strict=True)
+        ]
 
     def result(self, name, choice, steps):
         run = run_of([self.costs(name, choice)] * steps)
@@ -135,11 +148,11 @@ def test_on_a_gpu_all_settings_take_turns_at_once(load):
     contest = load("benchmarking.contest")
     bench = Bench(lambda name, choice: costs(name, {"grouped": False, "fused": True} | choice))
     theirs = [[{"accumulation": 2}], [{"accumulation": 4}]]
-    contenders = {"ours": [[{"rows": 1}], [{"rows": 2}]], "trainer": theirs}
+    contenders = {"ours": [[{"rows": 1}], [{"rows": 2}, {"fails": True}]], "trainer": theirs}
     settings = {"batch_size": 16, "steps": 6, "rounds": 0, "epochs": 3}
     found = contest.contest(bench, "x", contenders, settings, {"texts": "short"})
     ((jobs, size),) = bench.runs
-    assert [name for name, _ in jobs] == ["x.ours", "x.ours", "x.trainer", "x.trainer"]
+    assert [name for name, _ in jobs] == ["x.ours", "x.ours", "x.ours", "x.trainer", "x.trainer"]
     # Three epochs over the same rows, the first a warm-up.
     assert (size["max_steps"], size["rows"], size["measured_rows"], size["warm_up"]) == (18, 96, 192, 6)
     assert found.ratios == {"trainer": 2.0}
