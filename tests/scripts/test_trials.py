@@ -55,6 +55,7 @@ if "--test_file" in words:
             file.write(json.dumps({"id": row["id"], "labels": row["labels"]}, ensure_ascii=False) + chr(10))
     metrics |= {"test_loss": float(len(rows)), "test_rows": len(rows)}
 if folder.name.startswith("rows_"):
+    assert words["--do_train"] == "true"  # also where --do_predict asks for the test rows
     ids = [json.loads(line)["id"] for line in open(words["--train_file"])]
     metrics |= {"eval_average_precision_macro": len(ids) / 100 + int(words["--seed"]) / 1000, "ids": ids}
 (folder / "metrics.json").write_text(json.dumps(metrics))

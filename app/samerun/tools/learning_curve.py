@@ -54,7 +54,7 @@ def train(
     chosen = sorted(np.random.default_rng(seed).permutation(len(rows))[:count].tolist())
     write_lines(folder / f"{place.name}.jsonl", [rows[row] for row in chosen])
     changes = files_of(folder, train_file=folder / f"{place.name}.jsonl")
-    metrics = command.run(place, changes | {"seed": seed})
+    metrics = command.run(place, changes | {"seed": seed, "do_train": "true"})
     if metrics is None:
         raise TrainingError(f"{place.name} failed: {place}.log")
     print(f"{place.name} is done", flush=True)
