@@ -304,7 +304,7 @@ def check_schedule(kind: str, settings: dict[str, Any]) -> list[str]:
                 f"--lr_scheduler_kwargs: {kind} has no {name}; it has {', '.join(known) or 'no settings'}"
             )
         elif isinstance(value, list) != isinstance(known[name], list) or not all(
-            map(_is_non_negative, numbers)
+            type(number) in (int, float) and 0 <= number < math.inf for number in numbers
         ):
             expected = "a list of numbers" if isinstance(known[name], list) else "a number of at least 0"
             errors.append(f"--lr_scheduler_kwargs: {name} is {value!r}, expected {expected}")
@@ -344,9 +344,3 @@ def lr_multiplier(
         return 0.0 if done >= 1 else 0.5 * (1 + math.cos(math.pi * (s["num_cycles"] * done % 1.0)))
     least = s.get("min_lr_rate", 0.0)
     return least + (1 - least) * 0.5 * (1 + math.cos(math.pi * 2 * s["num_cycles"] * min(1.0, done)))
-
-
-def _is_non_negative(value: Any) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 and math.isfinite(value)
-    )
