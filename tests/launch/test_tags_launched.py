@@ -43,7 +43,7 @@ def check_alike(folder, other):
         weights.append(place / "best" / "model.safetensors")
         lines.append((place / "predictions.jsonl").read_text(encoding="utf-8").splitlines())
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    check_weights(*weights)
+    check_weights(*weights, 3e-5)  # 1.1e-5 on a CPU with AMX
     assert len(lines[0]) == 11
     for line, same in zip(*(map(json.loads, each) for each in lines), strict=True):
         assert (line["tokens"], line["tags"]) == (same["tokens"], same["tags"])
