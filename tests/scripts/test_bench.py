@@ -170,6 +170,7 @@ def test_turns_begin_after_the_warm_up(load, tmp_path):
     os.dup2(go, 0)
     try:
         os.write(signals, b"\n" * 3)
+        os.close(signals)  # a fourth turn would end the process
         measured = watch.Watch(settings)
         measured.once(lambda: None)
         for _ in range(6):
