@@ -236,6 +236,7 @@ def test_behind_the_warm_up_schedules_are_those_of_transformers(kind, settings, 
         ("linear", {"power": 2}, "linear has no power; it has no settings"),
         ("cosine_with_restarts", {"cycles": 2}, "cosine_with_restarts has no cycles; it has num_cycles"),
         ("polynomial", {"power": "2"}, "power is '2', expected a number of at least 0"),
+        ("polynomial", {"power": float("inf")}, "power is inf, expected a number of at least 0"),
         ("multistep", {"milestones": 0.5}, "milestones is 0.5, expected a list of numbers"),
     ],
 )
