@@ -88,7 +88,7 @@ def in_rounds(
         seed = bench.options.seed + number
         for run in bench.run(jobs[number % len(jobs) :] + jobs[: number % len(jobs)], size | {"seed": seed}):
             runs[run["contender"]].append(run)
-            rate = size["rows"] / sum(run["seconds"])
+            rate = size["measured_rows"] / sum(run["seconds"])
             print(*label.values(), f"round {number + 1} {run['contender']:<14}{rate:9.2f} rows/s", flush=True)
     return best, searched, runs
 
@@ -103,7 +103,8 @@ def at_once(bench: Bench, module: str, contenders: dict[str, Stages], settings: 
         for name, stages in contenders.items()
         for change in [*stages[0], *itertools.chain(*stages[1:])]
     ]
-    found = bench.run([(f"{module}.{name}", {"choice": choice}) for name, choice in jobs], size, True)
+    children = [(f"{module}.{name}", {"choice": choice}) for name, choice in jobs]
+    found = bench.run(children, size, may_fail=True)
     done = [(name, choice, run) for (name, choice), run in zip(jobs, found, strict=True) if run]
     if {name for name, *_ in done} != set(contenders):
         raise SystemExit("error: all settings of a contender failed")

@@ -58,8 +58,8 @@ def stages(bench: Bench, batch_size: int, others: list[str]) -> dict[str, Stages
     ours: Stages = [
         [{"per_device_train_batch_size": batch_size}], [{"torch_compile": True}, {"dropout_by": "row"}]
     ]  # fmt: skip
-    compiled = {"trainer": [theirs[0], [*theirs[1], {"compile": True}]]}
-    return {"ours": ours, **{name: compiled.get(name, theirs) for name in others}}
+    compiled: Stages = [theirs[0], [*theirs[1], {"compile": True}]]
+    return {"ours": ours, **{name: compiled if name == "trainer" else theirs for name in others}}
 
 
 def judge(found: Contest, judged: bool) -> None:
