@@ -46,7 +46,7 @@ if __name__ == "__main__":
     # Before torch is imported: --help and wrong arguments answer at once.
     arguments = read_arguments(Arguments, __doc__)
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,19 +59,12 @@ from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForIma
 from samerun import classes
 from samerun.data.cache import fingerprint
 from samerun.errors import InputError
-from samerun.export import check_agreement, plain_model, rows_to_check
+from samerun.export import check_agreement, rows_to_check
 from samerun.files import replace_folder
 from samerun.images import single_label
-from samerun.images.data import Examples, Images, Inspection, Targets, read_examples
-from samerun.images.image_task import (
-    ImageSplit,
-    ImageTask,
-    check_colours,
-    image_batch,
-    make_augmentation,
-    split_fields,
-)
-from samerun.images.transforms import load_processor, processing_of
+from samerun.images.data import Examples, Images, Targets, read_examples
+from samerun.images.image_task import ImageSplit, ImageTask, check_colours
+from samerun.images.transforms import Augmentation, load_processor, processing_of
 from samerun.main import run
 from samerun.models import pretrained
 from samerun.models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
@@ -95,7 +88,7 @@ class ImageClassification(ImageTask):
     # Data
 
     def load(self, launch: Launch, modes: Modes) -> Data:
-        arguments, examples = self.arguments, self.read(launch, modes, read_examples)
+        a, examples = self.arguments, self.read(launch, modes, read_examples)
         # Test files may have no classes.
         names = {
             split: single_label.class_names(rows)
@@ -103,14 +96,15 @@ class ImageClassification(ImageTask):
             if split != "test" or rows.labels is not None
         }
         self.choose_model(examples.get("train"), names.get("train"))
-        check_colours(arguments, self.processing, examples, self.inspected)
+        check_colours(a, self.processing, examples, self.inspected)
         numbers = {
             split: single_label.class_numbers(examples[split], of_split, self.labels)
             for split, of_split in names.items()
         }
         if "train" in numbers:
             single_label.note_classes(numbers["train"], self.labels, self.notes)
-        self.augmentation = make_augmentation(arguments, self.processing.size)
+        changes = a.random_crop, a.random_flip, a.random_rotation, a.color_jitter
+        self.augmentation = Augmentation(self.processing.size, *changes)
         targets = {name: Targets(values, fingerprint([values.tobytes()])) for name, values in numbers.items()}
         return self.make_data(examples, targets, labels=self.labels)
 
@@ -146,17 +140,12 @@ class ImageClassification(ImageTask):
         else:
             self.processing = processing_of(self.processor, getattr(self.config, "num_channels", 3))
 
-    def split(self, name: str, rows: Examples, targets: Targets | None, inspected: Inspection) -> ImageSplit:
-        values = None if targets is None else targets.values
-        collate = partial(self.collate, rows.images, values)
-        augments = name == "train" and not self.augmentation.is_off
-        fields = split_fields(self, name, rows, targets, inspected)
-        return ImageSplit(collate=collate, augment=collate if augments else None, **fields)
+    def collator(self, name: str, images: Images, values: np.ndarray | None) -> Callable[..., Batch]:
+        return partial(self.collate, images, values)
 
     def collate(
         self, images: Images, values: np.ndarray | None, rows: np.ndarray, epoch: int | None = None
     ) -> Batch:
-        """The batch of these rows; with an epoch, augmented."""
         pixels, mode = [], self.processing.mode
         shape = (*self.processing.size, *([3] if mode == "RGB" else []))
         as_they_are = epoch is None and self.processor is None and images.are_arrays  # several times as fast
@@ -165,8 +154,9 @@ class ImageClassification(ImageTask):
                 pixels.append(images[row])
             else:
                 pixels.append(self.augment(images.load(row, mode), None, row, epoch)[0])
+        inputs = {"pixel_values": self.processing.normalize(np.stack(pixels))}
         labels = None if values is None else torch.from_numpy(values[rows])
-        return image_batch(rows, self.processing, pixels, labels)
+        return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels)
 
     # Training
 
@@ -224,7 +214,7 @@ class ImageClassification(ImageTask):
         if isinstance(self.config, SmallCNNConfig):
             replace_folder(path, partial(save_small_cnn, self.config, weights, check))
         else:
-            self.save_best(path, model, plain_model(model), weights, check)
+            self.save_best(path, model, weights, check)
         if best is None:
             return {}
         confusion = self.confusion(best)

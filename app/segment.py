@@ -39,7 +39,7 @@ if __name__ == "__main__":
     # Before torch is imported: --help and wrong arguments answer at once.
     arguments = read_arguments(Arguments, __doc__)
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,10 @@ from PIL import Image
 from transformers import MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, AutoModelForSemanticSegmentation
 
 from samerun import predictions as output
-from samerun.export import check_agreement, plain_model, rows_to_check
+from samerun.export import check_agreement, rows_to_check
 from samerun.images import masks, semantic_segmentation
-from samerun.images.data import Examples, Images, Inspection, Targets
-from samerun.images.image_task import ImageTask, check_colours, image_batch, make_augmentation, split_fields
+from samerun.images.data import Images, Targets
+from samerun.images.image_task import ImageSplit, ImageTask, check_colours
 from samerun.images.segmentation import (
     SegmentationLoss,
     balanced_class_weights,
@@ -67,7 +67,7 @@ from samerun.images.segmentation import (
     segmentation_scores,
     unpack,
 )
-from samerun.images.transforms import load_processor
+from samerun.images.transforms import Augmentation, load_processor
 from samerun.main import run
 from samerun.models import pretrained
 from samerun.models.adapters import adapted_name
@@ -102,9 +102,16 @@ class Segmentation(ImageTask):
         targets = masks.inspect_masks(examples, self.inspected)
         self.choose_classes(targets, self.notes)
         scales = a.random_scale or ((1.0, 1.0) if self.uses_windows else None)
-        outside = {"fill": masks.IGNORED, "colour": self.processing.mean_colour}
-        size, native = self.processing.size, self.uses_windows
-        self.augmentation = make_augmentation(a, size, scales=scales, native=native, **outside)
+        self.augmentation = Augmentation(
+            self.processing.size,
+            *(a.random_crop, a.random_flip, a.random_rotation, a.color_jitter),
+            fill=masks.IGNORED,
+            scales=scales,
+            native=self.uses_windows,
+            colour=self.processing.mean_colour,
+        )
+        if self.uses_windows:  # they work on one image at a time, and a batch would be padded to its largest
+            self.evaluation_rows = 1
         return self.make_data(
             examples,
             targets,
@@ -155,22 +162,10 @@ class Segmentation(ImageTask):
         if train is None:  # the loss is that of the model's training
             self.loss = self.loss.with_settings(getattr(self.config, "loss_settings", None))
 
-    def split(
-        self, name: str, rows: Examples, targets: Targets | None, inspected: Inspection
-    ) -> semantic_segmentation.MaskSplit:
-        sizes = [(header.height, header.width) for header in inspected.headers]
-        values = None if targets is None else targets.values
-        train = partial(self.collate, rows.images, values)
-        evaluate = partial(self.collate_whole, rows.images, values, name == "test")
-        return semantic_segmentation.MaskSplit(
-            collate=train if name == "train" else evaluate,
-            augment=train if name == "train" and not self.augmentation.is_off else None,
-            # Windows work on one image at a time, and a batch would be padded to its largest.
-            evaluation_rows=1 if self.uses_windows else None,
-            sizes=sizes,
-            mask_files=semantic_segmentation.mask_names(rows.ids),
-            **split_fields(self, name, rows, targets, inspected),
-        )
+    def collator(self, name: str, images: Images, values: Images | None) -> Callable[..., Batch]:
+        if name == "train":
+            return partial(self.collate, images, values)
+        return partial(self.collate_whole, images, values, name == "test")
 
     def collate(self, images: Images, truth: Images, rows: np.ndarray, epoch: int | None = None) -> Batch:
         """The batch of these rows in the size of the model's input; with an epoch, augmented."""
@@ -180,7 +175,9 @@ class Segmentation(ImageTask):
             image, mask = self.augment(image, mask, row, epoch)
             pixels.append(image)
             labels.append(self.class_of_value[mask])
-        return image_batch(rows, self.processing, pixels, torch.from_numpy(np.stack(labels)))
+        inputs = {"pixel_values": self.processing.normalize(np.stack(pixels))}
+        truth = torch.from_numpy(np.stack(labels))
+        return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, truth)
 
     def collate_whole(
         self, images: Images, truth: Images | None, keeps_masks: bool, rows: np.ndarray
@@ -259,27 +256,25 @@ class Segmentation(ImageTask):
             outputs["mask"] = torch.from_numpy(packed).to(logits.device)
         return outputs
 
-    def score(
-        self, predictions: Predictions, split: semantic_segmentation.MaskSplit
-    ) -> dict[str, float | None]:
+    def score(self, predictions: Predictions, split: ImageSplit) -> dict[str, float | None]:
         self.check_logits(predictions, split)
         scores = segmentation_scores(predictions["counts"].sum(0), self.classes.names)
         return {"loss": float(predictions["loss"].mean(dtype=np.float64)), **scores}
 
-    def baseline(self, split: semantic_segmentation.MaskSplit, seconds: float) -> dict[str, float | None]:
+    def baseline(self, split: ImageSplit, seconds: float) -> dict[str, float | None]:
         train = self.splits.get("train")
         if train is None:
             return {}
         counts = train.targets.counts, split.targets.counts
         return scores_of_commonest_class(*counts, self.classes.names)
 
-    def check_logits(self, predictions: Predictions, split: semantic_segmentation.MaskSplit) -> None:
+    def check_logits(self, predictions: Predictions, split: ImageSplit) -> None:
         check_finite(predictions["largest_logit"], "logits", split.path, "images", split.images.name)
 
     def export(
         self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
     ) -> dict[str, Any]:
-        self.save_best(path, model, plain_model(model), weights, partial(self.check_export, best))
+        self.save_best(path, model, weights, partial(self.check_export, best))
         return {}
 
     def check_export(self, best: Predictions | None, folder: Path) -> None:
@@ -307,15 +302,14 @@ class Segmentation(ImageTask):
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         return pretrained.load_exported(AutoModelForSemanticSegmentation, self.arguments, path)
 
-    def lines(
-        self, predictions: Predictions, split: semantic_segmentation.MaskSplit
-    ) -> Iterator[dict[str, Any]]:
+    def lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
         """Also writes the masks."""
         self.check_logits(predictions, split)
         folder, names = output.folder_of(self.arguments), self.classes.names
-        add_to_list(folder, split.mask_files)
-        for row, packed in enumerate(predictions["mask"]):
-            mask, file = unpack(packed, split.sizes[row], self.num_classes), split.mask_files[row]
+        files = semantic_segmentation.mask_names(split.ids)
+        add_to_list(folder, files)
+        for row, (file, header) in enumerate(zip(files, split.inspected.headers, strict=True)):
+            mask = unpack(predictions["mask"][row], (header.height, header.width), self.num_classes)
             image = Image.fromarray(mask)
             image.putpalette(semantic_segmentation.palette().tobytes())
             image.save(folder / file)
@@ -325,7 +319,7 @@ class Segmentation(ImageTask):
                 line["iou"] = by_class(iou(predictions["counts"][row]), names)
             yield line
 
-    def figures(self, best: Predictions, split: semantic_segmentation.MaskSplit) -> ReportContent:
+    def figures(self, best: Predictions, split: ImageSplit) -> ReportContent:
         return report_content(best, self.classes.names, split.ids)
 
     def card(self, folder: Path) -> ModelCard:

@@ -14,10 +14,10 @@ import torch
 
 from samerun.data.cache import fingerprint
 from samerun.data.splits import read_needed
-from samerun.errors import SHOWN, InputError, collecting, more, raise_problems
-from samerun.export import export_model
+from samerun.errors import InputError, collecting, raise_problems
+from samerun.export import export_model, plain_model
 from samerun.images.data import Examples, Images, Inspection, Targets
-from samerun.images.transforms import ALPHA, DEEP, Augmentation, Processing, row_generator, too_deep
+from samerun.images.transforms import ALPHA, DEEP, Processing, row_generator, too_deep
 from samerun.models import adapters
 from samerun.models.sync_batch_norm import allow_single_values, has_batch_norm, synchronise_batch_norm
 from samerun.models.weight_files import model_content
@@ -33,6 +33,7 @@ class ImageSplit(Split):
     """A split of images. `targets`: None without labels."""
 
     images: Images
+    inspected: Inspection
     targets: Targets | None
 
 
@@ -42,10 +43,12 @@ class ImageTask(Task):
 
     input_kind = "images"
     memory_advice = "a smaller --per_device_train_batch_size, "
+    evaluation_rows: int | None = None  # of its splits
 
     @abstractmethod
-    def split(self, name: str, rows: Examples, targets: Targets | None, inspected: Inspection) -> ImageSplit:
-        """The split of this name ("train", "validation", "test") with its batches."""
+    def collator(self, name: str, images: Images, values: Any) -> Callable[..., Batch]:
+        """(row numbers, epoch) -> batch, augmented if the epoch is given, of the split of this name ("train",
+        "validation", "test"). `values`: those of its `Targets`, None without labels."""
 
     def read(
         self, launch: Launch, modes: Modes, read: Callable[[Any, str, list[str]], Examples | None]
@@ -67,6 +70,24 @@ class ImageTask(Task):
         if "train" in examples:
             self.notes.insert(0, f"{len(examples['train'])} training images, read as {self.processing}")
         return Data(self.splits, self.fingerprint(**of_task), self.notes)
+
+    def split(self, name: str, rows: Examples, targets: Targets | None, inspected: Inspection) -> ImageSplit:
+        collate = self.collator(name, rows.images, None if targets is None else targets.values)
+        trains = name == "train"
+        return ImageSplit(
+            rows.path,
+            collate,
+            len(rows),
+            augment=collate if trains and not self.augmentation.is_off else None,
+            labelled=targets is not None,
+            ids=rows.ids,
+            mixture=rows.mixture(self.arguments.mixing_weights, self.notes) if trains else None,
+            content=partial(_content, inspected, targets),
+            evaluation_rows=self.evaluation_rows,
+            images=rows.images,
+            inspected=inspected,
+            targets=targets,
+        )
 
     def augment(
         self, image: Any, mask: Any, row: int, epoch: int | None
@@ -114,12 +135,8 @@ class ImageTask(Task):
         """How far outputs of best/ may differ from the run's."""
         return by_precision[adapters.rounded_as(self.arguments, self.launch)]
 
-    def save_best(
-        self, path: Path, model: Any, plain: Any, weights: dict[str, torch.Tensor], check: Callable
-    ) -> None:
-        """Writes best/. `plain`: a model without weights, of the same class and configuration as the trained
-        `model`."""
-        saved, weights = adapters.to_export(model, plain, weights, self.arguments)
+    def save_best(self, path: Path, model: Any, weights: dict[str, torch.Tensor], check: Callable) -> None:
+        saved, weights = adapters.to_export(model, plain_model(model), weights, self.arguments)
         export_model(path, saved, weights, check, self.processor)
 
     def with_batch_norm(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -196,53 +213,15 @@ def check_colours(
     one input channel."""
     if arguments.image_mode not in ("auto", processing.mode):
         raise InputError(f"--image_mode {arguments.image_mode}: the model sees {processing}; leave it out")
-    if processing.mode != "L" or arguments.image_mode != "auto":
-        return
-    problems = []
-    for split, rows in examples.items():
-        headers = inspected[split].headers
-        colour = [row for row, header in enumerate(headers) if not header.is_grey]
-        problems += [
-            f"{rows.images.name(row)}: a colour image ({headers[row].mode}), but the model sees grey levels "
-            "only; convert images to grey by --image_mode L, or train a model of colours (--image_mode RGB)"
-            for row in colour[:SHOWN]
-        ] + more(len(colour))
-    if problems:
-        raise InputError(*problems)
-
-
-# Splits
-
-
-def make_augmentation(arguments: Any, size: tuple[int, int], **more: Any) -> Augmentation:
-    """The random changes of training images. `more`: further fields of `Augmentation`."""
-    a = arguments
-    return Augmentation(size, a.random_crop, a.random_flip, a.random_rotation, a.color_jitter, **more)
-
-
-def split_fields(
-    task: ImageTask, name: str, rows: Examples, targets: Targets | None, inspected: Inspection
-) -> dict[str, Any]:
-    """The fields of an `ImageSplit` that do not depend on the kind of task."""
-    weights = task.arguments.mixing_weights
-    return {
-        "path": rows.path,
-        "num_rows": len(rows),
-        "labelled": targets is not None,
-        "ids": rows.ids,
-        "content": partial(_content, inspected, targets),
-        "images": rows.images,
-        "targets": targets,
-        "mixture": rows.mixture(weights, task.notes) if name == "train" else None,
-    }
-
-
-def image_batch(
-    rows: np.ndarray, processing: Processing, pixels: Sequence[np.ndarray], labels: torch.Tensor | None
-) -> Batch:
-    """`pixels`: of each row, (height, width[, 3]) uint8."""
-    inputs = {"pixel_values": processing.normalize(np.stack(pixels))}
-    return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels)
+    if processing.mode == "L" and arguments.image_mode == "auto":
+        problems = [
+            f"{rows.images.name(row)}: a colour image ({header.mode}), but the model sees grey levels only; "
+            "convert images to grey by --image_mode L, or train a model of colours (--image_mode RGB)"
+            for split, rows in examples.items()
+            for row, header in enumerate(inspected[split].headers)
+            if not header.is_grey
+        ]
+        raise_problems(problems)
 
 
 def _content(inspected: Inspection, targets: Targets | None) -> str:

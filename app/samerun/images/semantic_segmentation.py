@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from transformers import AutoModelForSemanticSegmentation
 from samerun.errors import InputError, in_short
 from samerun.images.arguments import RESIZED_CROP
 from samerun.images.data import image_extensions
-from samerun.images.image_task import ImageSplit
 from samerun.images.masks import IGNORED
 from samerun.images.segmentation import EqualPasses, file_names
 from samerun.images.transforms import Processing, processing_of
@@ -33,14 +31,6 @@ SHOWN_HEIGHT = 180  # pixels of an image in overlays
 USAGE = """from transformers import pipeline
 segment = pipeline("image-segmentation", model="best")
 segment("image.png")  # a label and a mask for each class in the image"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaskSplit(ImageSplit):
-    """Images with masks. `sizes`: (height, width) of each; `mask_files`: names of the predicted masks."""
-
-    sizes: list[tuple[int, int]]
-    mask_files: list[str]
 
 
 # Input
