@@ -26,7 +26,7 @@ sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unle
 from samerun.arguments import AdapterArguments
 from samerun.cli import read_arguments
 from samerun.files import add_to_list
-from samerun.images.arguments import MaskArguments
+from samerun.images.arguments import RESIZED_CROP, MaskArguments
 from samerun.run_folder import check_foreign
 
 
@@ -50,6 +50,7 @@ from PIL import Image
 from transformers import MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, AutoModelForSemanticSegmentation
 
 from samerun import predictions as output
+from samerun.errors import InputError
 from samerun.export import check_agreement, rows_to_check
 from samerun.images import masks, semantic_segmentation
 from samerun.images.data import Images, Targets
@@ -110,8 +111,8 @@ class Segmentation(ImageTask):
             native=self.uses_windows,
             colour=self.processing.mean_colour,
         )
-        if self.uses_windows:  # they work on one image at a time, and a batch would be padded to its largest
-            self.evaluation_rows = 1
+        # Windows work on one image at a time, and a batch would be padded to its largest.
+        self.evaluation_rows = 1 if self.uses_windows else None
         return self.make_data(
             examples,
             targets,
@@ -129,8 +130,10 @@ class Segmentation(ImageTask):
         processor, channels = load_processor(a, self.config, None), getattr(self.config, "num_channels", 3)
         size = (a.image_size * 2)[:2] if a.image_size else semantic_segmentation.default_size(processor)
         self.own_labels = None if a.from_scratch else pretrained.own_labels(self.config)
-        exported = self.own_labels is not None
-        self.uses_windows = semantic_segmentation.uses_windows(a, processor, exported)
+        windows_are_default = self.own_labels is not None and not processor.do_resize  # as exported
+        self.uses_windows = a.inference == "sliding_window" or (a.inference is None and windows_are_default)
+        if self.uses_windows and a.random_crop is not None:
+            raise InputError(RESIZED_CROP)
         self.overlap = a.overlap
         if self.overlap is None:
             self.overlap = getattr(self.config, "overlap", semantic_segmentation.OVERLAP)
@@ -156,11 +159,9 @@ class Segmentation(ImageTask):
             if a.modes.evaluate:
                 of_classes = [f"{kind}_{name}" for kind in KINDS for name in self.classes.names]
                 check_metric(self.best_metric, [*self.shown_metrics, *of_classes], a)
-        weights = a.cross_entropy_weight, a.dice_weight, class_weights
-        self.loss = SegmentationLoss(*weights, masks.IGNORED, label_smoothing=a.label_smoothing_factor)
+        exported = getattr(self.config, "loss_settings", None)
+        self.loss = SegmentationLoss.of(a, class_weights, exported, ignore_index=masks.IGNORED)
         self.loss_settings = self.loss.settings()
-        if train is None:  # the loss is that of the model's training
-            self.loss = self.loss.with_settings(getattr(self.config, "loss_settings", None))
 
     def collator(self, name: str, images: Images, values: Images | None) -> Callable[..., Batch]:
         if name == "train":

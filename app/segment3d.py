@@ -115,7 +115,10 @@ class VolumeSegmentation(Task):
         files = find_splits(arguments, modes, notes)
         check_headers(files, notes)
         prepared = self.prepare(files, notes)
-        self.loss = self.choose_loss()
+        given = {"ignore_index": IGNORED, "include_background": False}
+        self.loss = SegmentationLoss.of(arguments, arguments.class_weights, self.settings.loss, **given)
+        self.loss_settings = self.loss.settings()
+        self.settings = replace(self.settings, loss=self.loss_settings)
         classes = self.settings.classes
         self.whole = {
             name: WholeVolumes(
@@ -124,7 +127,17 @@ class VolumeSegmentation(Task):
             for name, volumes in prepared.items()
             if name != "train"
         }
-        splits = {name: self.whole_split(whole, files[name].path) for name, whole in self.whole.items()}
+        splits = {
+            name: Split(
+                files[name].path,
+                whole.batch,
+                len(whole.volumes),
+                labelled=whole.labelled,
+                ids=[volume.file.id for volume in whole.volumes],
+                content=whole.content,
+            )
+            for name, whole in self.whole.items()
+        }
         if modes.train:
             splits["train"] = self.patch_split(prepared["train"], files["train"], notes)
             notes.insert(0, self.settings.training_note(prepared["train"], arguments.patches_per_volume))
@@ -147,18 +160,6 @@ class VolumeSegmentation(Task):
         self.settings = exported or Settings.choose(a, classes, spacing, prepared["train"])
         return prepared
 
-    def choose_loss(self) -> SegmentationLoss:
-        """The loss of the arguments; without training, the loss that the model was trained with."""
-        a = self.arguments
-        weights = (a.cross_entropy_weight, a.dice_weight, a.class_weights)
-        given = {"include_background": False, "label_smoothing": a.label_smoothing_factor}
-        loss = SegmentationLoss(*weights, IGNORED, **given)
-        if not a.modes.train:
-            return loss.with_settings(self.settings.loss)
-        self.settings = replace(self.settings, loss=loss.settings())
-        self.loss_settings = self.settings.loss
-        return loss
-
     def patch_split(self, volumes: list[Prepared], files: Volumes, notes: list[str]) -> Split:
         a, settings = self.arguments, self.settings
         augmentation = Augmentation(
@@ -168,10 +169,6 @@ class VolumeSegmentation(Task):
         patches = Patches(volumes, settings.patch_size, *sampling, augmentation)
         mixture = files.mixture(a.mixing_weights, a.patches_per_volume, notes)
         return Split(files.path, patches.batch, len(patches), augment=patches.batch, mixture=mixture)
-
-    def whole_split(self, whole: WholeVolumes, path: str) -> Split:
-        ids = [volume.file.id for volume in whole.volumes]
-        return Split(path, whole.batch, len(ids), labelled=whole.labelled, ids=ids, content=whole.content)
 
     def run_fingerprint(self, prepared: dict[str, list[Prepared]]) -> dict[str, Any]:
         a, trained = self.arguments, {name: volumes for name, volumes in prepared.items() if name != "test"}
@@ -229,15 +226,20 @@ class VolumeSegmentation(Task):
     def score(self, predictions: Predictions, split: Split) -> dict[str, float | None]:
         """Each class's metrics as means over volumes, and their means over classes."""
         self.check_logits(predictions, split)
-        counts, names = predictions["counts"], self.settings.classes[1:]
         scores: dict[str, float | None] = {"loss": float(predictions["loss"].mean(dtype=np.float64))}
-        for kind, values in zip(
-            KINDS, (dice(counts), iou(counts), predictions["hd95"].astype(np.float64)), strict=True
-        ):
-            by_class = [mean_of_defined(values[:, number]) for number in range(1, len(names) + 1)]
-            scores[f"mean_{kind}"] = mean_of_defined(np.array(by_class, dtype=np.float64))
-            scores |= {f"{kind}_{name}": value for name, value in zip(names, by_class, strict=True)}
+        for kind, values in self.values_by_kind(predictions).items():
+            means = [mean_of_defined(of_class) for of_class in values.T]
+            scores[f"mean_{kind}"] = mean_of_defined(np.array(means, dtype=np.float64))
+            scores |= {
+                f"{kind}_{name}": mean for name, mean in zip(self.settings.classes[1:], means, strict=True)
+            }
         return scores
+
+    def values_by_kind(self, predictions: Predictions) -> dict[str, np.ndarray]:
+        """Each of KINDS -> (volumes, classes without the background)."""
+        counts, distances = predictions["counts"], predictions["hd95"].astype(np.float64)
+        values = dice(counts), iou(counts), distances
+        return {kind: of_kind[:, 1:] for kind, of_kind in zip(KINDS, values, strict=True)}
 
     def check_logits(self, predictions: Predictions, split: Split) -> None:
         name = [str(volume) for volume in split.ids].__getitem__
@@ -260,25 +262,15 @@ class VolumeSegmentation(Task):
         """Also writes the masks."""
         whole, names = self.whole["test"], self.settings.classes[1:]
         self.check_logits(predictions, split)
-        folder = output.folder_of(self.arguments)
-        for row, (path, mask) in enumerate(
-            write_masks(whole, predictions["mask"], folder, Path(self.arguments.output_dir))
-        ):
+        folder, output_dir = output.folder_of(self.arguments), Path(self.arguments.output_dir)
+        scores = self.values_by_kind(predictions) if split.labelled else {}
+        for row, (path, mask) in enumerate(write_masks(whole, predictions["mask"], folder, output_dir)):
             volume = whole.volumes[row]
-            millilitres = (
-                np.bincount(mask.ravel(), minlength=len(names) + 1)[1:]
-                * np.prod(volume.facts["spacing"])
-                / 1000
-            )
+            voxels = np.bincount(mask.ravel(), minlength=len(names) + 1)[1:]
+            millilitres = voxels * np.prod(volume.facts["spacing"]) / 1000
             line = {"image": str(volume.file.image), "mask": path}
             line["millilitres"] = dict(zip(names, millilitres.round(6).tolist(), strict=True))
-            if split.labelled:
-                counts = predictions["counts"][row]
-                for kind, values in zip(
-                    KINDS, (dice(counts), iou(counts), predictions["hd95"][row]), strict=True
-                ):
-                    line[kind] = by_class(values[1:], names)
-            yield line
+            yield line | {kind: by_class(values[row], names) for kind, values in scores.items()}
 
     def figures(self, best: Predictions, split: Split) -> ReportContent:
         return report_content(best, self.settings.classes, split.ids, first=1)

@@ -260,36 +260,47 @@ class Targets:
         return {value: sum(counts.get(value, 0) for counts in self.counts) for value in values}
 
 
-def read_examples(arguments: Any, split: str, notes: list[str], masks: bool = False) -> Examples | None:
-    """The images of "train", "validation" or "test", from --*_file or --dataset_name; None if neither is
-    given. `masks`: the column of labels holds masks.
+def read_examples(arguments: Any, split: str, notes: list[str]) -> Examples | None:
+    """The images of "train", "validation" or "test" with their classes; None if the arguments name no source.
+    Raises `InputError` for problems of a source. `Images.inspect` checks the images themselves."""
+    argument, files = f"--{split}_file", getattr(arguments, f"{split}_file")
+    paths = [] if files is None else expand_patterns(argument, files)
+    from_folder = partial(_from_folder, arguments, split, notes)
+    return read_paths(arguments, split, argument, paths, from_folder)
 
-    Raises `InputError` for problems of a source. `Images.inspect` checks the images themselves.
-    """
-    files = getattr(arguments, f"{split}_file")
-    if files is None:
+
+def read_paths(
+    arguments: Any,
+    split: str,
+    argument: str,
+    paths: Sequence[tuple[str, int]],
+    from_folder: Callable[[str | None, str], Examples | None],
+    *,
+    masks: bool = False,
+) -> Examples | None:
+    """The images of the `paths` of an argument (`expand_patterns`); without any, of --dataset_name.
+    `from_folder`: (the folder above all source folders, see `named_from`; a folder) -> its images. `masks`:
+    the column of labels holds masks, not classes."""
+    if not paths:
         table = read_split(arguments, split, *_columns(arguments, split))
         return None if table is None else _of_table(arguments, split, table, Path(), masks)
-    paths = expand_patterns(f"--{split}_file", files)
-    read = partial(_from_path, arguments, split, above_folders(paths), notes, masks=masks)
-    examples = read_each(f"--{split}_file", paths, read)
+    read = partial(_from_path, arguments, split, partial(from_folder, common_parent(_folders(paths))), masks)
+    examples = read_sources(paths, read, partial(_joined, argument))
     limit = getattr(arguments, LIMIT_ARGUMENTS[split])
     if examples is None or limit is None or limit >= len(examples):
         return examples
-    if any(Path(path).is_dir() and idx_images(Path(path), split) is None for path, _ in paths):
+    if not masks and any(idx_images(Path(folder), split) is None for folder in _folders(paths)):
         # The first images of a folder are all of one class: take evenly spaced ones.
         return examples.take(np.linspace(0, len(examples) - 1, limit).astype(np.int64))
     return examples.take(np.arange(limit))
 
 
-def read_each(
-    argument: str, paths: Sequence[tuple[str, int]], read: Callable[[str], Examples | None]
-) -> Examples | None:
-    """`read_sources` for images. Raises `InputError` if only some sources have labels, too."""
-    return read_sources(paths, read, partial(_joined, argument))
+def _folders(paths: Sequence[tuple[str, int]]) -> list[str]:
+    return [path for path, _ in paths if Path(path).is_dir()]
 
 
 def _joined(argument: str, numbered: Sequence[tuple[Examples, int]]) -> Examples:
+    """Raises `InputError` if only some sources have labels."""
     fields, parts = joined_fields(argument, numbered), [part for part, _ in numbered]
     labels, ids = None, []
     if isinstance(parts[0].labels, Images):
@@ -298,40 +309,37 @@ def _joined(argument: str, numbered: Sequence[tuple[Examples, int]]) -> Examples
         labels = [label for part in parts for label in part.labels]
     for part in parts:  # numbered rows are numbered through
         ids += range(len(ids), len(ids) + len(part)) if isinstance(part.ids, range) else part.ids
-    return Examples(
-        images=Images.join([part.images for part in parts]),
-        labels=labels,
-        ids=ids,
-        declared=parts[0].declared if len({part.declared for part in parts}) == 1 else (),
-        **fields,
-    )
-
-
-def above_folders(paths: Sequence[tuple[str, int]]) -> str | None:
-    """The folder above all source folders. Ids of images are paths from there, so that they are unique."""
-    return common_parent([path for path, _ in paths if Path(path).is_dir()])
+    declared = parts[0].declared if len({part.declared for part in parts}) == 1 else ()
+    images = Images.join([part.images for part in parts])
+    return Examples(images=images, labels=labels, ids=ids, declared=declared, **fields)
 
 
 def named_from(base: str | None, folder: Path, names: list[str]) -> list[str]:
-    """File names in a folder, relative to `base` if that is given."""
+    """File names in a folder, relative to `base`, the folder above all source folders: so they are unique.
+    None: there is one source folder."""
     return names if base is None else [str(Path(os.path.relpath(folder, base), name)) for name in names]
 
 
 def _from_path(
-    arguments: Any, split: str, base: str | None, notes: list[str], path: str, *, masks: bool
-) -> Examples:
-    """`base`: the folder that ids are relative to, None for `path`."""
+    arguments: Any, split: str, from_folder: Callable[[str], Examples | None], masks: bool, path: str
+) -> Examples | None:
     source = Path(path)
-    if not source.is_dir():
-        is_idx = "-idx3-" in source.name or ".idx3-" in source.name
-        return _from_idx(source) if is_idx else from_table(arguments, split, source, masks)
-    idx = idx_images(source, split)
+    if source.is_dir():
+        return from_folder(path)
+    is_idx = "-idx3-" in source.name or ".idx3-" in source.name
+    return _from_idx(source) if is_idx else from_table(arguments, split, source, masks)
+
+
+def _from_folder(arguments: Any, split: str, notes: list[str], base: str | None, path: str) -> Examples:
+    """The images of MNIST's files or of a folder per class. `base`: of `named_from`."""
+    folder = Path(path)
+    idx = idx_images(folder, split)
     if idx is not None:
         return _from_idx(idx)
-    check_output_outside(source, arguments.output_dir)
-    files, classes = class_folders(source, notes)
-    names = [str(file.relative_to(source)) for file in files]
-    return Examples(path, Images.of(names, source), classes, named_from(base, source, names))
+    check_output_outside(folder, arguments.output_dir)
+    files, classes = class_folders(folder, notes)
+    names = [str(file.relative_to(folder)) for file in files]
+    return Examples(path, Images.of(names, folder), classes, named_from(base, folder, names))
 
 
 # Folders
@@ -402,16 +410,17 @@ def class_folders(folder: Path, notes: list[str]) -> tuple[list[Path], list[str]
         raise InputError(
             f"{folder}: holds images beside the folders of classes ({listed(beside)}); move them into a class"
         )
-    by_class = {subfolder: images_below(subfolder, notes) for subfolder in subfolders}
-    empty = [
-        f"{subfolder}: holds no images; remove the folder, or put the images of this class there"
-        for subfolder, images in by_class.items()
-        if not images
-    ]
-    if empty:
-        raise InputError(*empty)
-    pairs = [(path, subfolder.name) for subfolder, images in by_class.items() for path in images]
-    return [path for path, _ in pairs], [name for _, name in pairs]
+    images, classes, problems = [], [], []
+    for subfolder in subfolders:
+        found = images_below(subfolder, notes)
+        if not found:
+            problems.append(
+                f"{subfolder}: holds no images; remove the folder, or put the images of this class there"
+            )
+        images += found
+        classes += [subfolder.name] * len(found)
+    raise_problems(problems)
+    return images, classes
 
 
 # Tables and data sets

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from samerun.data.cache import fingerprint, get_or_create
-from samerun.data.splits import LIMIT_ARGUMENTS, expand_patterns, sources_of
+from samerun.data.splits import expand_patterns, sources_of
 from samerun.errors import SHOWN, InputError, collecting, listed, raise_problems
 from samerun.images import data
 
@@ -52,22 +52,14 @@ def read_pairs(arguments: Any, split: str, notes: list[str]) -> data.Examples | 
     column of masks. Looks for the split in the folders of --train_file if its own argument is missing. None
     if there is no such split."""
     argument, paths, is_own = sources_of(arguments, split)
-    if not any(Path(path).is_dir() for path, _ in paths):
-        return data.read_examples(arguments, split, notes, masks=True)
-    read = partial(_from_path, arguments, split, data.above_folders(paths), is_own, notes)
-    examples, limit = data.read_each(argument, paths, read), getattr(arguments, LIMIT_ARGUMENTS[split])
-    if examples is None or limit is None or limit >= len(examples):
-        return examples
-    return examples.take(np.arange(limit))
+    from_folder = partial(_from_folder, arguments, split, is_own, notes)
+    return data.read_paths(arguments, split, argument, paths, from_folder, masks=True)
 
 
-def _from_path(
-    arguments: Any, split: str, base: str | None, is_own: bool, notes: list[str], path: str
+def _from_folder(
+    arguments: Any, split: str, is_own: bool, notes: list[str], base: str | None, path: str
 ) -> data.Examples | None:
-    """`base`: the folder that ids are relative to, None for the folder of the images. `is_own`: the path is
-    the value of the split's own argument."""
-    if not Path(path).is_dir():
-        return data.from_table(arguments, split, Path(path), masks=True)
+    """`is_own`: the path is the value of the split's own argument. `base`: of `data.named_from`."""
     folders = _split_folders(Path(path), split, is_own)
     if folders is None:
         return None
@@ -115,15 +107,10 @@ def _pairs(folder: Path, masks: Path | None, base: str | None, notes: list[str])
         return data.Examples(str(folder), images, None, ids)
     is_cityscapes = any(path.stem.endswith(CITYSCAPES_SUFFIXES[0]) for path in image_paths.values())
     mask_paths = _by_name(masks, CITYSCAPES_SUFFIXES[1] if is_cityscapes else "", [], only=is_cityscapes)
-    missing = [
-        f"{path}: no mask in {masks}; expected {name}.png"
-        for name, path in image_paths.items()
-        if name not in mask_paths
-    ]
-    raise_problems(missing)
-    if others := [
-        str(path.relative_to(masks)) for name, path in mask_paths.items() if name not in image_paths
-    ]:
+    missing = [name for name in image_paths if name not in mask_paths]
+    raise_problems([f"{image_paths[name]}: no mask in {masks}; expected {name}.png" for name in missing])
+    others = [str(mask_paths[name].relative_to(masks)) for name in mask_paths if name not in image_paths]
+    if others:
         notes.append(f"{masks}: {len(others)} mask(s) without an image are left out: {listed(others)}")
     found = data.Images.of([str(mask_paths[name]) for name in image_paths], Path())
     return data.Examples(str(folder), images, found, ids)
@@ -174,25 +161,23 @@ def read_classes(path: Path) -> Classes:
     """Reads a classes file: one name per line, numbered from 0, or lines of a number and a name. "(ignore)"
     behind a name marks a value to be ignored. Raises `InputError` with file and line."""
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").split("\n")]
+        lines = enumerate(path.read_text(encoding="utf-8").split("\n"), 1)
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 at byte {error.start}; expected a class per line") from None
-    matches = [NUMBERED_LINE.fullmatch(line) for line in lines]
-    numbered = all(match for match, line in zip(matches, lines, strict=True) if line)
+    given = [(number, line.strip()) for number, line in lines if line.strip()]
+    numbered = all(NUMBERED_LINE.fullmatch(line) for _, line in given)
     names: dict[int, str] = {}
     ignored, problems = set(), []
-    for number, line in enumerate(lines):
-        if not line:
-            continue
+    for number, line in given:
         value, name = len(names) + len(ignored), line
         if numbered:
-            value, name = int(matches[number][1]), matches[number][2]
+            value, name = int(NUMBERED_LINE.fullmatch(line)[1]), NUMBERED_LINE.fullmatch(line)[2]
         if value in names or value in ignored:
-            problems.append(f"{path}:{number + 1}: the value {value} is there twice")
+            problems.append(f"{path}:{number}: the value {value} is there twice")
         elif IGNORE_MARK.search(name):
             ignored.add(value)
         elif name in names.values():
-            problems.append(f"{path}:{number + 1}: the class {name!r} is there twice")
+            problems.append(f"{path}:{number}: the class {name!r} is there twice")
         else:
             names[value] = name
     if not problems and sorted(names) != list(range(len(names))):

@@ -64,14 +64,25 @@ class SegmentationLoss:
     include_background: bool = True  # whether Dice includes class 0
     label_smoothing: float = 0.0  # of the cross-entropy, as in torch
 
+    @classmethod
+    def of(
+        cls,
+        arguments: Any,
+        class_weights: tuple[float, ...] | None,
+        exported: dict[str, Any] | None,
+        **more: Any,
+    ) -> SegmentationLoss:
+        """The loss of the arguments; without training, that of the model's training, if its `settings` are
+        known: `exported`. `more`: further fields."""
+        a = arguments
+        weights = a.cross_entropy_weight, a.dice_weight, class_weights
+        loss = cls(*weights, label_smoothing=a.label_smoothing_factor, **more)
+        return loss if a.modes.train or exported is None else replace(loss, **exported)
+
     def settings(self) -> dict[str, Any]:
         """The settings that an exported model's configuration stores, so that later evaluations use the same
         loss."""
         return {name: value for name, value in asdict(self).items() if name in SETTINGS}
-
-    def with_settings(self, settings: dict[str, Any] | None) -> SegmentationLoss:
-        """This loss with the settings of an exported model's configuration, if it has any."""
-        return self if settings is None else replace(self, **settings)
 
     def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         logits, labels = logits.float().flatten(2), labels.long().flatten(1)

@@ -18,7 +18,6 @@ from torch.nn.functional import interpolate, pad
 from transformers import AutoModelForSemanticSegmentation
 
 from samerun.errors import InputError, in_short
-from samerun.images.arguments import RESIZED_CROP
 from samerun.images.data import image_extensions
 from samerun.images.masks import IGNORED
 from samerun.images.segmentation import EqualPasses, file_names
@@ -51,16 +50,6 @@ def processor_for(processor: Any, size: tuple[int, int], windows: bool) -> Any:
         if getattr(adapted, name, None) is not None:
             setattr(adapted, name, 1)
     return adapted
-
-
-def uses_windows(arguments: Any, processor: Any, exported: bool) -> bool:
-    """Whether to predict by sliding windows: as --inference says, else as the `exported` model's processor
-    does. Raises `InputError` if --random_crop is given too."""
-    default = "sliding_window" if exported and not processor.do_resize else "whole"
-    windows = (arguments.inference or default) == "sliding_window"
-    if windows and arguments.random_crop is not None:
-        raise InputError(RESIZED_CROP)
-    return windows
 
 
 def default_size(processor: Any) -> tuple[int, int]:
