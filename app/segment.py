@@ -101,7 +101,7 @@ class Segmentation(ImageTask):
         self.choose_model()
         check_colours(a, self.processing, examples, self.inspected)
         targets = masks.inspect_masks(examples, self.inspected)
-        self.choose_classes(targets, self.notes)
+        self.choose_classes(targets)
         scales = a.random_scale or ((1.0, 1.0) if self.uses_windows else None)
         self.augmentation = Augmentation(
             self.processing.size,
@@ -143,7 +143,7 @@ class Segmentation(ImageTask):
             self.processor, size, channels, a.config_name or a.model_name_or_path
         )
 
-    def choose_classes(self, splits: dict[str, Targets], notes: list[str]) -> None:
+    def choose_classes(self, splits: dict[str, Targets]) -> None:
         """Sets `classes`, `num_classes`, `class_of_value` and `loss`."""
         a, train = self.arguments, splits.get("train")
         self.classes = masks.choose_classes(a, train, self.own_labels, pretrained.labels_of(self.config))
@@ -152,7 +152,7 @@ class Segmentation(ImageTask):
             masks.check_values(split, self.classes)
         class_weights = None
         if train is not None:
-            masks.note_classes(train, self.classes, notes)
+            masks.note_classes(train, self.classes, self.notes)
             if a.class_weights == "balanced":
                 totals = train.totals
                 class_weights = balanced_class_weights([totals.get(n, 0) for n in range(self.num_classes)])
@@ -160,7 +160,7 @@ class Segmentation(ImageTask):
                 of_classes = [f"{kind}_{name}" for kind in KINDS for name in self.classes.names]
                 check_metric(self.best_metric, [*self.shown_metrics, *of_classes], a)
         exported = getattr(self.config, "loss_settings", None)
-        self.loss = SegmentationLoss.of(a, class_weights, exported, ignore_index=masks.IGNORED)
+        self.loss = SegmentationLoss.of(a, class_weights, exported)
         self.loss_settings = self.loss.settings()
 
     def collator(self, name: str, images: Images, values: Images | None) -> Callable[..., Batch]:

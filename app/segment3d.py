@@ -89,7 +89,6 @@ from samerun.volumes.data import (
     prepare,
 )
 from samerun.volumes.network import Settings, check_weights, choose_spacing, load_weights, weights_hash
-from samerun.volumes.nifti import IGNORED
 from samerun.volumes.output import WholeVolumes, overlays, volume_facts, write_masks
 from samerun.volumes.patches import Augmentation, Patches
 
@@ -115,8 +114,8 @@ class VolumeSegmentation(Task):
         files = find_splits(arguments, modes, notes)
         check_headers(files, notes)
         prepared = self.prepare(files, notes)
-        given = {"ignore_index": IGNORED, "include_background": False}
-        self.loss = SegmentationLoss.of(arguments, arguments.class_weights, self.settings.loss, **given)
+        weights = arguments.class_weights
+        self.loss = SegmentationLoss.of(arguments, weights, self.settings.loss, include_background=False)
         self.loss_settings = self.loss.settings()
         self.settings = replace(self.settings, loss=self.loss_settings)
         classes = self.settings.classes
@@ -262,9 +261,9 @@ class VolumeSegmentation(Task):
         """Also writes the masks."""
         whole, names = self.whole["test"], self.settings.classes[1:]
         self.check_logits(predictions, split)
-        folder, output_dir = output.folder_of(self.arguments), Path(self.arguments.output_dir)
+        folder = output.folder_of(self.arguments)
         scores = self.values_by_kind(predictions) if split.labelled else {}
-        for row, (path, mask) in enumerate(write_masks(whole, predictions["mask"], folder, output_dir)):
+        for row, (path, mask) in enumerate(write_masks(whole, predictions["mask"], folder)):
             volume = whole.volumes[row]
             voxels = np.bincount(mask.ravel(), minlength=len(names) + 1)[1:]
             millilitres = voxels * np.prod(volume.facts["spacing"]) / 1000

@@ -30,11 +30,8 @@ def write_folder(folder: Path, **settings) -> Path:
 
 
 def idx(array: np.ndarray) -> bytes:
-    return (
-        bytes([0, 0, 8, array.ndim])
-        + np.array(array.shape, ">i4").tobytes()
-        + array.astype(np.uint8).tobytes()
-    )
+    shape = np.array(array.shape, ">i4").tobytes()
+    return bytes([0, 0, 8, array.ndim]) + shape + array.astype(np.uint8).tobytes()
 
 
 def write_idx(folder: Path, split: str = "train", packed: bool = True, **settings) -> Path:

@@ -3,7 +3,6 @@ models."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -44,8 +43,7 @@ def segformer(folder: Path) -> Path:
     """Saves the configuration of a tiny SegFormer, whose head has batch norm."""
     config = SegformerConfig(
         depths=[1, 1, 1, 1], hidden_sizes=[8, 8, 16, 16], num_attention_heads=[1, 1, 2, 2],
-        decoder_hidden_size=16,
-        mlp_ratios=[1, 1, 1, 1],
+        decoder_hidden_size=16, mlp_ratios=[1, 1, 1, 1],
     )  # fmt: skip
     config.save_pretrained(folder)
     return folder
@@ -59,16 +57,12 @@ def deeplab(folder: Path) -> Path:
 
 def sapiens(folder: Path) -> Path:
     """Saves the configuration and the image processor of a tiny model without batch norm."""
-    head = {
-        "upsample_out_channels": [8],
-        "upsample_kernel_sizes": [4],
-        "conv_out_channels": [],
-        "conv_kernel_sizes": [],
-    }
+    head = {"upsample_out_channels": [8], "upsample_kernel_sizes": [4], "conv_out_channels": [],
+            "conv_kernel_sizes": []}  # fmt: skip
     config = Sapiens2Config(
         hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_attention_heads=2,
-        patch_size=8, image_size=list(SIZE), num_register_tokens=1, pos_embed_rescale=None, head_config=head,
+        num_key_value_attention_heads=2, patch_size=8, image_size=list(SIZE), num_register_tokens=1,
+        pos_embed_rescale=None, head_config=head,
     )  # fmt: skip
     config.save_pretrained(folder)
     SegformerImageProcessorPil(size={"height": SIZE[0], "width": SIZE[1]}).save_pretrained(folder)
@@ -79,11 +73,6 @@ def arguments(**changes: object) -> list[str]:
     """The arguments of a short training from random weights."""
     values = {
         "from_scratch": "true", "image_size": "32,48", "num_train_epochs": 2, "global_batch_size": 4,
-        "learning_rate": 5e-3,
-        "report_to": "none", **changes,
+        "learning_rate": 5e-3, "report_to": "none", **changes,
     }  # fmt: skip
     return [f"--{name}={value}" for name, value in values.items() if value is not None]
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]

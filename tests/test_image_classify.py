@@ -1,5 +1,4 @@
 import json
-import math
 import re
 import shutil
 from types import SimpleNamespace
@@ -12,12 +11,7 @@ from images_job import write_folder, write_idx
 from in_process import check_evaluated_alike
 from PIL import Image
 from safetensors.torch import load_file
-from transformers import (
-    ViTConfig,
-    ViTForImageClassification,
-    ViTImageProcessorPil,
-    pipeline,
-)
+from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil, pipeline
 
 from samerun.files import read_lines
 from samerun.images.single_label import SMALL_CNN_USAGE, small_cnn_processing
@@ -41,20 +35,14 @@ def batch(rows=(4, 9, -1)):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_loss_is_cross_entropy_without_the_placeholder(smoothing):
-    log_p = [[x - math.log(sum(map(math.exp, row))) for x in row] for row in LOGITS.tolist()]
-    expected = -sum(
-        (1 - smoothing) * row[c] + smoothing * sum(row) / 3 for row, c in zip(log_p[:2], (0, 2), strict=True)
-    )
+    log_p = LOGITS.log_softmax(1)
+    expected = float(-(1 - smoothing) * (log_p[0, 0] + log_p[1, 2]) - smoothing * log_p[:2].sum() / 3)
     made = task(label_smoothing_factor=smoothing)
     made.smoothing = smoothing  # as `choose_model` decides
     assert float(made.loss_sum(model, batch())) == pytest.approx(expected, rel=1e-6)
     assert int(made.num_targets(batch())) == 2
-    parts = [
-        Batch(batch().rows[i : i + 1], {"pixel_values": LOGITS[i : i + 1]}, batch().labels[i : i + 1])
-        for i in range(3)
-    ]
-    # Any micro-batches.
-    assert sum(float(made.loss_sum(model, part)) for part in parts) == pytest.approx(expected, rel=1e-6)
+    parts = [float(made.loss_sum(model, batch()[row : row + 1])) for row in range(3)]  # any micro-batches
+    assert sum(parts) == pytest.approx(expected, rel=1e-6)
     whole = {name: tensor.numpy() for name, tensor in made.predict(model, batch((0, 1, 2))).items()}
     split = SimpleNamespace(path="val", images=SimpleNamespace(name=str))
     loss = made.score({name: values[:2] for name, values in whole.items()}, split)["loss"]
@@ -62,12 +50,8 @@ def test_loss_is_cross_entropy_without_the_placeholder(smoothing):
 
 
 def arguments(folder, **given):
-    named = {
-        "num_train_epochs": 6,
-        "global_batch_size": 8,
-        "report_to": "tensorboard",
-        "output_dir": folder / "run",
-    } | given
+    named = {"num_train_epochs": 6, "global_batch_size": 8, "report_to": "tensorboard"}
+    named |= {"output_dir": folder / "run", **given}
     return [f"--{name}={value}" for name, value in named.items() if value is not None]
 
 
@@ -76,13 +60,8 @@ def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_
     mnist = write_idx(tmp_path / "mnist", rows=64)
     write_idx(mnist, "t10k", rows=10, seed=1)
     data = {f"{split}_file": mnist for split in ("train", "validation", "test")}
-    trained = {
-        "do_train": "true",
-        "do_predict": "true",
-        "label_smoothing_factor": 0.1,
-        "report_to": "tensorboard,html",
-    }
-    ended = script("image_classify", arguments(tmp_path, **trained, **data))
+    trained = {"label_smoothing_factor": 0.1, "report_to": "tensorboard,html", **data}
+    ended = script("image_classify", arguments(tmp_path, do_train="true", do_predict="true", **trained))
     assert (ended.code, ended.err) == (0, "")
     assert "64 training images, read as 16x16 grey levels" in ended.out
     run = tmp_path / "run"
@@ -115,50 +94,32 @@ def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_
     # The exported model goes on, predicts a folder without classes, and is judged by itself.
     write_folder(tmp_path / "files", rows=4)
     given = {"model_name_or_path": run / "best", "output_dir": tmp_path / "again"}
-    ended = script(
-        "image_classify",
-        arguments(tmp_path, do_predict="true", test_file=tmp_path / "files" / "light", **given),
-    )
+    given["test_file"] = tmp_path / "files" / "light"
+    ended = script("image_classify", arguments(tmp_path, do_predict="true", **given))
     assert (ended.code, ended.err) == (0, "")
     lines = list(read_lines(tmp_path / "again" / "predictions.jsonl"))
     assert [(line["id"], line["label"]) for line in lines] == [("001.png", "1"), ("003.png", "1")]
-    judged = given | {"output_dir": tmp_path / "judged"}
-    ended = script("image_classify", arguments(tmp_path, do_eval="true", validation_file=mnist, **judged))
+    given = {"model_name_or_path": run / "best", "output_dir": tmp_path / "judged"}
+    ended = script("image_classify", arguments(tmp_path, do_eval="true", validation_file=mnist, **given))
     assert (ended.code, ended.err) == (0, "")
     check_evaluated_alike(run, tmp_path / "judged")  # label smoothing goes with the model
-    ended = script(
-        "image_classify",
-        arguments(tmp_path, train_file=tmp_path / "files", model_name_or_path=run / "best", output_dir="x"),
-    )
+    given = {"model_name_or_path": run / "best", "output_dir": "x"}
+    ended = script("image_classify", arguments(tmp_path, train_file=tmp_path / "files", **given))
     assert ended.code == 2
     assert "has the classes 0, 1, but the training images have dark, light; add --from_scratch" in ended.err
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("in_4bit", ["false", "true"])
-def test_adapters_are_merged_into_a_pretrained_model(in_4bit, tmp_path, script):
+@pytest.mark.parametrize("bits", [None, "4"])
+def test_adapters_are_merged_into_a_pretrained_model(bits, tmp_path, script):
     base = tmp_path / "base"
-    sizes = {
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-        "image_size": 32,
-    }
-    ViTForImageClassification(ViTConfig(**sizes, patch_size=8)).save_pretrained(base)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    ViTForImageClassification(ViTConfig(**sizes, image_size=32, patch_size=8)).save_pretrained(base)
     ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(base)
     data = write_folder(tmp_path / "data", rows=32, size=24, channels=3)
-    given = {
-        "train_file": data,
-        "validation_file": data,
-        "model_name_or_path": base,
-        "lora_r": 2,
-        "learning_rate": 1e-2,
-    }
-    ended = script(
-        "image_classify",
-        arguments(tmp_path, **given, quantize="4" if in_4bit == "true" else None, layerwise_lr_decay=0.9),
-    )
+    given = {"train_file": data, "validation_file": data, "model_name_or_path": base}
+    given |= {"lora_r": 2, "learning_rate": 1e-2, "quantize": bits, "layerwise_lr_decay": 0.9}
+    ended = script("image_classify", arguments(tmp_path, **given))
     assert (ended.code, ended.err) == (0, "")
     assert "dry run of the model fails" not in ended.out
     saved = load_file(max((tmp_path / "run" / "checkpoints").iterdir()) / "model.safetensors")
@@ -170,7 +131,7 @@ def test_adapters_are_merged_into_a_pretrained_model(in_4bit, tmp_path, script):
     assert all(name.endswith("weight") for name in moved - {"classifier.bias"})  # biases have no adapters
     name = next(name for name in sorted(moved) if "attention" in name)
     rank = torch.linalg.matrix_rank(after[name] - before[name], rtol=1e-3)
-    assert rank <= 2 if in_4bit == "false" else rank > 2  # the merged weights are those that were rounded
+    assert rank <= 2 if bits is None else rank > 2  # the merged weights are those that were rounded
 
 
 def truncate(folder):
@@ -205,16 +166,13 @@ def test_bad_images_are_explained_in_one_message(name, tmp_path, script, monkeyp
     monkeypatch.chdir(tmp_path)
     write_folder(tmp_path / "train")
     write_folder(tmp_path / "valid", rows=4)
-    ViTConfig(
-        hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=32
-    ).save_pretrained("vit")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    ViTConfig(**sizes, image_size=32).save_pretrained("vit")
     spoil, given, said = REFUSED[name]
     spoil(tmp_path)
-    ended = script(
-        "image_classify", arguments(tmp_path, **{"train_file": "train", "validation_file": "valid"} | given)
-    )
+    files = {"train_file": "train", "validation_file": "valid"}
+    ended = script("image_classify", arguments(tmp_path, **files | given))
     assert ended.code == 2
-    assert len(ended.err.splitlines()) == 1 or ended.err.startswith(
-        f"{len(ended.err.splitlines()) - 1} errors:"
-    )
+    lines = ended.err.splitlines()
+    assert len(lines) == 1 or lines[0].startswith(f"{len(lines) - 1} errors:")
     assert re.search(said, ended.err), ended.err

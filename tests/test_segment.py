@@ -16,34 +16,22 @@ from in_process import check_evaluated_alike
 from masks_job import CLASSES, SIZE
 from PIL import Image
 from safetensors.torch import load_file
-from transformers import (
-    AutoImageProcessor,
-    AutoModelForSemanticSegmentation,
-    pipeline,
-)
+from transformers import AutoImageProcessor, AutoModelForSemanticSegmentation, pipeline
 
 from samerun.errors import TrainingError
+from samerun.files import read_lines
 from samerun.images.segmentation import unpack
 from samerun.plan import Modes, evaluation_batch
 from samerun.runtime import Launch, join_rows
 
-LAUNCH = Launch(
-    launcher="python", rank=0, local_rank=0, world_size=1, local_world_size=1, use_cpu=True, backend="gloo",
-    precision="no",
-    timeout_seconds=60, deepspeed_file=None, deepspeed_config=None, max_grad_norm=1.0,
-)  # fmt: skip
 TRAINED = Modes(train=True, evaluate=True, predict=False)
 
 
 def loaded(tmp_path, modes=TRAINED, **given):
     """The task with its data, a tiny SegFormer by default."""
-    named = {
-        "config_name": str(masks_job.segformer(tmp_path / "model")),
-        "from_scratch": True,
-        "image_size": SIZE,
-    } | given
-    task = segment.Segmentation(segment.Arguments(**{"output_dir": str(tmp_path / "run"), **named}))
-    return task, task.load(LAUNCH, modes)
+    named = {"config_name": str(masks_job.segformer(tmp_path / "model")), "from_scratch": True} | given
+    task = segment.Segmentation(segment.Arguments(output_dir=str(tmp_path / "run"), image_size=SIZE, **named))
+    return task, task.load(Launch(), modes)
 
 
 def test_the_loss_of_a_batch_does_not_depend_on_micro_batches(tmp_path, token_cache):
@@ -55,30 +43,27 @@ def test_the_loss_of_a_batch_does_not_depend_on_micro_batches(tmp_path, token_ca
     assert int(task.num_targets(whole)) == 5
     with torch.no_grad():
         loss = float(task.loss_sum(model, whole))
-        parts = sum(
-            float(task.loss_sum(model, train.collate(rows))) for rows in (np.arange(3), np.arange(3, 5))
-        )
-        assert parts == pytest.approx(loss, rel=1e-5)
+        parts = [float(task.loss_sum(model, train.collate(rows))) for rows in (np.arange(3), np.arange(3, 5))]
+        assert sum(parts) == pytest.approx(loss, rel=1e-5)
         # Evaluated in the images' own size, which is the model's here: the same loss.
         predicted = task.predict(model, found.splits["validation"].collate(np.arange(5)))
     assert float(predicted["loss"].sum()) == pytest.approx(loss, rel=1e-5)
-    scores = task.score(
-        {name: value.numpy() for name, value in predicted.items()}, found.splits["validation"]
-    )
+    predictions = {name: value.numpy() for name, value in predicted.items()}
+    scores = task.score(predictions, found.splits["validation"])
     assert scores["loss"] == pytest.approx(loss / 5, rel=1e-5)
-    assert set(scores) == {"loss", "mean_iou", "mean_dice", "pixel_accuracy"} | {
-        f"{k}_{c}" for k in ("iou", "dice") for c in CLASSES
-    }
+    assert set(scores) == {*task.shown_metrics, *(f"{k}_{c}" for k in ("iou", "dice") for c in CLASSES)}
 
 
 @pytest.mark.parametrize("inference", ["whole", "sliding_window"])
 def test_images_of_mixed_sizes_are_predicted_in_their_own(inference, tmp_path, token_cache):
     data = str(masks_job.write(tmp_path / "data", rows=4, sizes=(SIZE, (50, 40), (20, 70))))
-    task, found = loaded(
-        tmp_path, Modes(True, True, True), train_file=data, test_file=data, inference=inference
-    )
+    modes = Modes(True, True, True)
+    task, found = loaded(tmp_path, modes, train_file=data, test_file=data, inference=inference)
     torch.manual_seed(0)
     model, test = task.build().eval(), found.splits["test"]
+    # By windows one image at a time: a batch would be padded to its largest image.
+    at_once = evaluation_batch(segment.Arguments(output_dir="run"), False, test.evaluation_rows)
+    assert at_once == ((8 if inference == "whole" else 1), None)
     with torch.no_grad():
         together = task.predict(model, test.collate(np.arange(4)))
         alone = [task.predict(model, test.collate(np.array([row]))) for row in range(4)]
@@ -122,16 +107,6 @@ def test_nan_logits_end_the_run_before_a_mask_is_written(tmp_path, token_cache):
     assert not (tmp_path / "run").exists()
 
 
-def test_windows_work_on_one_image_at_a_time(tmp_path, token_cache):
-    """A batch would be padded to its largest image."""
-    data = str(masks_job.write(tmp_path / "data", rows=2))
-    _, found = loaded(tmp_path, train_file=data, validation_file=data, inference="sliding_window")
-    arguments = segment.Arguments(output_dir="run")
-    assert evaluation_batch(arguments, False, found.splits["validation"].evaluation_rows) == (1, None)
-    _, found = loaded(tmp_path, train_file=data, validation_file=data)
-    assert evaluation_batch(arguments, False, found.splits["validation"].evaluation_rows) == (8, None)
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("masks")
@@ -143,13 +118,9 @@ def data(tmp_path_factory):
 @pytest.mark.slow
 def test_segformer_from_masks_to_a_pipeline_predictions_and_a_resume(tmp_path, data, script):
     run, varied = tmp_path / "run", {"random_flip": "true", "color_jitter": 0.2, "random_scale": "0.7,1.5"}
-    given = {
-        "config_name": masks_job.segformer(tmp_path / "model"),
-        "train_file": data,
-        "test_file": data / "val",
-        **varied,
-    }
-    given |= {"num_train_epochs": 8, "save_steps": 16, "save_total_limit": 9, "class_weights": "balanced"}
+    given = {"config_name": masks_job.segformer(tmp_path / "model"), "train_file": data, **varied}
+    given |= {"test_file": data / "val", "class_weights": "balanced"}
+    given |= {"num_train_epochs": 8, "save_steps": 16, "save_total_limit": 9}
     job = {**given, "do_train": "true", "do_predict": "true", "output_dir": run, "report_to": "tensorboard"}
     ended = script("segment", masks_job.arguments(**job))
     assert (ended.code, ended.err) == (0, "")
@@ -161,47 +132,33 @@ def test_segformer_from_masks_to_a_pipeline_predictions_and_a_resume(tmp_path, d
 
     # Masks as a viewer and as numpy see them, in each image's own size, and what the pipeline makes of the
     # same image.
-    lines = masks_job.lines(run / "predictions.jsonl")
+    lines = list(read_lines(run / "predictions.jsonl"))
     assert [line["mask"] for line in lines] == [f"predictions/{number}.png" for number in range(100, 104)]
     assert sum(lines[0]["shares"].values()) == pytest.approx(1, abs=1e-5)
     assert set(lines[0]["iou"]) == set(CLASSES)
     masks = [Image.open(run / line["mask"]) for line in lines]
     assert [(mask.mode, mask.size) for mask in masks] == [("P", (48, 32)), ("P", (50, 40))] * 2
-    found = pipeline("image-segmentation", model=str(run / "best"), device="cpu")(
-        str(data / "val" / "images" / "101.png")
-    )
-    for part in found:
+    segments = pipeline("image-segmentation", model=str(run / "best"), device="cpu")
+    for part in segments(str(data / "val" / "images" / "101.png")):
         drawn = np.asarray(masks[1]) == CLASSES.index(part["label"])
         assert (drawn == (np.asarray(part["mask"]) > 0)).mean() > 0.999
 
     # Exact, with augmentation: what goes on from the middle ends with the same bytes.
     again = tmp_path / "again"
-    ended = script(
-        "segment",
-        masks_job.arguments(
-            **given, do_train="true", output_dir=again, resume_from_checkpoint=run / "checkpoints" / "step_16"
-        ),
-    )
+    resumed = {"do_train": "true", "resume_from_checkpoint": run / "checkpoints" / "step_16"}
+    ended = script("segment", masks_job.arguments(**given, **resumed, output_dir=again))
     assert (ended.code, ended.err) == (0, "")
-    ours, theirs = (
-        load_file(folder / "checkpoints" / "step_32" / "model.safetensors") for folder in (run, again)
-    )
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    last = "checkpoints/step_32/model.safetensors"
+    assert (run / last).read_bytes() == (again / last).read_bytes()
 
     # Two processes see every validation row once and report the same.
     command = ["--do_eval=true", f"--model_name_or_path={run / 'best'}", f"--validation_file={data / 'val'}"]
-    evaluated = {}
     assert script("segment", [*command, f"--output_dir={tmp_path / 'one'}"]).code == 0
-    launchers.run(
-        [*launchers.torchrun(2), segment.__file__, *command, f"--output_dir={tmp_path / 'two'}"], tmp_path
-    ).check()
-    for name in ("one", "two"):
-        evaluated[name] = json.loads((tmp_path / name / "metrics.json").read_text())
-    assert {key: value for key, value in evaluated["two"].items() if key != "eval_loss"} == {
-        key: value for key, value in evaluated["one"].items() if key != "eval_loss"
-    }
-    assert evaluated["two"]["eval_loss"] == pytest.approx(evaluated["one"]["eval_loss"], rel=1e-6)
+    both = [*launchers.torchrun(2), segment.__file__, *command, f"--output_dir={tmp_path / 'two'}"]
+    launchers.run(both, tmp_path).check()
+    one, two = (json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("one", "two"))
+    assert two.pop("eval_loss") == pytest.approx(one.pop("eval_loss"), rel=1e-6)
+    assert two == one
     check_evaluated_alike(run, tmp_path / "one")  # the class weights of the training travel with the model
 
 
@@ -209,42 +166,32 @@ def test_segformer_from_masks_to_a_pipeline_predictions_and_a_resume(tmp_path, d
 def test_deeplab_by_windows_on_rows_of_datasets(tmp_path, data, script):
     files = [str(data / "train" / "images" / f"{row:03}.png") for row in range(8)]
     features = datasets.Features(image=datasets.Image(), label=datasets.Image())
-    rows = datasets.Dataset.from_dict(
-        {"image": files, "label": [f.replace("images", "masks") for f in files]}, features
-    )
+    columns = {"image": files, "label": [file.replace("images", "masks") for file in files]}
+    rows = datasets.Dataset.from_dict(columns, features)
     (tmp_path / "rows").mkdir()
     for split in ("train", "validation"):
         rows.to_parquet(tmp_path / "rows" / f"{split}.parquet")
     given = {"config_name": masks_job.deeplab(tmp_path / "model"), "dataset_name": tmp_path / "rows"}
-    given |= {
-        "classes_file": data / "classes.txt",
-        "inference": "sliding_window",
-        "image_size": 32,
-        "overlap": 0.5,
-    }
-    given |= {"label_smoothing_factor": 0.1, "dice_weight": 0.5}
+    given |= {"inference": "sliding_window", "image_size": 32, "overlap": 0.5}
+    given |= {"classes_file": data / "classes.txt", "label_smoothing_factor": 0.1, "dice_weight": 0.5}
     ended = script("segment", masks_job.arguments(**given, output_dir=tmp_path / "run"))
     assert ended.code == 0, ended.err
     best = tmp_path / "run" / "best"
-    model, processor = (
-        AutoModelForSemanticSegmentation.from_pretrained(best),
-        AutoImageProcessor.from_pretrained(best, backend="pil"),
-    )
+    model = AutoModelForSemanticSegmentation.from_pretrained(best)
+    processor = AutoImageProcessor.from_pretrained(best, backend="pil")
     image = Image.open(files[0])
     with torch.no_grad():
         outputs = model(**processor(image, return_tensors="pt"))
     (mask,) = processor.post_process_semantic_segmentation(outputs, target_sizes=[image.size[::-1]])
     assert mask.shape == SIZE
     # The exported model goes on by the same windows, and has the same loss, without being told.
-    exported = segment.Segmentation(segment.Arguments(output_dir="run", do_eval=True,
-                                                      model_name_or_path=str(best),
-                                                      validation_file=str(data / "val")))  # fmt: skip
-    exported.load(LAUNCH, Modes(False, True, False))
+    given = {"model_name_or_path": str(best), "validation_file": str(data / "val")}
+    exported = segment.Segmentation(segment.Arguments(output_dir="run", do_eval=True, **given))
+    exported.load(Launch(), Modes(False, True, False))
     assert (exported.uses_windows, exported.overlap) == (True, 0.5)
     assert (exported.loss.label_smoothing, exported.loss.dice_weight) == (0.1, 0.5)
-    ended = script("segment", ["--do_predict", f"--model_name_or_path={best}",
-                               f"--test_file={data / 'val' / 'images'}",
-                               f"--output_dir={tmp_path / 'predicted'}"])  # fmt: skip
+    files = [f"--test_file={data / 'val' / 'images'}", f"--output_dir={tmp_path / 'predicted'}"]
+    ended = script("segment", ["--do_predict", f"--model_name_or_path={best}", *files])
     assert (ended.code, ended.err) == (0, "")
     assert len(list((tmp_path / "predicted" / "predictions").glob("*.png"))) == 4
 

@@ -69,11 +69,6 @@ class Inspection(NamedTuple):
         """A hash of all the images."""
         return fingerprint(self.digests)
 
-    @property
-    def sizes(self) -> set[tuple[int, int]]:
-        """The distinct (height, width)."""
-        return {(header.height, header.width) for header in self.headers}
-
 
 @dataclass(frozen=True)
 class Images:

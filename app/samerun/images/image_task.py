@@ -96,9 +96,9 @@ class ImageTask(Task):
         A function of (seed, epoch, row): the same under any launcher, in any worker, and after a resume."""
         if epoch is not None:
             image, mask = self.augmentation(image, mask, row_generator(self.arguments.seed, epoch, row))
-            if self.augmentation.has_fixed_size:
-                return np.asarray(image), None if mask is None else np.asarray(mask)
-        return self.processing.fit(image), None if mask is None else self.processing.fit_mask(mask)
+        is_cropped = epoch is not None and self.augmentation.has_fixed_size
+        pixels = np.asarray(image) if is_cropped else self.processing.fit(image)
+        return pixels, mask and self.processing.fit_mask(mask)
 
     def rows_in_memory(self, items: Sequence[bytes]) -> ImageSplit:
         images = Images.of(list(items), Path(), "image {}".format)

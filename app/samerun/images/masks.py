@@ -15,6 +15,7 @@ from samerun.data.cache import fingerprint, get_or_create
 from samerun.data.splits import expand_patterns, sources_of
 from samerun.errors import SHOWN, InputError, collecting, listed, raise_problems
 from samerun.images import data
+from samerun.images.segmentation import IGNORED
 
 # Folder names of each split.
 SPLIT_FOLDERS = {
@@ -26,7 +27,6 @@ CITYSCAPES_SUFFIXES = ("_leftImg8bit", "_gtFine_labelTrainIds")  # of the names 
 CLASSES_FILE = "classes.txt"
 NUMBERED_LINE = re.compile(r"(\d+)[\s,;:]+(\S.*)")
 IGNORE_MARK = re.compile(r"\s*\(ignored?\)$", re.IGNORECASE)
-IGNORED = 255  # target of ignored pixels
 MOST_CLASSES = 255
 
 

@@ -20,7 +20,6 @@ processes.
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -36,7 +35,7 @@ from samerun.task import Predictions, ReportContent, Section
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-IGNORE = -100  # torch's default
+IGNORED = 255  # label of pixels and voxels that are left out of loss and metrics
 SETTINGS = ("cross_entropy_weight", "dice_weight", "class_weights", "label_smoothing")
 SHARED, PREDICTED, TRUE = range(3)  # places in the last axis of counts
 MAX_CONFUSION = 32  # classes up to which a confusion matrix is kept for every image
@@ -53,14 +52,13 @@ class SegmentationLoss:
     """`loss(logits, labels)` -> (b,) float32, the loss of each image.
 
     logits: (b, classes, *space), any floating-point dtype; computed in fp32. With a single channel, one class
-    against a background: sigmoid, binary cross-entropy + Dice. labels: (b, *space), integers. An image of
-    ignored elements has loss 0.
+    against a background: sigmoid, binary cross-entropy + Dice. labels: (b, *space), integers, or `IGNORED`.
+    An image of ignored elements has loss 0.
     """
 
     cross_entropy_weight: float = 1.0
     dice_weight: float = 1.0
     class_weights: tuple[float, ...] | None = None  # of the cross-entropy; of a single channel: two
-    ignore_index: int | None = None  # label of ignored elements
     include_background: bool = True  # whether Dice includes class 0
     label_smoothing: float = 0.0  # of the cross-entropy, as in torch
 
@@ -70,13 +68,13 @@ class SegmentationLoss:
         arguments: Any,
         class_weights: tuple[float, ...] | None,
         exported: dict[str, Any] | None,
-        **more: Any,
+        include_background: bool = True,
     ) -> SegmentationLoss:
         """The loss of the arguments; without training, that of the model's training, if its `settings` are
-        known: `exported`. `more`: further fields."""
+        known: `exported`."""
         a = arguments
         weights = a.cross_entropy_weight, a.dice_weight, class_weights
-        loss = cls(*weights, label_smoothing=a.label_smoothing_factor, **more)
+        loss = cls(*weights, include_background, a.label_smoothing_factor)
         return loss if a.modes.train or exported is None else replace(loss, **exported)
 
     def settings(self) -> dict[str, Any]:
@@ -86,8 +84,6 @@ class SegmentationLoss:
 
     def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         logits, labels = logits.float().flatten(2), labels.long().flatten(1)
-        if self.ignore_index is not None:
-            labels = labels.masked_fill(labels == self.ignore_index, IGNORE)
         loss = torch.zeros(len(labels), device=logits.device)
         if self.cross_entropy_weight:
             loss = loss + self.cross_entropy_weight * self._cross_entropy(logits, labels)
@@ -97,15 +93,15 @@ class SegmentationLoss:
 
     def _cross_entropy(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """(b,) CE_i. logits: (b, channels, n), labels: (b, n)."""
-        weights, by_class, smoothing = (labels != IGNORE).float(), None, self.label_smoothing
+        weights, by_class, smoothing = (labels != IGNORED).float(), None, self.label_smoothing
         if self.class_weights is not None:
             by_class = torch.tensor(self.class_weights, device=logits.device)
-            weights = weights * by_class[labels.clamp(min=0)]
+            weights = weights * by_class[labels.clamp(max=len(by_class) - 1)]
         if logits.shape[1] > 1:
-            given = {"ignore_index": IGNORE, "reduction": "none", "label_smoothing": smoothing}
+            given = {"ignore_index": IGNORED, "reduction": "none", "label_smoothing": smoothing}
             losses = functional.cross_entropy(logits, labels, by_class, **given)
         else:
-            targets = labels.clamp(min=0) * (1 - smoothing) + smoothing / 2
+            targets = labels.clamp(max=1) * (1 - smoothing) + smoothing / 2
             of_elements = functional.binary_cross_entropy_with_logits
             losses = weights * of_elements(logits[:, 0], targets, reduction="none")
         return _safe_ratio(losses.sum(1), weights.sum(1))
@@ -118,7 +114,7 @@ class SegmentationLoss:
         if not (binary or self.include_background):
             probabilities, classes = probabilities[:, 1:], classes[1:]
         truth = (labels[:, None] == classes[:, None]).float()
-        probabilities = probabilities * (labels != IGNORE)[:, None]
+        probabilities = probabilities * (labels != IGNORED)[:, None]
         sizes = truth.sum(2)
         present = (sizes > 0).float()
         dice = _safe_ratio(2 * (probabilities * truth).sum(2), probabilities.sum(2) + sizes)
@@ -171,28 +167,18 @@ class EqualPasses:
 # Scores
 
 
-def count_classes(
-    predicted: torch.Tensor, truth: torch.Tensor, num_classes: int, ignore_index: int | None = None
-) -> dict[str, torch.Tensor]:
-    """`counts`, (b, classes, 3) int64 of each image: shared, predicted, true. For at most MAX_CONFUSION
-    classes also `confusion`: (b, classes, classes) int64 number of elements by true and predicted class.
+def count_classes(predicted: torch.Tensor, truth: torch.Tensor, num_classes: int) -> dict[str, torch.Tensor]:
+    """`counts`, (classes, 3) int64 of an image or volume: shared, predicted, true. For at most MAX_CONFUSION
+    classes also `confusion`: (classes, classes) int64 number of elements by true and predicted class.
 
-    `predicted`, `truth`: (b, ...) class numbers of any integer type. Elements whose truth is `ignore_index`
-    do not count.
+    `predicted`, `truth`: (*space) class numbers of any integer type. Elements whose truth is `IGNORED` do not
+    count.
     """
-    images = len(truth)
-    counted = torch.ones_like(truth, dtype=torch.bool) if ignore_index is None else truth != ignore_index
-    first = torch.arange(images, device=truth.device).view(-1, *[1] * (truth.dim() - 1)) * num_classes
-    if num_classes > MAX_CONFUSION:
-        pairs = ((truth, counted & (predicted == truth)), (predicted, counted), (truth, counted))
-        size = images * num_classes
-        counts = [torch.bincount((first + classes.long())[mask], minlength=size) for classes, mask in pairs]
-        return {"counts": torch.stack(counts, dim=-1).view(images, num_classes, 3)}
-    cells = ((first + truth.long()) * num_classes + predicted.long())[counted]
-    confusion = torch.bincount(cells, minlength=images * num_classes**2)
-    confusion = confusion.view(images, num_classes, num_classes)
-    counts = torch.stack([confusion.diagonal(dim1=1, dim2=2), confusion.sum(1), confusion.sum(2)], dim=-1)
-    return {"counts": counts, "confusion": confusion}
+    counted = truth != IGNORED
+    cells = truth[counted].long() * num_classes + predicted[counted].long()
+    confusion = torch.bincount(cells, minlength=num_classes**2).view(num_classes, num_classes)
+    counts = torch.stack([confusion.diagonal(), confusion.sum(0), confusion.sum(1)], dim=-1)
+    return {"counts": counts} | ({"confusion": confusion} if num_classes <= MAX_CONFUSION else {})
 
 
 def scored_outputs(
@@ -202,11 +188,9 @@ def scored_outputs(
     truth: torch.Tensor,
     num_classes: int,
 ) -> dict[str, torch.Tensor]:
-    """`loss`, `counts` and, for few classes, `confusion` of one image or volume. `logits`: (channels,
-    *space); `predicted`, `truth`: (*space) class numbers."""
-    outputs = count_classes(predicted[None], truth[None], num_classes, loss.ignore_index)
-    outputs["loss"] = loss(logits[None], truth[None])
-    return {name: values[0] for name, values in outputs.items()}
+    """`loss` and the outputs of `count_classes` of one image or volume. `logits`: (channels, *space);
+    `predicted`, `truth`: (*space) class numbers."""
+    return {"loss": loss(logits[None], truth[None])[0], **count_classes(predicted, truth, num_classes)}
 
 
 def largest_logit(logits: torch.Tensor) -> torch.Tensor:
@@ -324,11 +308,10 @@ def report_content(
     classes, predicted classes). `first`: the first class to be scored; 1 leaves out the background.
     """
     counts, scores = predictions["counts"], {"loss": predictions["loss"]}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # nanmean of rows without any class
-        for name, metric in (("iou", iou), ("dice", dice)):
-            # A row without any class, in truth and prediction, is right.
-            scores[name] = np.nan_to_num(np.nanmean(metric(counts)[:, first:], axis=1), nan=1.0)
+    for name, metric in (("iou", iou), ("dice", dice)):
+        means = map(mean_of_defined, metric(counts)[:, first:])
+        # A row without any class, in truth and prediction, is right.
+        scores[name] = [1.0 if mean is None else mean for mean in means]
     total = counts.sum(axis=0)
     figures = {"class_dice": _dice_figure(total[first:], classes[first:])}
     if "confusion" in predictions:

@@ -19,8 +19,7 @@ from transformers import AutoModelForSemanticSegmentation
 
 from samerun.errors import InputError, in_short
 from samerun.images.data import image_extensions
-from samerun.images.masks import IGNORED
-from samerun.images.segmentation import EqualPasses, file_names
+from samerun.images.segmentation import IGNORED, EqualPasses, file_names
 from samerun.images.transforms import Processing, processing_of
 from samerun.models.pretrained import set_labels
 from samerun.reports.figures import with_legend
@@ -180,12 +179,8 @@ def window_corners(size: Sequence[int], window: Sequence[int], overlap: float) -
 
 def palette(num_colours: int = 256) -> np.ndarray:
     """(num_colours, 3) uint8: the colour map of PASCAL VOC."""
-    numbers = np.arange(num_colours)
-    colours = np.zeros((num_colours, 3), dtype=np.uint8)
-    for bit in range(8):
-        for channel in range(3):
-            colours[:, channel] |= (((numbers >> (3 * bit + channel)) & 1) << (7 - bit)).astype(np.uint8)
-    return colours
+    numbers, bits = np.arange(num_colours)[:, None, None], np.arange(8)[:, None]
+    return ((numbers >> (3 * bits + np.arange(3)) & 1) << (7 - bits)).sum(axis=1).astype(np.uint8)
 
 
 def mask_names(ids: Sequence[Any]) -> list[str]:

@@ -90,12 +90,12 @@ def new_small_cnn(
     for images of several sizes without --image_size, and for images that are too small."""
     image_mode, image_size, headers = arguments.image_mode, arguments.image_size, inspected.headers
     grey = image_mode == "L" or (image_mode == "auto" and all(header.is_grey for header in headers))
-    size = (image_size, image_size) if image_size else next(iter(inspected.sizes))
-    if image_size is None and len(inspected.sizes) > 1:
-        first = headers[0]
+    first, sizes = headers[0], {header[:2] for header in headers}
+    size = (image_size, image_size) if image_size else (first.height, first.width)
+    if image_size is None and len(sizes) > 1:
         row = next(row for row, header in enumerate(headers) if header[:2] != first[:2])
         raise InputError(
-            f"{examples.path}: images of {len(inspected.sizes)} sizes: {examples.images.name(0)} has "
+            f"{examples.path}: images of {len(sizes)} sizes: {examples.images.name(0)} has "
             f"{first.width}x{first.height} pixels, {examples.images.name(row)} "
             f"{headers[row].width}x{headers[row].height}; give --image_size N to have all resized to NxN"
         )

@@ -41,7 +41,7 @@ class Header(NamedTuple):
 
     @property
     def is_grey(self) -> bool:
-        return self.mode in GREY or self.mode in DEEP
+        return self.mode in GREY
 
 
 def read_header(encoded: Encoded, name: str) -> Header:
@@ -70,9 +70,7 @@ def decode_mask(encoded: Encoded, name: str) -> Image.Image:
     image = _decoded(encoded, name)
     if image.mode in ("L", "I"):
         return image
-    if image.mode == "P":
-        return Image.fromarray(np.asarray(image))
-    if image.mode == "1":
+    if image.mode in ("P", "1"):
         return Image.fromarray(np.asarray(image).astype(np.uint8))
     if image.mode in DEEP and image.mode != "F":
         return Image.fromarray(np.asarray(image).astype(np.int32))

@@ -38,7 +38,7 @@ from samerun.volumes import nifti
 
 SUFFIXES = (".nii", ".nii.gz")
 # Folders of images and labels: ours, and those of the Medical Segmentation Decathlon and nnU-Net.
-LAYOUTS = {"": ("images", "labels"), "training": ("imagesTr", "labelsTr"), "test": ("imagesTs", "labelsTs")}
+OURS, OF_TRAINING, OF_TEST = ("images", "labels"), ("imagesTr", "labelsTr"), ("imagesTs", "labelsTs")
 SPLIT_FILE, SPLITS = "split.csv", ("train", "validation", "test")
 CHANNEL, SECOND_CHANNEL = "_0000", "_0001"  # nnU-Net's suffixes of an image's channels
 CACHE_VERSION = "1"
@@ -125,17 +125,16 @@ def _from_path(arguments: Any, split: str, base: str | None, is_own: bool, path:
 def _from_folder(folder: Path, split: str, encoding: str, is_own: bool) -> Volumes | None:
     """None if the folder does not have the split. `is_own`: the folder is the value of the split's own
     argument."""
-    kinds = ("", "test" if split == "test" else "training")
-    layouts = [names for kind, names in LAYOUTS.items() if kind in kinds]
+    layouts = [OURS, OF_TEST if split == "test" else OF_TRAINING]
     found = [(folder / a, folder / b) for a, b in layouts if (folder / a).is_dir()]
-    images, labels = found[0] if found else (None, None)
-    if images is None:
+    if not found:
         if not is_own:
             return None
         raise InputError(
             f"{folder}: has no folder {' or '.join(names[0] for names in layouts)}; images/ and "
             "labels/ are expected"
         )
+    images, labels = found[0]
     names = [path.name for path in paths_in(images)]
     names = [name for name in names if name.endswith(SUFFIXES) and not name.startswith(".")]
     if not names:
@@ -146,7 +145,7 @@ def _from_folder(folder: Path, split: str, encoding: str, is_own: bool) -> Volum
             return None
         if not names:
             raise InputError(f"{folder / SPLIT_FILE}: has no {split} volumes")
-    elif not is_own and images.name != LAYOUTS["test"][0]:
+    elif not is_own and images.name != OF_TEST[0]:
         return None
     channels = [name for name in names if _is_second_channel(name, images, labels)]
     if channels:

@@ -119,16 +119,12 @@ class Settings:
     def updated(self, arguments: Any) -> Settings:
         """The settings of an exported model with the overlap of the arguments. Raises `InputError` for
         arguments that contradict the model."""
-        for name, own in (
-            ("class_names", tuple(self.classes[1:])),
-            ("spacing", self.spacing),
-            ("patch_size", self.patch_size),
-        ):
-            value = getattr(arguments, name)
-            if value is not None and tuple(value) != own:
-                expected = ",".join(map(str, own))
+        own = {"class_names": self.classes[1:], "spacing": self.spacing, "patch_size": self.patch_size}
+        for name, values in own.items():
+            if getattr(arguments, name) not in (None, tuple(values)):
                 raise InputError(
-                    f"--{name}: the model of {arguments.model_name_or_path} has {expected}; leave it out"
+                    f"--{name}: the model of {arguments.model_name_or_path} has "
+                    f"{','.join(map(str, values))}; leave it out"
                 )
         return self if arguments.overlap is None else replace(self, overlap=arguments.overlap)
 
@@ -241,12 +237,9 @@ def hausdorff95(
         pair = [mask == number for mask in (predicted, truth)]
         if not all(mask.any() for mask in pair):
             continue
-        # Crops to the bounding box of both, for speed. Pads by a voxel, so that masks at the border have a
-        # surface there.
-        box = tuple(
-            slice(max(0, indices.min() - 1), indices.max() + 2) for indices in np.nonzero(pair[0] | pair[1])
-        )
-        tensors = [torch.from_numpy(np.pad(mask[box], 1))[None, None] for mask in pair]
+        # Crops to the bounding box of both, for speed.
+        box = tuple(slice(indices.min(), indices.max() + 1) for indices in np.nonzero(pair[0] | pair[1]))
+        tensors = [torch.from_numpy(mask[box])[None, None] for mask in pair]
         given = {"include_background": True, "percentile": 95, "spacing": list(spacing)}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from samerun.errors import InputError, in_short
 from samerun.files import path_in_errors
+from samerun.images.segmentation import IGNORED
 
-IGNORED = 255  # label of ignored voxels
 UNREADABLE = (
     OSError,
     EOFError,

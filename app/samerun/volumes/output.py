@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -77,16 +76,10 @@ class WholeVolumes:
     def content(self) -> str:
         return fingerprint(volume.content for volume in self.volumes)
 
-    @cached_property
-    def mask_files(self) -> list[str]:
-        """The name of each row's mask file."""
-        return file_names([volume.file.id for volume in self.volumes], ".nii.gz")
-
     @property
     def slice_size(self) -> tuple[int, int]:
         """x and y of the largest volume."""
-        sizes = [volume.facts["size"] for volume in self.volumes]
-        return max(size[0] for size in sizes), max(size[1] for size in sizes)
+        return tuple(np.max([volume.facts["size"][:2] for volume in self.volumes], axis=0).tolist())
 
     def slice_of(self, row: int) -> int:
         """The z index of a row's example slice: the slice with the most labelled voxels, or the middle
@@ -109,17 +102,15 @@ def _pad_and_stack(arrays: list[np.ndarray], fill: int) -> np.ndarray:
     return np.stack([crop(array, (0, 0, 0), size, fill) for array in arrays])
 
 
-def write_masks(
-    split: WholeVolumes, packed: np.ndarray, folder: Path, output_dir: Path
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Writes each mask, in its file's own grid, to `folder`. Yields (path relative to `output_dir`, mask in
+def write_masks(split: WholeVolumes, packed: np.ndarray, folder: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """Writes each mask, in its file's own grid, to `folder`. Yields (path from the folder above, mask in
     canonical orientation)."""
-    add_to_list(folder, split.mask_files)
-    for volume, name, row in zip(split.volumes, split.mask_files, packed, strict=True):
+    files = file_names([volume.file.id for volume in split.volumes], ".nii.gz")
+    add_to_list(folder, files)
+    for volume, name, row in zip(split.volumes, files, packed, strict=True):
         mask = unpack(row, volume.facts["size"], split.num_classes)
-        path = folder / name
-        write_like(path, mask, volume.file.image)
-        yield path.relative_to(output_dir).as_posix(), mask
+        write_like(folder / name, mask, volume.file.image)
+        yield f"{folder.name}/{name}", mask
 
 
 def overlays(split: WholeVolumes, slices: np.ndarray, names: Sequence[str]) -> np.ndarray:

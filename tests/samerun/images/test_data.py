@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import datasets
 import numpy as np
 import pytest
@@ -16,12 +14,19 @@ from samerun.parsing import SpaceSeparated
 
 
 def read(source, split="train", notes=None, **given):
-    arguments = Arguments(output_dir="runs/a", **{f"{split}_file": str(source)}, **given)
+    """`source`: a path or a list of paths."""
+    files = SpaceSeparated(source if isinstance(source, list) else [str(source)])
+    arguments = Arguments(output_dir="runs/a", **{f"{split}_file": files}, **given)
     return read_examples(arguments, split, [] if notes is None else notes)
 
 
-def arrays(examples, mode="L"):
-    return np.stack([np.asarray(examples.images.load(row, mode)) for row in range(len(examples))])
+def refused(said, source):
+    with pytest.raises(InputError, match=said):
+        read(source)
+
+
+def arrays(examples):
+    return np.stack([np.asarray(examples.images.load(row, "L")) for row in range(len(examples))])
 
 
 def named(examples):
@@ -58,8 +63,7 @@ IDX = idx(pixels(rows=4)[0])
 def test_damaged_mnist_files(tmp_path, content, said):
     write_idx(tmp_path, packed=False, rows=4)
     (tmp_path / "train-images-idx3-ubyte").write_bytes(content)
-    with pytest.raises(InputError, match=f".*ubyte: {said}"):
-        read(tmp_path)
+    refused(f".*ubyte: {said}", tmp_path)
 
 
 def test_labels_that_belong_to_other_images(tmp_path):
@@ -71,8 +75,7 @@ def test_labels_that_belong_to_other_images(tmp_path):
         read(tmp_path)
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(b"\x1f\x8b broken")
     (tmp_path / "train-images-idx3-ubyte").unlink()
-    with pytest.raises(InputError, match=r"ubyte\.gz: cannot be read .*copy it again"):
-        read(tmp_path)
+    refused(r"ubyte\.gz: cannot be read .*copy it again", tmp_path)
 
 
 def test_a_folder_a_class(tmp_path):
@@ -97,26 +100,15 @@ def test_links_to_folders_are_followed_but_not_in_circles(tmp_path):
 
 def test_folders_that_are_wrong(tmp_path):
     (tmp_path / "a").mkdir()
-    with pytest.raises(
-        InputError, match=rf"^{tmp_path}/a: holds no images; expected a folder for each class"
-    ):
-        read(tmp_path / "a")
-    with pytest.raises(InputError, match=rf"^{tmp_path}/a: holds no images; remove the folder"):
-        read(tmp_path)
+    refused(rf"^{tmp_path}/a: holds no images; expected a folder for each class", tmp_path / "a")
+    refused(rf"^{tmp_path}/a: holds no images; remove the folder", tmp_path)
     (tmp_path / "a").rename(tmp_path / "Train")
-    with pytest.raises(
-        InputError,
-        match=r"holds splits \(Train\), not classes; give each by itself, such as --train_file .*/Train",
-    ):
-        read(tmp_path)
+    refused(
+        r"holds splits \(Train\), not classes; give each by itself, such as --train_file .*/Train", tmp_path
+    )
     (tmp_path / "b").mkdir()
     Image.new("L", (2, 2)).save(tmp_path / "beside.png")
-    with pytest.raises(InputError, match=r"holds images beside the folders of classes \(beside\.png\)"):
-        read(tmp_path)
-
-
-def as_bytes(path: Path) -> dict:
-    return {"bytes": path.read_bytes(), "path": path.name}
+    refused(r"holds images beside the folders of classes \(beside\.png\)", tmp_path)
 
 
 def write_table(folder, kind):
@@ -127,13 +119,11 @@ def write_table(folder, kind):
         path = folder / "rows.csv"
         path.write_text("image,label\n" + "".join(f"{row['image']},{row['label']}\n" for row in rows))
         return path
-    features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=list(CLASSES)))
-    held = datasets.Dataset.from_list(
-        [row | {"image": as_bytes(folder / row["image"])} for row in rows], features
-    )
-    if kind == "parquet of paths":
-        held = datasets.Dataset.from_list(rows)
-    held.to_parquet(folder / "rows.parquet")
+    features = None
+    if kind == "parquet":
+        features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=list(CLASSES)))
+        rows = [row | {"image": {"bytes": file.read_bytes()}} for row, file in zip(rows, files, strict=True)]
+    datasets.Dataset.from_list(rows, features).to_parquet(folder / "rows.parquet")
     return folder / "rows.parquet"
 
 
@@ -156,18 +146,15 @@ def test_several_folders_and_files_are_read_one_after_the_other(tmp_path, token_
         write_table(write_folder(tmp_path / "tables" / f"part-{part}", rows=2, seed=part), "csv")
     idx_folder, pattern = write_idx(tmp_path / "idx", rows=2), str(tmp_path / "tables" / "*" / "rows.csv")
     given = [str(a), str(b), pattern, str(idx_folder)]
-    found = read_examples(Arguments(output_dir="runs/a", train_file=SpaceSeparated(given)), "train", [])
+    found = read(given)
     singles = [read(path) for path in (a, b, *sorted(tmp_path.glob("tables/*/rows.csv")), idx_folder)]
     np.testing.assert_array_equal(arrays(found), np.concatenate([arrays(single) for single in singles]))
     assert named(found) == [0, 0, 1, 1] * 2 + [0, 1] * 3
-    assert found.ids == [f"sites/{site}/{path}" for site in "ab" for path in singles[0].ids] + list(
-        range(8, 14)
-    )
+    assert found.ids == [f"sites/{site}/{path}" for site in "ab" for path in singles[0].ids] + [*range(8, 14)]
     assert found.images.where(6) == str(tmp_path / found.ids[6])
     assert found.images.where(10).startswith(f"{tmp_path}/tables/part-2/rows.csv:2")
-    assert found.images.inspect().digests == [
-        digest for single in singles for digest in single.images.inspect().digests
-    ]
+    digests = [digest for single in singles for digest in single.images.inspect().digests]
+    assert found.images.inspect().digests == digests
     mixture = found.mixture((1, 1, 1, 4), notes := [])
     assert mixture.counts.tolist() == [2, 2, 2, 8]
     assert notes[0].startswith(
@@ -176,12 +163,9 @@ def test_several_folders_and_files_are_read_one_after_the_other(tmp_path, token_
     )
     some = found.take(np.array([11, 0, 13, 7]))
     np.testing.assert_array_equal(arrays(some), arrays(found)[[11, 0, 13, 7]])
-    assert some.images.inspect().digests == [found.images.inspect().digests[row] for row in (11, 0, 13, 7)]
+    assert some.images.inspect().digests == [digests[row] for row in (11, 0, 13, 7)]
     assert (some.source.tolist(), some.images.where(0)) == ([2, 0, 3, 1], found.images.where(11))
-    few = read_examples(
-        Arguments(output_dir="runs/a", train_file=SpaceSeparated(given[:2]), max_train_samples=4), "train", []
-    )
-    assert few.labels == ["dark", "light", "dark", "light"]
+    assert read(given[:2], max_train_samples=4).labels == ["dark", "light", "dark", "light"]
 
 
 def test_several_sources_that_are_wrong(tmp_path):
@@ -189,7 +173,7 @@ def test_several_sources_that_are_wrong(tmp_path):
 
     def problems(*paths):
         with pytest.raises(InputError) as caught:
-            read_examples(Arguments(output_dir="runs/a", test_file=SpaceSeparated(paths)), "test", [])
+            read([*paths], "test")
         return caught.value.problems
 
     assert problems(a, f"{tmp_path}/aa", f"{tmp_path}/b.csv") == [

@@ -1,5 +1,3 @@
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -9,8 +7,8 @@ from PIL import Image
 
 from samerun.errors import InputError
 from samerun.plan import Modes
+from samerun.runtime import Launch
 
-LAUNCH = SimpleNamespace(world_size=1, use_cpu=True, precision="no")
 TRAIN_AND_EVALUATE = Modes(True, True, False)
 EVERYTHING = {"random_crop": 0.3, "random_flip": True, "random_rotation": 20.0, "color_jitter": 0.3}
 
@@ -18,7 +16,7 @@ EVERYTHING = {"random_crop": 0.3, "random_flip": True, "random_rotation": 20.0, 
 def load(source, modes=TRAIN_AND_EVALUATE, **given):
     """(the task, its data)."""
     task = ImageClassification(Arguments(output_dir="runs/a", train_file=str(source), **given))
-    return task, task.load(LAUNCH, modes)
+    return task, task.load(Launch(), modes)
 
 
 def test_defaults_suit_what_is_trained():
@@ -26,12 +24,6 @@ def test_defaults_suit_what_is_trained():
     assert (small.learning_rate, small.global_batch_size) == (1e-3, 128)
     assert (pretrained.learning_rate, pretrained.global_batch_size) == (5e-5, 32)
     assert Arguments(output_dir="a", learning_rate=0.5, global_batch_size=7).learning_rate == 0.5
-    assert (
-        Arguments(
-            output_dir="a", per_device_train_batch_size=4, gradient_accumulation_steps=2
-        ).global_batch_size
-        is None
-    )
 
 
 def test_an_array_is_collated_at_once_to_what_each_image_is_by_itself(tmp_path):
@@ -86,9 +78,7 @@ def test_colours_for_a_grey_model_are_refused(tmp_path):
     write_folder(tmp_path / "valid")
     Image.new("RGB", (16, 16)).save(tmp_path / "valid" / "dark" / "colour.png")
     given = {"validation_file": str(tmp_path / "valid")}
-    with pytest.raises(
-        InputError, match=r"valid/dark/colour\.png: a colour image \(RGB\), but .*--image_mode L"
-    ):
+    with pytest.raises(InputError, match=r"dark/colour\.png: a colour image \(RGB\), but .*--image_mode L"):
         load(tmp_path / "train", **given)
     assert load(tmp_path / "train", image_mode="L", **given)[0].processing.mode == "L"
     assert load(tmp_path / "train", image_mode="RGB", **given)[0].processing.mode == "RGB"

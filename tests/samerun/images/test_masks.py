@@ -30,29 +30,22 @@ def save(path, array=EMPTY):
     Image.fromarray(array).save(path)
 
 
-def plain(root, name):
-    save(root / "images" / f"{name}.jpg", np.stack([EMPTY] * 3, axis=2))
-    save(root / "masks" / f"{name}.png")
+CITY = "gtFine/val/ulm/{}_gtFine"
+LAYOUTS = {  # image, masks
+    "plain": ("images/{}.jpg", "masks/{}.png"),
+    "plain splits": ("val/images/{}.jpg", "val/masks/{}.png"),
+    "by kind": ("images/validation/{}.png", "masks/validation/{}.png"),
+    "CamVid": ("val/{}.png", "valannot/{}.png"),
+    "Cityscapes": ("leftImg8bit/val/ulm/{}_leftImg8bit.png",
+                   *(f"{CITY}_{kind}.png" for kind in ("labelTrainIds", "labelIds", "color"))),
+}  # fmt: skip
 
 
-def plain_splits(root, name):
-    plain(root / "val", name)
-
-
-def by_kind(root, name):
-    save(root / "images" / "validation" / f"{name}.png")
-    save(root / "masks" / "validation" / f"{name}.png")
-
-
-def camvid(root, name):
-    save(root / "val" / f"{name}.png")
-    save(root / "valannot" / f"{name}.png")
-
-
-def cityscapes(root, name):
-    save(root / "leftImg8bit" / "val" / "ulm" / f"{name}_leftImg8bit.png")
-    for kind in ("labelTrainIds", "labelIds", "color"):
-        save(root / "gtFine" / "val" / "ulm" / f"{name}_gtFine_{kind}.png")
+def write(root, name, layout="plain"):
+    image, *masks = (root / path.format(name) for path in LAYOUTS[layout])
+    save(image, np.stack([EMPTY] * 3, axis=2))
+    for mask in masks:
+        save(mask)
 
 
 def read(root, split="validation", **given):
@@ -60,52 +53,43 @@ def read(root, split="validation", **given):
     return read_pairs(MaskArguments(output_dir="runs/a", **named), split, notes := []), notes
 
 
-@pytest.mark.parametrize("write", [plain, plain_splits, by_kind, camvid, cityscapes])
-def test_images_are_paired_with_masks_by_name(write, tmp_path):
+def inspected(train):
+    return inspect_masks({"train": train}, inspect_all({"train": train}, []))["train"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_images_are_paired_with_masks_by_name(layout, tmp_path):
     for name in ("b_1", "a_1"):
-        write(tmp_path, name)
+        write(tmp_path, name, layout)
     found, notes = read(tmp_path)
-    assert [re.search(r"[ab]_1", Path(path).name)[0] for path in found.ids] == ["a_1", "b_1"]
-    pairs = zip(*(part.sources[0].cells for part in (found.images, found.labels)), strict=True)
-    assert [(Path(image).stem[:3], Path(mask).stem[:3]) for image, mask in pairs] == [
-        ("a_1", "a_1"),
-        ("b_1", "b_1"),
-    ]
+    names = ("a_1", "b_1")
+    for part, path in zip((found.images, found.labels), LAYOUTS[layout], strict=False):
+        assert list(part.sources[0].cells) == [str(tmp_path / path.format(name)) for name in names]
+    assert [re.search(r"[ab]_1", Path(path).name)[0] for path in found.ids] == [*names]
     assert notes == []
-    if write is cityscapes:
-        assert all(mask.endswith("_gtFine_labelTrainIds.png") for mask in found.labels.sources[0].cells)
-    if write is not plain:  # a folder of several splits is named once
+    if layout != "plain":  # a folder of several splits is named once
         assert len(read(tmp_path, train_file=str(tmp_path))[0]) == 2
         assert read(tmp_path, "test", train_file=str(tmp_path))[0] is None
 
 
 def test_test_images_need_no_masks(tmp_path):
-    plain(tmp_path, "a")
+    write(tmp_path, "a")
     shutil.rmtree(tmp_path / "masks")
     assert read(tmp_path, "test")[0].labels is None
     assert read(tmp_path / "images", "test")[0].ids == ["a.jpg"]
 
 
-def test_a_table_names_images_and_masks(tmp_path):
-    plain(tmp_path, "a")
-    (tmp_path / "rows.csv").write_text("image,label\nimages/a.jpg,masks/a.png\n")
-    found, _ = read(tmp_path / "rows.csv")
-    assert inspect_masks({"validation": found}, inspect_all({"validation": found}, []))[
-        "validation"
-    ].totals == {0: 24}
-
-
 def test_several_folders_and_a_table_make_a_split(tmp_path, token_cache):
     for site in "ab":
-        plain(tmp_path / site / "train", "0")
-        plain(tmp_path / site / "test", "0")
-    plain(tmp_path, "1")
+        write(tmp_path / site / "train", "0")
+        write(tmp_path / site / "test", "0")
+    write(tmp_path, "1")
     save(tmp_path / "masks" / "1.png", EMPTY + 1)
     (tmp_path / "rows.csv").write_text("image,label\nimages/1.jpg,masks/1.png\n")
     named = SpaceSeparated(str(tmp_path / name) for name in ("a", "b", "rows.csv"))
     found, _ = read(None, "train", train_file=named)
     assert found.ids == ["a/train/images/0.jpg", "b/train/images/0.jpg", 2]
-    masks = inspect_masks({"train": found}, inspect_all({"train": found}, []))["train"]
+    masks = inspected(found)
     assert masks.counts == [{0: 24}, {0: 24}, {1: 24}]
     assert masks.values.name(1) == f"{tmp_path}/b/train/masks/0.png"
     other = read(None, "test", train_file=named)[0]  # a table is of one split
@@ -115,29 +99,26 @@ def test_several_folders_and_a_table_make_a_split(tmp_path, token_cache):
     assert find_classes_file(arguments) == tmp_path / "b" / "classes.txt"
     (tmp_path / "a" / "classes.txt").write_text("y\nx\n")
     with pytest.raises(
-        InputError, match=r"a/classes\.txt and .*b/classes\.txt are not equal; name the right one by"
+        InputError, match=r"a/classes\.txt and .*b/classes\.txt are not equal; name the right"
     ):
         find_classes_file(arguments)
 
 
 def test_masks_of_16_bits_and_palettes_hold_class_numbers(tmp_path, token_cache):
     for name in ("a", "b"):
-        plain(tmp_path, name)
+        write(tmp_path, name)
     numbers = np.arange(24).reshape(4, 6) % 3
     save(tmp_path / "masks" / "a.png", numbers.astype(np.uint16) + np.uint16(65533) * (numbers == 2))  # 65535
     palette = Image.fromarray(numbers.astype(np.uint8))
     palette.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255])
     palette.save(tmp_path / "masks" / "b.png")
-    found = {"train": read(tmp_path, "train")[0]}
-    masks = inspect_masks(found, inspect_all(found, []))["train"]
+    masks = inspected(read(tmp_path, "train")[0])
     assert masks.counts == [{0: 8, 1: 8, 65535: 8}, {0: 8, 1: 8, 2: 8}]
     (tmp_path / "classes.txt").write_text("0 a\n1 b\n2 c\n65535 nothing (ignore)\n")
     classes = read_classes(tmp_path / "classes.txt")
     check_values(masks, classes)
-    assert (
-        classes.lookup_table()[np.asarray(masks.values.load_mask(0))].tolist()
-        == np.where(numbers == 2, IGNORED, numbers).tolist()
-    )
+    targets = classes.lookup_table()[np.asarray(masks.values.load_mask(0))]
+    assert targets.tolist() == np.where(numbers == 2, IGNORED, numbers).tolist()
     assert masks.totals == {0: 16, 1: 16, 2: 8, 65535: 8}
 
 
@@ -167,7 +148,6 @@ def test_without_a_file_classes_are_the_values_of_the_masks(tmp_path, token_cach
     arguments = MaskArguments(output_dir="runs/a", train_file=str(tmp_path / "train"))
     assert find_classes_file(arguments) == tmp_path / "train" / "classes.txt"
     (tmp_path / "train" / "classes.txt").unlink()
-    found = {"train": read(tmp_path / "train", "train")[0]}
-    masks = inspect_masks(found, inspect_all(found, []))["train"]
+    masks = inspected(read(tmp_path / "train", "train")[0])
     assert choose_classes(arguments, masks, None, []).names == ["0", "1", "2"]
     assert choose_classes(arguments, masks, ["a", "b", "c"], []).names == ["a", "b", "c"]  # a trained model's

@@ -6,12 +6,12 @@ from torch.nn import functional
 
 from samerun.images import segmentation
 from samerun.images.segmentation import (
+    IGNORED,
     SegmentationLoss,
     balanced_class_weights,
     count_classes,
     mean_of_defined,
     pack,
-    pixel_accuracy,
     report_content,
     segmentation_scores,
     unpack,
@@ -19,49 +19,27 @@ from samerun.images.segmentation import (
 from samerun.reports.figures import as_image
 
 NAMES = ["background", "road", "sky", "bus"]
-
-
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 
-def masks(space=(5, 6), count=4):
-    generator = np.random.default_rng(len(space))
-    return generator.integers(0, 3, (count, *space)), generator.integers(0, 3, (count, *space))  # no bus
-
-
 @pytest.mark.parametrize("space", [(20,), (5, 6), (3, 4, 5)])
-def test_scores_equal_scikit_learns_over_all_elements(space):
-    predicted, truth = masks(space)
-    truth[0, 0] = 255
-    tensors = torch.as_tensor(predicted), torch.as_tensor(truth)
-    counts = count_classes(*tensors, 4, ignore_index=255)["counts"]
-    assert counts.shape == (4, 4, 3)
-    scores = segmentation_scores(counts.sum(0).numpy(), NAMES)
-    flat = predicted[truth != 255], truth[truth != 255]
+def test_scores_and_confusions_are_scikit_learns(space, monkeypatch):
+    predicted, truth = np.random.default_rng(len(space)).integers(0, 3, (2, 4, *space))  # no bus
+    truth[0, 0] = IGNORED
+    rows = list(zip(torch.as_tensor(predicted), torch.as_tensor(truth), strict=True))
+    found = [count_classes(*row, 4) for row in rows]
+    scores = segmentation_scores(sum(counts["counts"] for counts in found).numpy(), NAMES)
+    flat = truth[truth != IGNORED], predicted[truth != IGNORED]
     for metric, function in (("iou", jaccard_score), ("dice", f1_score)):
-        expected = function(flat[1], flat[0], average=None, labels=[0, 1, 2])
+        expected = function(*flat, average=None, labels=[0, 1, 2])
         assert [scores[f"{metric}_{name}"] for name in NAMES] == pytest.approx([*expected, None])
         assert scores[f"mean_{metric}"] == pytest.approx(expected.mean())
     assert scores["pixel_accuracy"] == pytest.approx(accuracy_score(*flat))
-
-
-def test_confusions_are_scikit_learns_and_give_the_counts(monkeypatch):
-    predicted, truth = masks()
-    truth[0, 0] = 255
-    tensors = torch.as_tensor(predicted), torch.as_tensor(truth)
-    found = count_classes(*tensors, 4, ignore_index=255)
     for row in range(4):
-        counted = truth[row] != 255
-        expected = confusion_matrix(truth[row][counted], predicted[row][counted], labels=range(4))
-        assert np.array_equal(found["confusion"][row].numpy(), expected)
-        alone = count_classes(*(tensor[row : row + 1] for tensor in tensors), 4, ignore_index=255)
-        assert torch.equal(alone["counts"][0], found["counts"][row])
+        flat = [numbers[row][truth[row] != IGNORED] for numbers in (truth, predicted)]
+        assert np.array_equal(found[row]["confusion"], confusion_matrix(*flat, labels=range(4)))
     monkeypatch.setattr(segmentation, "MAX_CONFUSION", 3)  # too many classes for a matrix
-    without = count_classes(*tensors, 4, ignore_index=255)
-    assert set(without) == {"counts"}
-    assert torch.equal(without["counts"], found["counts"])
-    accuracy = pixel_accuracy(found["counts"].numpy())[1:]
-    assert accuracy == pytest.approx([(p == t).mean() for p, t in zip(predicted[1:], truth[1:], strict=True)])
+    assert set(count_classes(*rows[0], 4)) == {"counts"}
 
 
 def test_the_commonest_class_of_training_scores_its_share_of_the_truth():
@@ -84,21 +62,15 @@ def images(space, classes=3, count=4, channels=None):
 
 
 @pytest.mark.parametrize("space", SPACES)
-@pytest.mark.parametrize(
-    "settings", [{}, {"class_weights": (0.5, 2.0, 1.0)}, {"label_smoothing": 0.1}, {"ignore_index": 1}]
-)
+@pytest.mark.parametrize("settings", [{}, {"class_weights": (0.5, 2.0, 1.0)}, {"label_smoothing": 0.1}])
 def test_cross_entropy_is_torchs_mean_over_each_image(space, settings):
     logits, labels = images(space)
+    labels[0, 0] = IGNORED
     loss = SegmentationLoss(dice_weight=0, **settings)(logits, labels)
     weight = torch.tensor(settings["class_weights"]) if "class_weights" in settings else None
+    given = {"ignore_index": IGNORED, "label_smoothing": settings.get("label_smoothing", 0)}
     for row in range(4):
-        expected = functional.cross_entropy(
-            logits[row][None],
-            labels[row][None],
-            weight,
-            ignore_index=settings.get("ignore_index", -100),
-            label_smoothing=settings.get("label_smoothing", 0),
-        )
+        expected = functional.cross_entropy(logits[row][None], labels[row][None], weight, **given)
         torch.testing.assert_close(loss[row], expected)
 
 
@@ -112,20 +84,16 @@ def test_dice_of_each_image_over_the_classes_in_its_truth(space, include_backgro
     for row in range(4):
         classes = [c for c in labels[row].unique().tolist() if c > 0 or include_background]
         masks = {c: (labels[row] == c).float() for c in classes}
-        dice = [
-            2 * (shares[row, c] * masks[c]).sum() / (shares[row, c].sum() + masks[c].sum()) for c in classes
-        ]
+        dice = [2 * (shares[row, c] * m).sum() / (shares[row, c].sum() + m.sum()) for c, m in masks.items()]
         torch.testing.assert_close(loss[row], 1 - torch.stack(dice).mean())
 
 
 def test_one_channel_is_binary():
     logits, labels = images((4, 5), classes=2, channels=1)
     loss = SegmentationLoss(class_weights=(1.0, 3.0), label_smoothing=0.2)(logits, labels)
-    targets = labels.float()
+    targets, entropy_of = labels.float(), functional.binary_cross_entropy_with_logits
     weights = 1 + 2 * targets
-    entropy = functional.binary_cross_entropy_with_logits(
-        logits[:, 0], targets * 0.8 + 0.1, weights, reduction="none"
-    )
+    entropy = entropy_of(logits[:, 0], targets * 0.8 + 0.1, weights, reduction="none")
     shares = torch.sigmoid(logits[:, 0])
     dice = 2 * (shares * targets).sum((1, 2)) / (shares + targets).sum((1, 2))
     torch.testing.assert_close(loss, entropy.sum((1, 2)) / weights.sum((1, 2)) + 1 - dice)
@@ -134,10 +102,10 @@ def test_one_channel_is_binary():
 @pytest.mark.parametrize("channels", [1, 2])
 def test_ignored_elements_and_images_without_the_class_are_harmless(channels):
     logits, labels = images((4, 4), classes=2, channels=channels)
-    loss = SegmentationLoss(ignore_index=255, include_background=False)
-    labels[0] = 255  # nothing to learn from
+    loss = SegmentationLoss(include_background=False)
+    labels[0] = IGNORED  # nothing to learn from
     labels[1] = 0  # no class: cross-entropy alone
-    labels[2, 0] = 255
+    labels[2, 0] = IGNORED
     values = loss(logits, labels)
     (gradient,) = torch.autograd.grad(values.sum(), logits)
     assert values[0] == 0
@@ -145,7 +113,7 @@ def test_ignored_elements_and_images_without_the_class_are_harmless(channels):
     assert not gradient[0].any()
     assert not gradient[2, :, 0].any()
     assert gradient[1].any()
-    torch.testing.assert_close(values[1], SegmentationLoss(dice_weight=0)(logits, labels.clamp(max=1))[1])
+    torch.testing.assert_close(values[1], SegmentationLoss(dice_weight=0)(logits, labels)[1])
 
 
 def test_half_precision_logits_and_small_label_types():
@@ -173,8 +141,9 @@ def test_masks_have_figures_and_their_worst_rows():
     truth = rng.integers(0, 3, (6, 4, 5))
     found = np.where(rng.random(truth.shape) < 0.2, 0, truth)
     truth[5] = found[5] = 0  # no class that has metrics
-    counted = count_classes(torch.as_tensor(found), torch.as_tensor(truth), 3)
-    predictions = {"loss": np.arange(6.0), **{name: counts.numpy() for name, counts in counted.items()}}
+    counted = [count_classes(*map(torch.as_tensor, row), 3) for row in zip(found, truth, strict=True)]
+    predictions = {name: np.stack([row[name] for row in counted]) for name in counted[0]}
+    predictions["loss"] = np.arange(6.0)
     classes = ["background", "a", "b"]
 
     shown = report_content(predictions, classes, list("uvwxyz"), first=1)

@@ -1,5 +1,6 @@
 from types import SimpleNamespace
 
+import masks_job
 import numpy as np
 import pytest
 import torch
@@ -18,7 +19,6 @@ from transformers import (
 
 from samerun.errors import InputError
 from samerun.images import semantic_segmentation as segmenter
-from samerun.images.transforms import Augmentation, row_generator
 from samerun.models.pretrained import renew_head
 
 
@@ -28,13 +28,7 @@ def pixelwise(pixel_values):
 
 
 @pytest.mark.parametrize("size", [(20, 30), (8, 50), (16, 16), (5, 6)])
-def test_windows_cover_an_image_once_each_place_counted(size):
-    places = segmenter.window_corners(size, (16, 16), 0.25)
-    covered = np.zeros((max(16, size[0]), max(16, size[1])), dtype=int)
-    for top, left in places:
-        assert 0 <= top <= max(0, size[0] - 16)
-        covered[top : top + 16, left : left + 16] += 1
-    assert covered.min() == 1
+def test_windows_put_an_image_together_whatever_its_size(size):
     pixels = torch.rand(1, 3, 60, 60)
     windows = {"overlap": 0.25, "batch_size": 4, "equal_passes": False}
     (logits,) = segmenter.window_logits(pixelwise, pixels, [list(size)], (16, 16), **windows)
@@ -58,32 +52,6 @@ def test_images_of_other_sizes_take_as_many_passes_where_weights_are_gathered(mo
     assert run_with_collectives(passes, [([16, 16],), ([16, 48],)], monkeypatch) == [[1] * 3] * 2
 
 
-@pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("scales", [(1.0, 1.0), (0.3, 0.5), (1.5, 3.0)])
-def test_crops_take_image_and_mask_alike(native, scales):
-    values = (np.indices((160, 240)).sum(axis=0) // 80).astype(np.uint8)  # stripes
-    image, mask = Image.fromarray(values * 40), Image.fromarray(values)
-    augmentation = Augmentation((128, 128), flip=True, fill=255, scales=scales, native=native, colour=7)
-    seen = set()
-    for epoch in range(4):
-        augmented, drawn = (
-            np.asarray(part) for part in augmentation(image, mask, row_generator(1, epoch, 5))
-        )
-        again = augmentation(image, mask, row_generator(1, epoch, 5))
-        assert np.array_equal(augmented, again[0])
-        assert augmented.shape == drawn.shape == (128, 128)
-        outside = drawn == 255
-        assert (augmented[outside] == 7).all()
-        inside = ~outside
-        assert (
-            np.abs(augmented[inside].astype(int) - drawn[inside].astype(int) * 40) <= 40
-        ).all()  # resizing blurs edges
-        assert (np.abs(augmented[inside].astype(int) - drawn[inside].astype(int) * 40) <= 4).mean() > 0.7
-        assert outside.any() == (scales[1] < 1)
-        seen.add(augmented.tobytes())
-    assert len(seen) > 1 or (scales == (1.0, 1.0) and not native)
-
-
 def test_the_processor_gives_what_training_sees_and_cuts_nothing_off():
     own = MobileNetV2ImageProcessorPil()  # cuts the middle out
     assert segmenter.default_size(own) == (224, 224)
@@ -91,9 +59,8 @@ def test_the_processor_gives_what_training_sees_and_cuts_nothing_off():
     processing = segmenter.processing_for(processor, (32, 48), 3, "a model")
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (61, 40, 3), dtype=np.uint8))
     theirs = torch.as_tensor(np.asarray(processor(image)["pixel_values"]))
-    torch.testing.assert_close(
-        processing.normalize(processing.fit(image)[None].copy()), theirs, atol=1e-4, rtol=0
-    )
+    ours = processing.normalize(processing.fit(image)[None].copy())
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
     assert own.do_center_crop  # a copy was changed
     large = segmenter.processor_for(own, (32, 48), windows=True)
     assert np.asarray(large(image)["pixel_values"]).shape == (1, 3, 61, 40)
@@ -111,22 +78,16 @@ def test_a_processor_that_does_more_is_refused():
 
 
 def test_names_of_masks():
-    assert segmenter.mask_names(["a/1.jpg", "b.v2", "1.png", "1.jpg"]) == [
-        "a_1.png",
-        "b.v2.png",
-        "1.png",
-        "1_3.png",
-    ]
+    names = segmenter.mask_names(["a/1.jpg", "b.v2", "1.png", "1.jpg"])
+    assert names == ["a_1.png", "b.v2.png", "1.png", "1_3.png"]
     assert segmenter.mask_names(["a_2", "a", "a", ""]) == ["a_2.png", "a.png", "a_2_2.png", "_.png"]
     long = segmenter.mask_names(["ä" * 300, "ä" * 300, "a\0b"])
     assert len(set(long)) == 3
     assert all(len(name.encode()) < 255 and "\0" not in name for name in long)
 
 
-def test_a_new_head_changes_nothing_but_the_last_layer():
-    config = SegformerConfig(
-        depths=[1] * 4, hidden_sizes=[8] * 4, num_attention_heads=[1] * 4, decoder_hidden_size=8, num_labels=3
-    )
+def test_a_new_head_changes_nothing_but_the_last_layer(tmp_path):
+    config = SegformerConfig.from_pretrained(masks_job.segformer(tmp_path), num_labels=3)
     model = AutoModelForSemanticSegmentation.from_config(config)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     renew_head(model)
@@ -134,18 +95,8 @@ def test_a_new_head_changes_nothing_but_the_last_layer():
     assert changed == {"decode_head.classifier.weight"}
 
 
-SMALL = {
-    "hidden_size": 16,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "image_size": 32,
-}
-STAGES = {
-    "hidden_sizes": [8, 8, 16, 16],
-    "depths": [1] * 4,
-    "out_features": [f"stage{number}" for number in range(1, 5)],
-}
+SMALL = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "image_size": 32}
+STAGES = {"hidden_sizes": [8, 8, 16, 16], "depths": [1] * 4, "out_indices": [1, 2, 3, 4]}
 WITH_AUXILIARY_HEADS = {
     "beit": lambda: BeitConfig(**SMALL, patch_size=8, out_indices=[1, 2, 3, 4], pool_scales=[1, 2]),
     "dpt": lambda: DPTConfig(**SMALL, patch_size=8, backbone_out_indices=[0, 1, 2, 3],

@@ -17,6 +17,7 @@ from samerun.images.transforms import (
     row_generator,
 )
 
+IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (50, 80, 3), np.uint8))
 COLOURS = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3) * 14
 
 
@@ -51,64 +52,55 @@ def test_a_palette_with_a_transparent_colour_is_read_without_a_warning(tmp_path,
     assert [str(warning.message) for warning in recwarn] == []
 
 
-def broken(path):
-    whole = saved(
-        path, Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 40, 3), np.uint8))
-    ).read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    return path
-
-
 @pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.bmp", "a.tif"])
 def test_a_truncated_image_is_named(tmp_path, name):
-    with pytest.raises(
-        InputError, match=r"^the name: (broken or truncated image \(.+\)|cannot be opened|is no image)"
-    ):
-        decode(broken(tmp_path / name), "the name", "RGB")
-
-
-def test_more_than_8_bits_are_read_in_masks(tmp_path):
-    values = np.array([[0, 1], [300, 65535]], dtype=np.uint16)
-    path = saved(tmp_path / "deep.png", Image.fromarray(values))
-    np.testing.assert_array_equal(np.asarray(decode_mask(path, "x")), values)
+    whole = saved(tmp_path / name, IMAGE).read_bytes()
+    (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+    reason = r"(broken or truncated image \(.+\)|cannot be opened|is no image)"
+    with pytest.raises(InputError, match=f"^the name: {reason}"):
+        decode(tmp_path / name, "the name", "RGB")
 
 
 def test_a_mask_of_any_kind_gives_its_class_numbers(tmp_path):
     numbers = np.array([[0, 1], [1, 0]], dtype=np.uint8)
-    palette = Image.fromarray(numbers).convert("P")
-    palette.putdata(numbers.reshape(-1).tolist())
+    palette = Image.fromarray(numbers)
     palette.putpalette([200, 100, 0, 5, 5, 5])
-    for mask in (Image.fromarray(numbers), palette, Image.fromarray(numbers.astype(bool))):
-        np.testing.assert_array_equal(
-            np.asarray(decode_mask(saved(tmp_path / "mask.png", mask), "x")), numbers
-        )
+    deep = np.array([[0, 1], [300, 65535]], dtype=np.uint16)
+    for mask in (palette, *map(Image.fromarray, (numbers, numbers.astype(bool), deep))):
+        found = np.asarray(decode_mask(saved(tmp_path / "mask.png", mask), "x"))
+        np.testing.assert_array_equal(found, deep if found.max() > 1 else numbers)
 
 
-def random_image(seed=0, size=(24, 18)):
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (*size, 3), np.uint8))
-
-
-def varied(augmentation, seed, epoch, row, image=None, mask=None):
-    image, mask = augmentation(image or random_image(), mask, row_generator(seed, epoch, row))
-    return np.asarray(image), None if mask is None else np.asarray(mask)
+def varied(augmentation, row, image, mask=None):
+    return [part and np.asarray(part) for part in augmentation(image, mask, row_generator(0, 0, row))]
 
 
 def test_row_0_does_not_share_the_random_numbers_of_the_order_of_rows():
     assert row_generator(1, 2, 0).random() != np.random.default_rng([1, 2]).random()
 
 
-def test_a_mask_goes_where_its_image_goes():
+SCALES = [{"scales": scales, "native": native, "flip": True}
+          for scales in [(1.0, 1.0), (0.3, 0.4), (1.5, 3.0)] for native in (True, False)]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [{"crop": 0.3, "flip": True, "rotation": 20}, *SCALES])
+def test_a_mask_goes_where_its_image_goes(changes):
     # The image shows its own mask, so they agree after any variation, but for the edges that the image blurs.
     numbers = np.kron(np.random.default_rng(0).integers(0, 2, (4, 4)), np.ones((32, 32))).astype(np.uint8)
     image, mask = Image.fromarray(numbers * 255), Image.fromarray(numbers)
-    moves = Augmentation((64, 64), crop=0.3, flip=True, rotation=20)
-    moved = 0
+    moves, seen = Augmentation((64, 64), fill=255, colour=7, **changes), set()
     for row in range(20):
-        shown, there = varied(moves, 0, 0, row, image, mask)
-        assert set(np.unique(there)) <= {0, 1}
-        assert ((shown > 127) == (there == 1)).mean() > 0.97
-        moved += not np.array_equal(there, numbers[::2, ::2])
-    assert moved == 20
+        shown, there = varied(moves, row, image, mask)
+        assert np.array_equal(shown, varied(moves, row, image, mask)[0])
+        assert shown.shape == there.shape == (64, 64)
+        outside = there == 255
+        assert set(np.unique(there[~outside])) <= {0, 1}
+        assert ((shown > 127) == (there == 1))[~outside].mean() > 0.95
+        if "scales" in changes:
+            assert (shown[outside] == 7).all()
+            assert outside.any() == (changes["scales"][1] < 0.5)
+        seen.add(shown.tobytes())
+    assert len(seen) > 10 or changes["scales"] == (1.0, 1.0)  # enlarged parts may be of one value
 
 
 @pytest.mark.parametrize(
@@ -116,7 +108,7 @@ def test_a_mask_goes_where_its_image_goes():
 )
 def test_corners_of_rotated_images_have_the_colour_outside(mode, colour, corner):
     turned = Augmentation((64, 64), rotation=40, colour=colour)
-    pixels, _ = varied(turned, 0, 0, 1, Image.new(mode, (64, 64), "white"))
+    pixels, _ = varied(turned, 1, Image.new(mode, (64, 64), "white"))
     assert pixels[0, 0].tolist() == corner
 
 
@@ -125,23 +117,20 @@ def test_a_crop_lies_in_the_image_and_keeps_the_share_of_its_area():
         left, top, right, bottom = crop_box((200, 100), 0.5, row_generator(0, 0, row))
         assert 0 <= left < right <= 200
         assert 0 <= top < bottom <= 100
-        assert (right - left) * (
-            bottom - top
-        ) >= 0.5 * 200 * 100 * 0.6  # less only where the image is too narrow for the ratio
+        # Less than half only where the image is too narrow for the ratio.
+        assert (right - left) * (bottom - top) >= 0.6 * (0.5 * 200 * 100)
 
 
-IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (50, 80, 3), np.uint8))
+SQUARE = {"height": 16, "width": 16}
+PROCESSORS = [
+    ViTImageProcessorPil(size={"height": 32, "width": 24}, image_mean=[0.1, 0.2, 0.3]),
+    ConvNextImageProcessorPil(size={"shortest_edge": 32}),
+    ViTImageProcessorPil(size=SQUARE, do_normalize=False),
+    ViTImageProcessorPil(size=SQUARE, do_rescale=False, do_normalize=False),
+]
 
 
-@pytest.mark.parametrize(
-    "processor",
-    [
-        ViTImageProcessorPil(size={"height": 32, "width": 24}, image_mean=[0.1, 0.2, 0.3]),
-        ConvNextImageProcessorPil(size={"shortest_edge": 32}),
-        ViTImageProcessorPil(size={"height": 16, "width": 16}, do_normalize=False),
-        ViTImageProcessorPil(size={"height": 16, "width": 16}, do_rescale=False, do_normalize=False),
-    ],
-)
+@pytest.mark.parametrize("processor", PROCESSORS)
 def test_the_input_is_what_the_image_processor_gives(processor):
     processing = processing_of(processor, 3)
     found = processing.normalize(processing.fit(IMAGE)[None])[0]
@@ -151,7 +140,7 @@ def test_the_input_is_what_the_image_processor_gives(processor):
 
 
 def test_a_model_of_one_channel_gets_one():
-    processing = processing_of(ViTImageProcessorPil(size={"height": 16, "width": 16}), 1)
+    processing = processing_of(ViTImageProcessorPil(size=SQUARE), 1)
     assert processing.normalize(processing.fit(IMAGE.convert("L"))[None]).shape == (1, 1, 16, 16)
 
 

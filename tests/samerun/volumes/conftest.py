@@ -6,6 +6,8 @@ import nibabel
 import numpy as np
 import pytest
 
+from samerun.volumes.data import VolumeFile, Volumes, prepare
+
 
 @pytest.fixture
 def write():
@@ -22,6 +24,20 @@ def write():
         path.parent.mkdir(parents=True, exist_ok=True)
         nibabel.save(nibabel.Nifti1Image(np.asarray(values), affine), path)
         return path
+
+    return make
+
+
+@pytest.fixture
+def prepared(tmp_path, write, token_cache):
+    """A function ((image, label) of each volume, voxel size) -> the volumes, in voxels of 1 mm."""
+
+    def make(*pairs, spacing=(1.0, 1.0, 1.0)):
+        files = []
+        for number, pair in enumerate(pairs):
+            paths = [tmp_path / kind / f"{number}.nii.gz" for kind in ("images", "labels")]
+            files.append(VolumeFile(str(number), *map(write, paths, pair, [spacing] * 2)))
+        return prepare(Volumes("data", files), (1.0, 1.0, 1.0), None)
 
     return make
 

@@ -5,21 +5,13 @@ import numpy as np
 import pytest
 import torch
 
-from samerun.volumes.nifti import (
-    IGNORED,
-    read_header,
-    read_image,
-    read_label,
-    resample,
-    resampled_shape,
-    write_like,
-)
+from samerun.images.segmentation import IGNORED
+from samerun.volumes.nifti import read_header, read_image, read_label, resample, resampled_shape, write_like
 
 SHAPE = (4, 5, 6)
-CODES = ["RAS", "LPS", "PIR", "SAL", "IPR"]
 
 
-@pytest.mark.parametrize("codes", CODES)
+@pytest.mark.parametrize("codes", ["RAS", "LPS", "PIR", "SAL", "IPR"])
 def test_every_orientation_is_read_as_ras_and_written_back(tmp_path, write, codes):
     """Voxels are numbered by where they lie in the patient: the number grows to the right, front and top."""
     spacing = (1.0, 2.0, 3.0)
@@ -37,9 +29,8 @@ def test_every_orientation_is_read_as_ras_and_written_back(tmp_path, write, code
     back, first = nibabel.load(tmp_path / "b.nii.gz"), nibabel.load(path)
     assert np.array_equal(np.asarray(back.dataobj), ranks)
     assert np.array_equal(back.affine, first.affine)
-    assert [int(back.header[name]) for name in ("sform_code", "qform_code")] == [
-        int(first.header[name]) for name in ("sform_code", "qform_code")
-    ]
+    for name in ("sform_code", "qform_code"):
+        assert int(back.header[name]) == int(first.header[name])
 
 
 def test_a_mask_like_a_scaled_image_holds_class_numbers(tmp_path, write):
@@ -59,9 +50,8 @@ def test_images_have_mean_0_and_deviation_1(tmp_path, write):
     assert found.dtype == np.float32
     assert found.mean() == pytest.approx(0, abs=1e-6)
     assert found.std() == pytest.approx(1, abs=1e-6)
-    assert not read_image(
-        write(tmp_path / "b.nii", np.full(SHAPE, 7, dtype=np.int16))
-    ).any()  # nothing to divide by
+    constant = write(tmp_path / "b.nii", np.full(SHAPE, 7, dtype=np.int16))
+    assert not read_image(constant).any()  # nothing to divide by
 
 
 def test_voxels_that_do_not_count(tmp_path, write):

@@ -3,7 +3,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from samerun.volumes.data import VolumeFile, Volumes, prepare
 from samerun.volumes.nifti import IGNORED
 from samerun.volumes.patches import Augmentation, Patches, crop, crop_transformed
 
@@ -11,22 +10,16 @@ SIZE = (4, 4, 4)
 
 
 @pytest.fixture
-def patches(tmp_path, write, token_cache):
+def patches(prepared):
     """Of two volumes whose voxels are numbered, the second smaller than a patch along one axis. The first has
     one voxel of class 2 and many of class 1."""
-    files = []
-    for number, shape in enumerate([(12, 13, 14), (12, 3, 14)]):
+    pairs = []
+    for shape in (12, 13, 14), (12, 3, 14):
         label = np.zeros(shape, dtype=np.uint8)
         label[:6], label[9, 1, 3] = 1, 2
-        values = np.arange(label.size, dtype=np.float32).reshape(shape)
-        paths = [tmp_path / kind / f"{number}.nii.gz" for kind in ("images", "labels")]
-        for path, voxels in zip(paths, (values, label), strict=True):
-            write(path, voxels)
-        files.append(VolumeFile(str(number), *paths))
-    volumes = prepare(Volumes("data", files), (1.0, 1.0, 1.0), None)
-    return Patches(
-        volumes, SIZE, 3, foreground_share=0.5, flip_axes=("x", "y", "z"), seed=1, augmentation=Augmentation()
-    )
+        pairs.append((np.arange(label.size, dtype=np.float32).reshape(shape), label))
+    settings = {"foreground_share": 0.5, "flip_axes": ("x", "y", "z"), "seed": 1}
+    return Patches(prepared(*pairs), SIZE, 3, **settings, augmentation=Augmentation())
 
 
 @pytest.mark.parametrize("augmentation", [Augmentation(), Augmentation(30, (0.8, 1.2), 0.1, 0.1)])
@@ -52,12 +45,9 @@ def test_image_and_label_are_cut_and_flipped_alike(patches):
         batch = patches.batch(np.array([0, 1, 2]), epoch)
         for image, label in zip(batch.inputs["image"][:, 0], batch.labels, strict=True):
             assert label.ravel().tolist() == [of_value[value] for value in image.ravel().tolist()]
-            steps = [
-                (image[1, 0, 0] - image[0, 0, 0]),
-                (image[0, 1, 0] - image[0, 0, 0]),
-                (image[0, 0, 1] - image[0, 0, 0]),
-            ]
-            seen.add(tuple(float(step) > 0 for step in steps))
+            seen.add(
+                tuple(bool(image[place] > image[0, 0, 0]) for place in [(1, 0, 0), (0, 1, 0), (0, 0, 1)])
+            )
     assert len(seen) == 8  # every combination of flips
     unflipped = replace(patches, flip_axes=("none",)).batch(np.arange(3)).inputs["image"]
     assert (unflipped.diff(dim=2) > 0).all()
@@ -65,14 +55,10 @@ def test_image_and_label_are_cut_and_flipped_alike(patches):
 
 def test_classes_are_drawn_alike_however_rare(patches):
     """One voxel of class 2 in 2184, half of the volume of class 1."""
-    all_foreground = replace(patches, foreground_share=1.0)
-    has_rare = [bool((all_foreground.batch(np.array([0]), epoch).labels == 2).any()) for epoch in range(200)]
-    assert 0.4 < np.mean(has_rare) < 0.65
-    nowhere = replace(patches, foreground_share=0.0)
-    assert (
-        np.mean([bool((nowhere.batch(np.array([0]), epoch).labels == 2).any()) for epoch in range(200)])
-        < 0.15
-    )
+    for share, low, high in ((1.0, 0.4, 0.65), (0.0, 0.0, 0.15)):
+        drawn = replace(patches, foreground_share=share)
+        labels = [drawn.batch(np.array([0]), epoch).labels for epoch in range(200)]
+        assert low <= np.mean([bool((label == 2).any()) for label in labels]) < high
 
 
 def test_a_small_volume_is_padded_with_what_does_not_count(patches):
@@ -134,19 +120,14 @@ def test_a_turn_is_one_in_millimetres(volume):
 
 
 def test_values_change_within_their_limits():
-    image, found = np.array([-1.0, 0.0, 1.0], dtype=np.float32), []
-    for seed in range(200):
-        low, middle, high = Augmentation(intensity=0.2).change_intensity(image, np.random.default_rng(seed))
-        found.append(((high - low) / 2, middle))
-    assert 0.8 <= min(f for f, _ in found) < 0.82
-    assert 1.18 < max(f for f, _ in found) <= 1.2
-    assert -0.2 <= min(b for _, b in found) < -0.18
-    noisy = [
-        Augmentation(noise=0.5)
-        .change_intensity(np.zeros(2000, np.float32), np.random.default_rng(seed))
-        .std()
-        for seed in range(50)
-    ]
+    image, changes = np.array([-1.0, 0.0, 1.0], dtype=np.float32), Augmentation(intensity=0.2)
+    found = np.array([changes.change_intensity(image, np.random.default_rng(seed)) for seed in range(200)])
+    factors, offsets = (found[:, 2] - found[:, 0]) / 2, found[:, 1]
+    assert 0.8 <= factors.min() < 0.82
+    assert 1.18 < factors.max() <= 1.2
+    assert -0.2 <= offsets.min() < -0.18
+    zeros, noise = np.zeros(2000, np.float32), Augmentation(noise=0.5)
+    noisy = [noise.change_intensity(zeros, np.random.default_rng(seed)).std() for seed in range(50)]
     assert max(noisy) < 0.55
     assert min(noisy) < 0.1
     assert Augmentation().change_intensity(image, np.random.default_rng(0)) is image

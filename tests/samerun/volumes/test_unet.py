@@ -17,13 +17,11 @@ class Identity(torch.nn.Module):
 
 @pytest.mark.parametrize("shape", [(9, 10, 11), (3, 10, 4)])
 def test_windows_put_a_volume_together_whatever_its_size(shape):
-    image = torch.randint(-9, 9, shape).bfloat16()
-    logits = volume_logits(Identity(), image, shape, patch_size=(4, 4, 8), overlap=0.5, window_batch_size=3)
+    image, larger = torch.randint(-9, 9, shape).bfloat16(), [2 * n for n in shape]
+    windows = {"patch_size": (4, 4, 8), "overlap": 0.5, "window_batch_size": 3}
+    logits = volume_logits(Identity(), image, shape, **windows)
     torch.testing.assert_close(logits, torch.stack([image, -image]).float())
-    larger = volume_logits(
-        Identity(), image, [2 * n for n in shape], patch_size=(4, 4, 8), overlap=0.5, window_batch_size=3
-    )
-    assert larger.shape == (2, *(2 * n for n in shape))
+    assert volume_logits(Identity(), image, larger, **windows).shape == (2, *larger)
 
 
 def test_classes_of_one_and_of_several_channels():

@@ -6,23 +6,19 @@ import torch
 
 from samerun.images.segmentation import pack, unpack
 from samerun.reports.figures import LINE
-from samerun.volumes.data import VolumeFile, Volumes, prepare
 from samerun.volumes.nifti import IGNORED
 from samerun.volumes.output import WholeVolumes, overlays, volume_facts, write_masks
 
 
 @pytest.fixture
-def volumes(tmp_path, write, token_cache):
+def volumes(prepared):
     """Two volumes of different sizes, in voxels of 2 mm along the first axis."""
-    files = []
+    pairs = []
     for number, shape in enumerate([(6, 7, 8), (4, 9, 5)]):
         label = np.zeros(shape, dtype=np.uint8)
         label[1:3, 2:5, 3 + number] = 1
-        paths = [tmp_path / kind / f"{number}.nii.gz" for kind in ("images", "labels")]
-        for path, voxels in zip(paths, (np.random.default_rng(number).random(shape), label), strict=True):
-            write(path, voxels, (2.0, 1.0, 1.0))
-        files.append(VolumeFile(str(number), *paths))
-    return prepare(Volumes("data", files), (1.0, 1.0, 1.0), None)
+        pairs.append((np.random.default_rng(number).random(shape), label))
+    return prepared(*pairs, spacing=(2.0, 1.0, 1.0))
 
 
 @pytest.mark.parametrize("keeps_masks", [True, False])
@@ -51,7 +47,7 @@ def test_volumes_with_similar_ids_have_masks_of_their_own(volumes, tmp_path):
     volumes = [replace(each, file=replace(each.file, id=id_)) for each, id_ in zip(volumes, ids, strict=True)]
     split = WholeVolumes(volumes, False, True, 2)
     packed = [pack(np.zeros(each.facts["size"], np.uint8), 2) for each in volumes]
-    paths = [path for path, _ in write_masks(split, packed, tmp_path / "predictions", tmp_path)]
+    paths = [path for path, _ in write_masks(split, packed, tmp_path / "predictions")]
     assert paths == ["predictions/p_1.nii.gz", "predictions/p_1_1.nii.gz"]
     assert all((tmp_path / path).is_file() for path in paths)
 
