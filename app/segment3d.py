@@ -113,37 +113,24 @@ class VolumeSegmentation(Task):
             check_foreign(Path(arguments.output_dir), [output.folder_of(arguments).name])
         files = find_splits(arguments, modes, notes)
         check_headers(files, notes)
-        prepared = self.prepare(files, notes)
+        self.prepared = prepared = self.prepare(files, notes)
         weights = arguments.class_weights
         self.loss = SegmentationLoss.of(arguments, weights, self.settings.loss, include_background=False)
         self.loss_settings = self.loss.settings()
         self.settings = replace(self.settings, loss=self.loss_settings)
         classes = self.settings.classes
         self.whole = {
-            name: WholeVolumes(
-                volumes, files[name].labelled, keeps_masks=name == "test", num_classes=len(classes)
-            )
+            name: WholeVolumes(volumes, files[name].labelled, name == "test", len(classes))
             for name, volumes in prepared.items()
             if name != "train"
         }
-        splits = {
-            name: Split(
-                files[name].path,
-                whole.batch,
-                len(whole.volumes),
-                labelled=whole.labelled,
-                ids=[volume.file.id for volume in whole.volumes],
-                content=whole.content,
-            )
-            for name, whole in self.whole.items()
-        }
+        splits = {name: whole.split(files[name].path) for name, whole in self.whole.items()}
         if modes.train:
             splits["train"] = self.patch_split(prepared["train"], files["train"], notes)
             notes.insert(0, self.settings.training_note(prepared["train"], arguments.patches_per_volume))
             if modes.evaluate:
                 of_classes = (f"{kind}_{name}" for kind in KINDS for name in classes[1:])
                 check_metric(self.best_metric, [*self.shown_metrics, *of_classes], arguments)
-        self.prepared = prepared
         return Data(splits, self.run_fingerprint(prepared) | mixing_fingerprint(splits), notes)
 
     def prepare(self, files: dict[str, Volumes], notes: list[str]) -> dict[str, list[Prepared]]:

@@ -214,18 +214,14 @@ def scaled_crop(
 ) -> Image.Image:
     """The crop of `size` at `start` of an image that is resized to `scaled`, with `fill` beyond its borders.
     All are (width, height)."""
-    inside = [
-        (max(0, first), min(limit, first + length))
-        for first, limit, length in zip(start, scaled, size, strict=True)
-    ]
-    (left, right), (top, bottom) = inside
-    x_step, y_step = image.width / scaled[0], image.height / scaled[1]
-    box = (left * x_step, top * y_step, min(image.width, right * x_step), min(image.height, bottom * y_step))
-    crop = image.resize((right - left, bottom - top), resample, box)
+    first, last = np.maximum(start, 0), np.minimum(np.add(start, size), scaled)  # inside
+    step = np.divide(image.size, scaled)
+    box = *(first * step).tolist(), *np.minimum(last * step, image.size).tolist()
+    crop = image.resize((last - first).tolist(), resample, box)
     if crop.size == size:
         return crop
     padded = Image.new(image.mode, size, fill)
-    padded.paste(crop, (left - start[0], top - start[1]))
+    padded.paste(crop, tuple((first - start).tolist()))
     return padded
 
 

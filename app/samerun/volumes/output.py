@@ -19,7 +19,7 @@ from samerun.data.cache import fingerprint
 from samerun.files import add_to_list
 from samerun.images.segmentation import file_names, pack, unpack
 from samerun.reports.figures import with_legend
-from samerun.task import Batch
+from samerun.task import Batch, Split
 from samerun.volumes.data import Prepared
 from samerun.volumes.nifti import IGNORED, write_like
 from samerun.volumes.patches import crop
@@ -42,6 +42,10 @@ class WholeVolumes:
     labelled: bool
     keeps_masks: bool
     num_classes: int
+
+    def split(self, path: str) -> Split:
+        ids = [volume.file.id for volume in self.volumes]
+        return Split(path, self.batch, len(ids), labelled=self.labelled, ids=ids, content=self.content)
 
     def batch(self, rows: np.ndarray) -> Batch:
         """Inputs: `image` (b, 1, x, y, z) float32, padded to the largest of the batch; `shape` (b, 3), the

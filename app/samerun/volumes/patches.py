@@ -75,9 +75,7 @@ class Patches:
             number = generator.choice(np.unique(positions[:, 0]))
             centre = generator.choice(positions[positions[:, 0] == number, 1:])
             start = np.clip(centre - np.array(self.size) // 2, 0, np.maximum(last, 0))
-        return [
-            int(first) if limit >= 0 else -int(-limit // 2) for first, limit in zip(start, last, strict=True)
-        ]
+        return np.where(last < 0, -(-last // 2), start).tolist()
 
 
 # Augmentation
@@ -119,12 +117,9 @@ class Augmentation:
 
 def crop(values: np.ndarray, start: Sequence[int], size: Sequence[int], fill: int) -> np.ndarray:
     """The crop of `size` at `start`, padded with `fill` beyond the array's borders."""
-    ends = [first + length for first, length in zip(start, size, strict=True)]
-    inside = tuple(slice(max(0, first), end) for first, end in zip(start, ends, strict=True))
-    margins = [
-        (max(0, -first), max(0, end - length))
-        for first, end, length in zip(start, ends, values.shape, strict=True)
-    ]
+    start, end = np.asarray(start), np.add(start, size)
+    inside = tuple(map(slice, np.maximum(start, 0), end))
+    margins = np.maximum([-start, end - values.shape], 0).T
     return np.pad(values[inside], margins, constant_values=fill)
 
 
