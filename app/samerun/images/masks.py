@@ -149,12 +149,10 @@ def find_classes_file(arguments: Any) -> Path | None:
     for path in (Path(path).absolute() for path, _ in expand_patterns("--train_file", arguments.train_file)):
         places = (path / CLASSES_FILE, path.parent / CLASSES_FILE)
         files += [place for place in places if place.is_file()][:1]
-    different = list({path.read_bytes(): path for path in reversed(files)}.values())[::-1]
-    if len(different) > 1:
-        raise InputError(
-            f"{different[0]} and {different[1]} are not equal; name the right one by --classes_file"
-        )
-    return different[0] if different else None
+    for file in files:
+        if file.read_bytes() != files[0].read_bytes():
+            raise InputError(f"{files[0]} and {file} are not equal; name the right one by --classes_file")
+    return files[0] if files else None
 
 
 def read_classes(path: Path) -> Classes:
@@ -197,31 +195,29 @@ def choose_classes(
     """Chooses the classes: those of the classes file, else `own`, the class names of the model, else the
     values of the training masks. `of_config`: all class labels of the model, used without training. Raises
     `InputError`."""
-    file, ignored = find_classes_file(arguments), frozenset([arguments.ignore_index])
+    file, ignored = find_classes_file(arguments), arguments.ignore_index
     if file is None and own is None and train is not None:
         return numbered_classes(train, ignored)
     classes = Classes(own or of_config, frozenset()) if file is None else read_classes(file)
     if train is None and len(classes.names) != len(of_config):
         raise InputError(f"{file}: names {len(classes.names)} classes, but the model has {len(of_config)}")
-    if not ignored.isdisjoint(range(len(classes.names))):
-        name = classes.names[arguments.ignore_index]
-        raise InputError(
-            f"--ignore_index {arguments.ignore_index} is the class {name!r}; give a value that is no class"
-        )
-    return Classes(classes.names, classes.ignored | ignored)
+    if ignored < len(classes.names):
+        name = classes.names[ignored]
+        raise InputError(f"--ignore_index {ignored} is the class {name!r}; give a value that is no class")
+    return Classes(classes.names, classes.ignored | {ignored})
 
 
-def numbered_classes(train: data.Targets, ignored: frozenset[int]) -> Classes:
+def numbered_classes(train: data.Targets, ignored: int) -> Classes:
     """The values of the training masks as classes. Raises `InputError` unless they are 0, 1, 2 and so on."""
-    values = sorted(set(train.totals) - ignored)
-    if len(values) < 2 or values != list(range(len(values))) or len(values) > MOST_CLASSES:
-        besides = f" besides the ignored {', '.join(map(str, sorted(ignored)))}" if ignored else ""
+    values = sorted(set(train.totals) - {ignored})
+    names = [str(value) for value in values]
+    if not 2 <= len(values) <= MOST_CLASSES or values != list(range(len(values))):
         raise InputError(
-            f"the training masks have the value(s) {listed([str(value) for value in values])}{besides}; "
-            "expected class numbers 0, 1, 2 and so on. Name the classes in --classes_file if no mask has "
-            "some of them, or save the masks again (with 1 in place of 255, if they have 0 and 255)"
+            f"the training masks have the value(s) {listed(names)} besides the ignored {ignored}; expected "
+            "class numbers 0, 1, 2 and so on. Name the classes in --classes_file if no mask has some of "
+            "them, or save the masks again (with 1 in place of 255, if they have 0 and 255)"
         )
-    return Classes([str(value) for value in values], ignored)
+    return Classes(names, frozenset([ignored]))
 
 
 # Masks

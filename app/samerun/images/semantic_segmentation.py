@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,7 @@ def processing_for(processor: Any, size: tuple[int, int], channels: int, name: s
     `name`: the model's, for errors."""
     resizing = copy.deepcopy(processor)
     resizing.do_resize = True
-    template = processing_of(resizing, channels)
-    ours = Processing(size, template.mode, template.mean, template.std, template.scale)
+    ours = replace(processing_of(resizing, channels), size=size, processor=None)
     noise = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
     image = Image.fromarray(noise).convert(ours.mode)
     expected = torch.as_tensor(np.asarray(resizing(image.convert("RGB"))["pixel_values"][0]))

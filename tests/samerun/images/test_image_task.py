@@ -9,14 +9,11 @@ from samerun.errors import InputError
 from samerun.plan import Modes
 from samerun.runtime import Launch
 
-TRAIN_AND_EVALUATE = Modes(True, True, False)
-EVERYTHING = {"random_crop": 0.3, "random_flip": True, "random_rotation": 20.0, "color_jitter": 0.3}
 
-
-def load(source, modes=TRAIN_AND_EVALUATE, **given):
+def load(source, **given):
     """(the task, its data)."""
     task = ImageClassification(Arguments(output_dir="runs/a", train_file=str(source), **given))
-    return task, task.load(Launch(), modes)
+    return task, task.load(Launch(), Modes(train=True, evaluate=True, predict=False))
 
 
 def test_defaults_suit_what_is_trained():
@@ -38,7 +35,8 @@ def test_an_array_is_collated_at_once_to_what_each_image_is_by_itself(tmp_path):
 
 
 def test_training_rows_are_varied_by_epoch_and_others_never(tmp_path):
-    _, data = load(write_folder(tmp_path, channels=3), **EVERYTHING)
+    varied = {"random_crop": 0.3, "random_flip": True, "random_rotation": 20.0, "color_jitter": 0.3}
+    _, data = load(write_folder(tmp_path, channels=3), **varied)
     train, validation = data.splits["train"], data.splits["validation"]
     rows = np.array([3, 1])
     first, again, later = (train.augment(rows, epoch).inputs["pixel_values"] for epoch in (0, 0, 1))
@@ -66,8 +64,7 @@ def test_notes_say_what_is_read(tmp_path):
     _, data = load(tmp_path / "train", validation_file=str(tmp_path / "train"))
     assert data.notes == [
         "25 training images, read as 16x16 grey levels",
-        f"{tmp_path}/train: 1 of 25 images have an alpha channel, which is dropped",
-        f"{tmp_path}/train: 1 of 25 images have an alpha channel, which is dropped",
+        *[f"{tmp_path}/train: 1 of 25 images have an alpha channel, which is dropped"] * 2,
         "25 of 25 validation images are in the training data too",
         "2 classes, of 12 to 13 training images each",
     ]

@@ -38,6 +38,7 @@ def test_scores_and_confusions_are_scikit_learns(space, monkeypatch):
     for row in range(4):
         flat = [numbers[row][truth[row] != IGNORED] for numbers in (truth, predicted)]
         assert np.array_equal(found[row]["confusion"], confusion_matrix(*flat, labels=range(4)))
+        assert np.array_equal(found[row]["counts"][:, segmentation.TRUE], np.bincount(flat[0], minlength=4))
     monkeypatch.setattr(segmentation, "MAX_CONFUSION", 3)  # too many classes for a matrix
     assert set(count_classes(*rows[0], 4)) == {"counts"}
 
