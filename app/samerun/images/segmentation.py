@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,7 +80,7 @@ class SegmentationLoss:
     def settings(self) -> dict[str, Any]:
         """The settings that an exported model's configuration stores, so that later evaluations use the same
         loss."""
-        return {name: value for name, value in asdict(self).items() if name in SETTINGS}
+        return {name: getattr(self, name) for name in SETTINGS}
 
     def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         logits, labels = logits.float().flatten(2), labels.long().flatten(1)

@@ -121,7 +121,8 @@ class Settings:
         arguments that contradict the model."""
         own = {"class_names": self.classes[1:], "spacing": self.spacing, "patch_size": self.patch_size}
         for name, values in own.items():
-            if getattr(arguments, name) not in (None, tuple(values)):
+            value = getattr(arguments, name)
+            if value is not None and tuple(value) != tuple(values):
                 raise InputError(
                     f"--{name}: the model of {arguments.model_name_or_path} has "
                     f"{','.join(map(str, values))}; leave it out"
