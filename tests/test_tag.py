@@ -133,8 +133,7 @@ def test_windows_give_each_word_one_target(command, max_length, environment, tok
         loss, outputs = task.loss_sum(model, batch), task.predict(model, batch)
         # Alone, a row has fewer windows and the same loss.
         alone = [
-            task.loss_sum(model, task.collate_words(task.splits["train"], np.array([row])))
-            for row in range(12)
+            task.loss_sum(model, task.collate(task.splits["train"], np.array([row]))) for row in range(12)
         ]
     assert float(loss) == pytest.approx(float(sum(alone)), rel=1e-5)
     assert float(outputs["loss"].sum()) == pytest.approx(float(loss), rel=1e-5)

@@ -42,12 +42,6 @@ def output_layer(model: Any, num_labels: int) -> tuple[str, torch.nn.Linear] | N
     return found
 
 
-def output_names(model: Any, num_labels: int) -> set[str]:
-    """Names of the parameters of `output_layer`, which must be there."""
-    name, layer = output_layer(model, num_labels)
-    return {f"{name}.{own}" for own, _ in layer.named_parameters()}
-
-
 def replace_output_layer(model: Any, own: list[str], labels: list[str]) -> np.ndarray:
     """Replaces the head's output layer for the labels `own` by one for `labels`. Labels in both lists keep
     their weights.
@@ -154,7 +148,7 @@ def check_problem_type(arguments: Any, config: Any) -> None:
 
 
 def rescaled(
-    plain: Any, weights: dict[str, Tensor], divisor: np.ndarray, shift: np.ndarray | None = None
+    plain: Any, divisor: np.ndarray, shift: np.ndarray | None, weights: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     """The weights with the outputs, (outputs,), divided by `divisor`, then shifted: plain transformers gives
     calibrated probabilities or original units. `plain`: the model."""

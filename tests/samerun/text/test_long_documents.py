@@ -20,7 +20,7 @@ from samerun.kernels.common import row_lengths
 from samerun.parsing import SpaceSeparated
 from samerun.plan import Modes
 from samerun.text.head import check_export
-from samerun.text.long_documents import LongDocuments, pool_windows
+from samerun.text.long_documents import LongDocuments
 
 WORDS = ["sort", "the", "values", "of", "a", "matrix", "return", "eigenvalues", "cut", "text", "it", "b"]
 WINDOWS = {"long_documents": "windows:stride=3,max=3", "max_length": 12}
@@ -122,7 +122,7 @@ def test_a_document_gets_the_pooled_logits_of_its_windows_and_their_gradients(be
 
 def test_windows_that_are_padded_in_front_and_documents_without_tokens(bert_folder):
     ids = torch.tensor([[[0, 7, 8, 9], [0, 0, 6, 5]], [[0, 0, 0, 0], [0, 0, 0, 0]]])
-    found, alone = pool_windows(bert(bert_folder), 3, "max", "left"), bert(bert_folder)
+    found, alone = LongDocuments("windows", 3).prepare(bert(bert_folder), "left"), bert(bert_folder)
     with torch.no_grad(), row_lengths((5, 0)):
         logits = found(input_ids=ids, attention_mask=(ids > 0).long()).logits
         flat = ids.flatten(0, 1)[:3]

@@ -40,7 +40,6 @@ from samerun.text.losses import MultiLabelLoss, loss_of_config, positive_weights
 from samerun.text.multi_label import (
     MultiLabel,
     fixed_thresholds,
-    model_card,
     note_labels,
     prior_bias,
     thresholds_of,
@@ -452,7 +451,7 @@ def test_a_stock_pipeline_gives_the_calibrated_probabilities(model, tokenizer, t
     with torch.no_grad():
         expected = found.probabilities(model(**encoded).logits.numpy())
     plain = plain_model(model, found, MultiLabelLoss())
-    weights = rescaled(plain, model.state_dict(), found.temperatures)
+    weights = rescaled(plain, found.temperatures, None, model.state_dict())
     checked = dict(zip(WORDS, expected, strict=True))
     export_model(
         tmp_path / "best", plain, weights, lambda place: check_export(place, checked, "no"), tokenizer, 16
@@ -471,21 +470,22 @@ def test_a_head_that_cannot_be_calibrated_is_refused(model):
 
 
 def test_labels_to_be_trained(tmp_path):
-    notes = []
+    notes, given = [], classify.Arguments()
     # Resuming from a model of these very labels.
-    assert choose_labels(["b", "a"], ["a", "b"], None, notes) == ["b", "a"]
-    assert choose_labels(None, ["a", "b"], None, notes) == ["a", "b"]
+    assert choose_labels(given, ["b", "a"], ["a", "b"], notes) == ["b", "a"]
+    assert choose_labels(given, None, ["a", "b"], notes) == ["a", "b"]
     assert notes == []
-    assert choose_labels(["b", "a"], ["a", "c", "b"], None, notes) == ["a", "c", "b"]
+    assert choose_labels(given, ["b", "a"], ["a", "c", "b"], notes) == ["a", "c", "b"]
     assert (
         notes.pop()
         == "the model's head keeps the rows of 2 label(s), by name; 1 label(s) are new, 0 are dropped"
     )
-    assert choose_labels(["b", "a"], ["c"], None, notes) == ["c"]
+    assert choose_labels(given, ["b", "a"], ["c"], notes) == ["c"]
     assert notes == ["the model's head for 2 label(s) is replaced by a new one for 1"]
     file = tmp_path / "labels.txt"
     file.write_text("a\nb\n", encoding="utf-8")
-    assert choose_labels(["b", "a"], ["b", "a"], str(file), notes) == ["a", "b"]  # requested in this order
+    given = classify.Arguments(label_file=str(file))
+    assert choose_labels(given, ["b", "a"], ["b", "a"], notes) == ["a", "b"]  # requested in this order
     assert len(notes) == 2
 
 
@@ -495,12 +495,13 @@ def test_the_cards_table_has_labels_by_support(tmp_path):
         for name, support in (("rare", 1), ("often", 9), ("never", None))
     ]
     (tmp_path / "metrics.json").write_text(json.dumps({"eval_per_label": table}), encoding="utf-8")
-    text = "\n".join(model_card(tmp_path, BertConfig(), []).sections)
+    problem = MultiLabel(classify.Arguments())
+    text = "\n".join(problem.card(tmp_path, BertConfig(), []).sections)
     assert (
         text.index("| often | 0.5000 | 9 |") < text.index("| rare | 0.5000 | 1 |") < text.index("| never |")
     )
     (tmp_path / "metrics.json").write_text("{}", encoding="utf-8")
-    assert len(model_card(tmp_path, BertConfig(), []).sections) == 1
+    assert len(problem.card(tmp_path, BertConfig(), []).sections) == 1
 
 
 NAMES = ["a", "b=c", "标签"]
@@ -538,7 +539,7 @@ def test_the_layer_divides_its_logits(bias):
     model.base_model_prefix = "bert"
     x, temperatures, before = torch.randn(6, 4), np.array([2.0, 0.5, 1.0]), model.state_dict()
     expected = model(x) / torch.tensor([2.0, 0.5, 1.0])
-    model.load_state_dict(rescaled(model, before, temperatures))
+    model.load_state_dict(rescaled(model, temperatures, None, before))
     torch.testing.assert_close(model(x), expected)
 
 

@@ -65,7 +65,7 @@ def test_the_exported_layer_gives_the_original_units_and_is_undone_by_a_further_
     ids, before = torch.tensor([[3, 4], [5, 6]]), {k: v.clone() for k, v in model.state_dict().items()}
     with torch.no_grad():
         expected = made.outputs(model(ids).logits)
-        model.load_state_dict(rescaled(model, before, *made.export_scale))
+        model.load_state_dict(rescaled(model, *made.export_scale, before))
         torch.testing.assert_close(model(ids).logits, expected)
         made.adopt_head(model, trained_outputs(model, set(), None, 2))
     torch.testing.assert_close(model.state_dict(), before)
