@@ -199,9 +199,10 @@ class TextClassification(TextTask):
         arguments, config, problem = self.arguments, self.config, self.problem
         own, new_rows = None if arguments.from_scratch else pretrained.own_labels(config), None
         has_same_type = config.problem_type == PROBLEM_TYPES[problem.name]
+        config.problem_type = PROBLEM_TYPES[problem.name]
         renamed = own is not None and own != problem.labels
         if not renamed:
-            head.configure(config, problem.labels, problem.name)
+            pretrained.set_labels(config, problem.labels)
         if arguments.from_scratch:
             pretrained.take_vocabulary(config, self.tokenizer)
         config.pad_token_id = self.tokenizer.pad_token_id
@@ -210,7 +211,7 @@ class TextClassification(TextTask):
         )
         if renamed:
             new_rows = head.replace_output_layer(model, own, problem.labels)
-            head.configure(config, problem.labels, problem.name)
+            pretrained.set_labels(config, problem.labels)
         trained = head.trained_outputs(model, new_names, new_rows, len(problem.labels))
         problem.adopt_head(model, trained & has_same_type)
         if arguments.head_bias == "prior":
@@ -221,7 +222,7 @@ class TextClassification(TextTask):
         # An adapter would be added to the base model's output layer, which has other rows or another scale.
         if renamed or (problem.name == "regression" and arguments.export == "adapter"):
             name, layer = head.output_layer(model, len(problem.labels))
-            new_names |= {f"{name}.{own}" for own, _ in layer.named_parameters()}
+            new_names |= {f"{name}.{parameter}" for parameter, _ in layer.named_parameters()}
         return self.with_kernels(limit_training(model, arguments, new_names))
 
     def num_targets(self, batch: Batch) -> torch.Tensor:

@@ -15,7 +15,7 @@ from samerun.export import check_agreement
 from samerun.models.adapters import loadable
 from samerun.models.pretrained import labels_of, load_config, set_labels
 from samerun.text import long_documents
-from samerun.text.arguments import PROBLEM_TYPES, problem_kind
+from samerun.text.arguments import problem_kind
 
 # What an exported configuration stores beside transformers' own entries.
 STORED = (
@@ -24,12 +24,6 @@ STORED = (
 )
 # Largest difference in probability, by the run's precision. The pipeline computes in fp32.
 TOLERANCE = {"no": 1e-5, "bf16": 5e-2, "fp16": 1e-2}
-
-
-def configure(config: Any, labels: list[str], problem: str) -> None:
-    """Sets the labels and the problem type of a configuration. `problem`: of --problem_type."""
-    set_labels(config, labels)
-    config.problem_type = PROBLEM_TYPES[problem]
 
 
 def output_layer(model: Any, num_labels: int) -> tuple[str, torch.nn.Linear] | None:
