@@ -87,12 +87,15 @@ def test_a_model_that_diverged_is_not_scored_and_the_row_is_named(logit):
         list(task.lines(found, split))
 
 
-def test_the_head_may_learn_faster():
+def test_the_head_may_learn_faster_and_lower_layers_slower():
     layers = SimpleNamespace(base_model_prefix="bert")
     task = classification(1, learning_rate=1e-3, head_learning_rate=1e-2)
     assert task.learning_rate_scale(layers, "classifier.weight") == pytest.approx(10)
     assert task.learning_rate_scale(layers, "bert.pooler.weight") == 1
     assert classification(1).learning_rate_scale(layers, "classifier.weight") == 1
+    task = classification(1, layerwise_lr_decay=0.5)
+    task.encoder_config = SimpleNamespace(num_hidden_layers=2)
+    assert task.learning_rate_scale(layers, "bert.encoder.layer.0.output.weight") == 0.25
 
 
 @pytest.mark.parametrize(("ours", "remarks"), [(0.6, 0), (0.5, 1), (0.4, 1), (None, 0)])

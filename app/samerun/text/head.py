@@ -100,15 +100,12 @@ def check_calibration(calibration: str, model: Any, num_labels: int) -> None:
 
 def check_pairs(arguments: Any, config: Any) -> None:
     """Raises `InputError` for files of single texts for a model of pairs, and the reverse."""
-    own, given = getattr(config, "text_pair", None), arguments.text_pair_column is not None
-    if own is None or own == given:
-        return
+    own, column = getattr(config, "text_pair", None), arguments.text_pair_column
     name = arguments.model_name_or_path
-    if own:
+    if own and column is None:
         raise InputError(f"{name} reads pairs of texts; name the column of the second by --text_pair_column")
-    raise InputError(
-        f"--text_pair_column {arguments.text_pair_column}: {name} was trained on single texts; leave it out"
-    )
+    if own is False and column is not None:
+        raise InputError(f"--text_pair_column {column}: {name} was trained on single texts; leave it out")
 
 
 def store(config: Any, entries: dict[str, Any]) -> None:

@@ -44,10 +44,8 @@ def long_documents(tokenizer, config=None, **given):
 
 
 def test_windows_overlap_and_hold_all_tokens_up_to_the_limit(tokenizer):
-    setting, texts = (
-        long_documents(tokenizer, **WINDOWS),
-        [text_of(words) for words in (0, 5, 10, 11, 30, 90)],
-    )
+    setting = long_documents(tokenizer, **WINDOWS)
+    texts = [text_of(words) for words in (0, 5, 10, 11, 30, 90)]
     encoded = setting.encoder(tokenizer, "")(texts)
     for text, ids, cut in zip(texts, encoded["input_ids"], encoded["cut"], strict=True):
         whole = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -174,11 +172,8 @@ def test_the_setting_belongs_to_the_run_and_to_nothing_else(bert_folder, data):
     _, plain = loaded(bert_folder, data, max_length=12)
     task, windows = loaded(bert_folder, data, **WINDOWS)
     extra = windows.fingerprint.pop("long_documents")
-    assert (
-        extra
-        == {"way": "windows", "stride": 3, "max_windows": 3, "pooling": "max"}
-        == task.config.long_documents
-    )
+    assert extra == {"way": "windows", "stride": 3, "max_windows": 3, "pooling": "max"}
+    assert extra == task.config.long_documents
     assert windows.fingerprint == plain.fingerprint
     truncated, again = loaded(bert_folder, data, max_length=12, long_documents="truncate")
     assert again.fingerprint == plain.fingerprint
@@ -190,12 +185,8 @@ def test_the_setting_belongs_to_the_run_and_to_nothing_else(bert_folder, data):
     "given",
     [
         WINDOWS,
-        {
-            "long_documents": "windows:stride=3,max=3,pooling=mean",
-            "max_length": 12,
-            "gradient_checkpointing": "true",
-        },
-        {"long_documents": "head_tail", "max_length": 12},
+        WINDOWS | {"long_documents": "windows:stride=3,max=3,pooling=mean", "gradient_checkpointing": "true"},
+        WINDOWS | {"long_documents": "head_tail"},
     ],
 )
 def test_an_exported_model_says_and_repeats_how_it_was_trained(bert_folder, data, tmp_path, script, given):

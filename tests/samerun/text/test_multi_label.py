@@ -1,16 +1,15 @@
 import json
 import math
 from contextlib import nullcontext
-from dataclasses import replace
 from types import SimpleNamespace
 
 import classify
 import numpy as np
 import pytest
-import tables
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import table
 from tiny_models import sizes
 from transformers import (
     AutoModelForSequenceClassification,
@@ -49,12 +48,8 @@ from samerun.text.multi_label_scores import Thresholds, sigmoid
 TABLES = {"train": SimpleNamespace(path="a.csv"), "validation": SimpleNamespace(path="b.csv")}
 
 
-def table(cells, name="labels"):
-    return tables.table({name: cells}, "train.jsonl", "jsonl", range(1, len(cells) + 1))
-
-
 def read(cells, notes=None):
-    return read_labels(table(cells), classify.Arguments(), [] if notes is None else notes)
+    return read_labels(table({"labels": cells}), classify.Arguments(), [] if notes is None else notes)
 
 
 def written(found):
@@ -78,14 +73,14 @@ def test_forms_of_a_cell(cells, expected):
 def test_repeated_labels_count_once_and_are_noted():
     notes = []
     assert written(read(["a|b|a", "c"], notes)) == [["a", "b"], ["c"]]
-    assert notes == ["train.jsonl: 1 row(s) name a label twice; it counts once"]
+    assert notes == ["train.csv: 1 row(s) name a label twice; it counts once"]
 
 
 def test_columns_of_0_and_1():
-    made = tables.table({"x": ["1", "true", "0.0", 1, True], "y": ["0", " 1 ", "False", 0, 1.0]}, "a.csv")
+    made = table({"x": ["1", "true", "0.0", 1, True], "y": ["0", " 1 ", "False", 0, 1.0]}, "a.csv")
     found = read_labels(made, classify.Arguments(label_columns=("x", "y")), [])
     assert written(found) == [["x"], ["x", "y"], [], ["x"], ["x", "y"]]
-    made = tables.table({"x": ["1", "0"], "y": ["0", "0"]}, "a.csv")
+    made = table({"x": ["1", "0"], "y": ["0", "0"]}, "a.csv")
     found = read_labels(made, classify.Arguments(label_columns=("x", "y")), [])
     assert found.names == ["x", "y"]
     ids = label_ids(made, found, ["x"], False, [])  # a column without a 1 is no unknown label
@@ -95,7 +90,7 @@ def test_columns_of_0_and_1():
 def test_label_numbers_are_sorted_and_unknown_labels_are_named_once_each():
     known, notes = ["b", "a"], []
     rows = [["a", "b"], ["z", "a"], ["y"], ["z"]]
-    made = table([""] * 4)
+    made = table({"labels": [""] * 4})
 
     def numbers(rows, ignore):
         found = label_ids(made, read(rows), known, ignore, notes)
@@ -105,12 +100,12 @@ def test_label_numbers_are_sorted_and_unknown_labels_are_named_once_each():
     with pytest.raises(InputError) as caught:
         numbers(rows, False)
     assert [problem.partition(";")[0] for problem in caught.value.problems] == [
-        "train.jsonl:2: label 'z' is not in the training data (2 row(s))",
-        "train.jsonl:3: label 'y' is not in the training data (1 row(s))",
+        "train.csv:3: label 'z' is not in the training data (2 row(s))",
+        "train.csv:4: label 'y' is not in the training data (1 row(s))",
     ]
     assert notes == []
     assert numbers(rows, True) == [[0, 1], [1], [], []]
-    assert notes == ["train.jsonl: 3 label(s) of 2 kind(s) that the training data does not have are ignored"]
+    assert notes == ["train.csv: 3 label(s) of 2 kind(s) that the training data does not have are ignored"]
 
 
 @given(st.lists(st.lists(st.sampled_from("abcd"), max_size=3), min_size=1, max_size=12), st.data())
@@ -155,7 +150,7 @@ def test_what_a_reader_of_the_figures_should_know_of_the_labels():
 def test_a_class_is_one_label_and_all_names_of_its_column_are_labels():
     classes, notes = {"labels": ["b|c", "never", "a"]}, []
     for cells, expected in [(["a", "b|c"], [["a"], ["b|c"]]), ([["b|c", "a"], []], [["b|c", "a"], []])]:
-        found = read_labels(replace(table(cells), classes=classes), classify.Arguments(), notes)
+        found = read_labels(table({"labels": cells}, classes=classes), classify.Arguments(), notes)
         assert (written(found), found.names) == (expected, ["b|c", "never", "a"])
     assert notes == []
 
