@@ -200,10 +200,11 @@ class MultiLabel(Problem):
         """The loss, so that later evaluations compute the same one. The temperatures for information only:
         the exported weights include them (`head.rescaled`)."""
         fitted, stored = self.fitted, self.loss.as_settings()
+        calibrates = (fitted.temperatures != 1).any()
         return {
             "thresholds": fitted.values.tolist(),
             "threshold_tuning": fitted.tuning,
-            "temperatures": fitted.temperatures.tolist() if fitted.calibrates else None,
+            "temperatures": fitted.temperatures.tolist() if calibrates else None,
             "pos_weight": stored.pop("pos_weight"),
             "label_smoothing_factor": stored.pop("label_smoothing") or None,
             "multilabel_loss": None if self.loss.kind == "bce" else stored,

@@ -326,7 +326,7 @@ def test_a_trained_model_decides_the_rows_that_chose_its_thresholds_as_its_train
     chosen = ThresholdTuner(objective=objective, seed=3, calibration=calibration)
     fitted, metrics = chosen.report(**found, names="abcd", rows="rows")
     config = SimpleNamespace(threshold_tuning=json.loads(json.dumps(fitted.tuning)))
-    config.temperatures = fitted.temperatures.tolist() if fitted.calibrates else None
+    config.temperatures = None if calibration == "none" else fitted.temperatures.tolist()
     tuner = ThresholdTuner().of_trained(config)
     in_training = chosen.decide(**found, thresholds=None, rows="rows")
     scores = decision_scores(in_training, found["targets"] > 0)
@@ -346,12 +346,12 @@ def test_a_trained_model_decides_the_rows_that_chose_its_thresholds_as_its_train
 def test_what_is_reported_of_an_export():
     found = dict(zip(("logits", "targets"), sample(), strict=True)) | {"names": "abc", "rows": "rows"}
     fitted, metrics = ThresholdTuner(calibration="temperature_per_label").report(**found)
-    assert fitted.calibrates
+    assert (fitted.temperatures != 1).all()
     assert metrics["eval_calibrated_ece"] < metrics["eval_ece"]
     assert metrics["eval_calibrated_binary_cross_entropy"] < metrics["eval_binary_cross_entropy"]
     assert [row["threshold"] for row in metrics["eval_per_label"]] == fitted.values.tolist()
     plain, metrics = ThresholdTuner().report(**found)
-    assert not plain.calibrates
+    assert (plain.temperatures == 1).all()
     assert set(metrics) == {"eval_per_label", "eval_ece", "eval_tuned_folds"}
 
 
