@@ -134,11 +134,8 @@ class TextClassification(TextTask):
         raise_problems(inapplicable(arguments, kind))
         self.problem = PROBLEMS[kind](arguments)
         self.shown_metrics, self.metric_names = self.problem.shown_metrics, self.problem.metric_names
+        self.pair_column, self.list_separator = arguments.text_pair_column, arguments.label_separator
         super().__init__(arguments)
-
-    @property
-    def pair_column(self) -> str | None:
-        return self.arguments.text_pair_column
 
     @property
     def reads_pairs(self) -> bool:
@@ -153,10 +150,6 @@ class TextClassification(TextTask):
     def labels(self) -> list[str]:
         return self.problem.labels
 
-    @property
-    def list_separator(self) -> str:
-        return self.arguments.label_separator
-
     # Data
 
     def load(self, launch: Launch, modes: Modes) -> Data:
@@ -169,7 +162,7 @@ class TextClassification(TextTask):
             head.check_problem_type(a, self.config)
             if tables:
                 head.check_pairs(a, self.config)
-        problem.choose(self.config, targets["train"] if modes.train else None, notes)
+        problem.choose(self.config, targets.get("train"), notes)
 
         texts = [tables["train"].columns[name] for name in self.text_columns] if modes.train else []
         tokenizer = self.load_tokenizer(texts, notes)
@@ -206,9 +199,10 @@ class TextClassification(TextTask):
         arguments, config, problem = self.arguments, self.config, self.problem
         own, new_rows = None if arguments.from_scratch else pretrained.own_labels(config), None
         has_same_type = config.problem_type == PROBLEM_TYPES[problem.name]
+        config.problem_type = PROBLEM_TYPES[problem.name]
         renamed = own is not None and own != problem.labels
         if not renamed:
-            head.configure(config, problem.labels, problem.name)
+            pretrained.set_labels(config, problem.labels)
         if arguments.from_scratch:
             pretrained.take_vocabulary(config, self.tokenizer)
         config.pad_token_id = self.tokenizer.pad_token_id
@@ -217,7 +211,7 @@ class TextClassification(TextTask):
         )
         if renamed:
             new_rows = head.replace_output_layer(model, own, problem.labels)
-            head.configure(config, problem.labels, problem.name)
+            pretrained.set_labels(config, problem.labels)
         trained = head.trained_outputs(model, new_names, new_rows, len(problem.labels))
         problem.adopt_head(model, trained & has_same_type)
         if arguments.head_bias == "prior":
@@ -227,11 +221,12 @@ class TextClassification(TextTask):
         head.check_calibration(arguments.calibration, model, len(problem.labels))
         # An adapter would be added to the base model's output layer, which has other rows or another scale.
         if renamed or (problem.name == "regression" and arguments.export == "adapter"):
-            new_names |= head.output_names(model, len(problem.labels))
+            name, layer = head.output_layer(model, len(problem.labels))
+            new_names |= {f"{name}.{parameter}" for parameter, _ in layer.named_parameters()}
         return self.with_kernels(limit_training(model, arguments, new_names))
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
-        return batch.is_real.sum() * self.problem.targets_per_row
+        return batch.is_real.sum() * batch.labels.shape[1:].numel()
 
     def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         logits = model(**batch.inputs).logits.float()
@@ -242,9 +237,7 @@ class TextClassification(TextTask):
 
     def predict(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
         outputs = {"logits": self.problem.outputs(model(**batch.inputs).logits.float())}
-        if batch.labels is None:
-            return outputs
-        return {**outputs, "labels": self.problem.targets_to_keep(batch.labels)}
+        return outputs if batch.labels is None else {**outputs, "labels": batch.labels}
 
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
         check_outputs(predictions["logits"], "logits", split)
@@ -271,8 +264,7 @@ class TextClassification(TextTask):
 
     def known_targets(self, split: TextSplit) -> np.ndarray:
         """The `labels` of predictions of all rows."""
-        targets = self.problem.tensor(split.targets, np.arange(len(split)))
-        return self.problem.targets_to_keep(targets).numpy()
+        return self.problem.tensor(split.targets, np.arange(len(split))).numpy()
 
     def for_evaluate(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
         return self.problem.for_evaluate(predictions, split)
@@ -290,8 +282,7 @@ class TextClassification(TextTask):
         plain = plain_model(model)
         head.store(plain.config, problem.config_entries() | {"text_pair": self.pair_column is not None})
         check = partial(head.check_export, expected=expected, precision=self.rounding, unit=problem.unit)
-        divisor, shift = problem.export_scale
-        change = partial(head.rescaled, plain, divisor=divisor, shift=shift)
+        change = partial(head.rescaled, plain, *problem.export_scale)
         self.save_best(path, model, plain, weights, check, change)
         return metrics
 

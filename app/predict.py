@@ -21,7 +21,6 @@ import os
 import runpy
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
@@ -40,25 +39,9 @@ def _is_distributed() -> bool:
     return os.environ.get("WORLD_SIZE", "1") != "1"
 
 
-class Request(NamedTuple):
-    """The parsed command line: the task, this script's options, and the arguments of the task."""
-
-    task: str
-    options: argparse.Namespace
-    task_arguments: list[str]
-
-    @property
-    def runs_in_memory(self) -> bool:
-        """Whether only texts are predicted and no file is written. Then the slow imports for files are
-        skipped."""
-        options = self.options
-        return options.text is not None and not (
-            (options.output or "-") not in STDOUT or options.output_dir or _is_distributed()
-        )
-
-
-def read_request(argv: list[str] | None = None) -> Request:
-    """Parses the command line. Raises `InputError`."""
+def read_options(argv: list[str] | None = None) -> argparse.Namespace:
+    """The options of the command line, with `task`, and `task_arguments`: the further ones, for the task.
+    Raises `InputError`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -80,6 +63,7 @@ def read_request(argv: list[str] | None = None) -> Request:
     parser.add_argument("--output_dir", help="folder for predicted files, such as masks")
     options, task_arguments = parser.parse_known_args(argv)
     task = task_of(Path(options.model))
+    options.task, options.task_arguments = task, task_arguments
     if (options.file is None) == (options.text is None):
         raise InputError("give either a FILE (- for standard input) or --text")
     if options.text is not None and task not in ("classify", "titlegen", "tag"):
@@ -95,15 +79,20 @@ def read_request(argv: list[str] | None = None) -> Request:
             f"--text is given {len(options.text)} times, --text_pair {len(options.text_pair)}; give one for "
             "each"
         )
-    return Request(task, options, task_arguments)
+    return options
 
 
-def task_command(request: Request) -> list[str]:
-    """The command line of the task's script for this request. Raises `InputError`, also for a file that would
-    be replaced."""
-    task, options, task_arguments = request
+def runs_in_memory(options: argparse.Namespace) -> bool:
+    """Whether only texts are predicted and no file is written. Then the slow imports for files are
+    skipped."""
+    writes_no_file = (options.output or "-") in STDOUT and not options.output_dir
+    return options.text is not None and writes_no_file and not _is_distributed()
+
+
+def task_command(options: argparse.Namespace) -> list[str]:
+    """The command line of the task's script. Raises `InputError`, also for a file that would be replaced."""
     distributed = _is_distributed()
-    if options.output_dir is None and (distributed or task in WRITE_FILES):
+    if options.output_dir is None and (distributed or options.task in WRITE_FILES):
         raise InputError(
             f"--output_dir is missing: {'several processes share' if distributed else 'masks go to'} a folder"
         )
@@ -121,8 +110,8 @@ def task_command(request: Request) -> list[str]:
         "text_pair_column": None if options.text_pair is None else "text_pair",
     }
     parts = [part for name, value in named.items() if value is not None for part in (f"--{name}", value)]
-    script = str(Path(__file__).with_name(f"{task}.py"))
-    return [script, "--do_predict", *parts, *task_arguments]
+    script = str(Path(__file__).with_name(f"{options.task}.py"))
+    return [script, "--do_predict", *parts, *options.task_arguments]
 
 
 def _allow_replacing(file: Path, output_dir: Path, options: argparse.Namespace) -> None:
@@ -138,15 +127,14 @@ def _allow_replacing(file: Path, output_dir: Path, options: argparse.Namespace) 
         record_predictions(output_dir, file)
 
 
-def print_predictions(request: Request) -> None:
+def print_predictions(options: argparse.Namespace) -> None:
     """Predicts the texts of --text in this process. The output is that of the task's command. Raises
     `InputError`."""
     from samerun.serving.predictor import load_predictor
 
-    predictor = load_predictor(
-        request.task, request.options.model, str(temporary_folder("predict_")), request.task_arguments
-    )
-    texts, pairs = request.options.text, request.options.text_pair
+    folder = str(temporary_folder("predict_"))
+    predictor = load_predictor(options.task, options.model, folder, options.task_arguments)
+    texts, pairs = options.text, options.text_pair
     items = texts if pairs is None else list(zip(texts, pairs, strict=True))
     for number, line in enumerate(predictor(items)):
         sys.stdout.write(as_line({"id": number, **line}))
@@ -164,10 +152,10 @@ def _write_texts(texts: list[str], pairs: list[str] | None) -> Path:
 if __name__ == "__main__":
     prepare_process()
     with failures_end_the_job(debug=shows_traces(sys.argv)):
-        request = read_request()
-        if request.runs_in_memory:
-            print_predictions(request)
+        options = read_options()
+        if runs_in_memory(options):
+            print_predictions(options)
         else:
-            sys.argv = task_command(request)
-    if not request.runs_in_memory:
+            sys.argv = task_command(options)
+    if not runs_in_memory(options):
         runpy.run_path(sys.argv[0], run_name="__main__")

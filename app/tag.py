@@ -51,7 +51,6 @@ if __name__ == "__main__":
     arguments = read_arguments(Arguments, __doc__)
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -154,13 +153,7 @@ class TokenClassification(TextTask):
     def target_tensor(self, targets: Ragged, rows: np.ndarray) -> torch.Tensor:
         return pad_rows([targets[row] for row in rows], IGNORED)
 
-    def make_split(
-        self, path: str, texts: Sequence[str], tokens: Ragged, *more: Any, **named: Any
-    ) -> TextSplit:
-        split = super().make_split(path, texts, tokens, *more, **named)
-        return replace(split, collate=partial(self.collate_words, split))
-
-    def collate_words(self, split: TextSplit, rows: np.ndarray) -> Batch:
+    def collate(self, split: TextSplit, rows: np.ndarray) -> Batch:
         """(b, width) ids and mask, and the label of each token. If a row has several windows, they stand one
         after the other, `window` tokens each."""
         ids, numbers = ([ragged[row] for row in rows] for ragged in (split.tokens, split.word_ids))

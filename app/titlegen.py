@@ -165,9 +165,6 @@ class TitleGeneration(TextTask):
         new_names = encoder_decoder.new_names(model, arguments, self.config)
         return self.with_kernels(limit_training(model, arguments, new_names))
 
-    def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
-        return self.rate_by_layer(encoder_decoder.encoder_config(self.config), parameter)
-
     def num_targets(self, batch: Batch) -> torch.Tensor:
         return ((batch.labels != IGNORED) & batch.is_real[:, None]).sum()
 

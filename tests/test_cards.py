@@ -14,6 +14,8 @@ from images_job import write_folder
 from launchers import write_corpus
 from transformers import ConvNextImageProcessorPil, ResNetConfig
 
+from samerun.files import read_lines
+
 # Runs the code of several cards and returns what each printed, or the value of its last line.
 READER = """
 import ast, json, numpy, os, sys
@@ -88,34 +90,20 @@ def test_the_code_of_every_card_gives_the_runs_predictions_without_our_code_or_a
         home.mkdir()
         monkeypatch.chdir(home)
         task, given = prepare(home)
-        given |= {
-            "from_scratch": "true",
-            "do_train": "true",
-            "do_predict": "true",
-            "output_dir": "run",
-            "report_to": "none",
-        }
-        ended = script(task, [f"--{name}={value}" for name, value in given.items()] + ["--max_steps=1"])
+        given |= {"output_dir": "run", "report_to": "none", "max_steps": 1}
+        made = [f"--{name}={value}" for name, value in given.items()]
+        ended = script(task, ["--from_scratch", "--do_train", "--do_predict", *made])
         assert ended.code == 0, ended.err
         card = (home / "run" / "README.md").read_text(encoding="utf-8")
-        lines.append(
-            json.loads((home / "run" / "predictions.jsonl").read_text(encoding="utf-8").splitlines()[0])
-        )
+        lines.append(next(read_lines(home / "run" / "predictions.jsonl")))
         jobs.append((str(home / "run"), re.search(r"```python\n(.*?)```", card, re.DOTALL)[1]))
 
-    (titled,) = [
-        json.loads(line) for line in (tmp_path / "chinese_titles" / "test.jsonl").open(encoding="utf-8")
-    ][:1]
+    titled = next(read_lines(tmp_path / "chinese_titles" / "test.jsonl"))
     document = (tmp_path / "bigbird" / "test.csv").read_text(encoding="utf-8").splitlines()[1].split(",")[1]
-    shutil.copy(
-        next((tmp_path / "resnet" / "data" / "light").iterdir()), tmp_path / "resnet" / "run" / "image.png"
-    )
-    shutil.copy(
-        tmp_path / "segformer" / "data" / "images" / "000.png", tmp_path / "segformer" / "run" / "image.png"
-    )
-    texts = {'"a text"': json.dumps(document), '"a long document"': json.dumps(titled["text"])}
-    for name, text in texts.items():
-        jobs = [(folder, code.replace(name, text)) for folder, code in jobs]
+    for name, images in (("resnet", "data/light"), ("segformer", "data/images")):
+        shutil.copy(min((tmp_path / name / images).iterdir()), tmp_path / name / "run" / "image.png")
+    for name, text in (('"a text"', document), ('"a long document"', titled["text"])):
+        jobs = [(folder, code.replace(name, json.dumps(text))) for folder, code in jobs]
     reader = subprocess.run(
         [sys.executable, "-I", "-c", READER], input=json.dumps(jobs), capture_output=True, text=True
     )
@@ -127,10 +115,8 @@ def test_the_code_of_every_card_gives_the_runs_predictions_without_our_code_or_a
     assert [text.strip() for text in title] == [lines[1]["title"]]
     assert not re.search(r"[\u4e00-\u9fff] +[\u4e00-\u9fff]", title[0])
     assert re.search(r"[\u4e00-\u9fff]{2}", title[0])
-    assert {each["label"]: each["score"] for each in classes} == pytest.approx(
-        lines[2]["probabilities"], abs=1e-5
-    )
+    found = {each["label"]: each["score"] for each in classes}
+    assert found == pytest.approx(lines[2]["probabilities"], abs=1e-5)
     shares = {each["label"]: each["mask"] for each in segments}
-    assert shares == pytest.approx(
-        {name: share for name, share in lines[3]["shares"].items() if share}, abs=1e-3
-    )
+    expected = {name: share for name, share in lines[3]["shares"].items() if share}
+    assert shares == pytest.approx(expected, abs=1e-3)

@@ -14,7 +14,7 @@ from samerun.text.multi_label_scores import ThresholdTuner
 
 SPLIT = SimpleNamespace(content=lambda: "rows", path="valid.csv")
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [-3.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
-LABELS = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
+LABELS = torch.tensor([[1, 0, 1], [0, 0, 0], [1, 1, 1]], dtype=torch.uint8)
 
 
 def model(x):
@@ -25,7 +25,7 @@ def batch(rows=(4, 9, -1), labels=LABELS):
     return Batch(torch.tensor(rows), {"x": LOGITS}, labels)
 
 
-def expected_loss(smoothing=0.0, weight=(1.0, 1.0, 1.0), rows=2):
+def expected_loss(smoothing, weight, rows):
     """Binary cross-entropy from its definition, in float64, summed over the first rows."""
     total = 0.0
     for logits, labels in zip(LOGITS[:rows].tolist(), LABELS[:rows].tolist(), strict=True):
@@ -37,35 +37,25 @@ def expected_loss(smoothing=0.0, weight=(1.0, 1.0, 1.0), rows=2):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("weight", [None, (1.0, 3.0, 0.5)])
-def test_loss_is_binary_cross_entropy_without_the_placeholder(smoothing, weight):
+def test_the_loss_is_binary_cross_entropy_without_the_placeholder(smoothing, weight):
     task = classification(3, None if weight is None else np.array(weight), label_smoothing_factor=smoothing)
-    expected = expected_loss(smoothing, weight or (1.0, 1.0, 1.0))
-    assert float(task.loss_sum(model, batch())) == pytest.approx(expected, rel=1e-6)
+    expected = [expected_loss(smoothing, weight or (1.0, 1.0, 1.0), rows) for rows in (2, 3)]
+    assert float(task.loss_sum(model, batch())) == pytest.approx(expected[0], rel=1e-6)
     assert int(task.num_targets(batch())) == 2 * 3
     assert int(task.num_targets(batch(rows=(-1, -1, -1)))) == 0
     assert float(task.loss_sum(model, batch(rows=(-1, -1, -1)))) == 0
+    predictions = {name: tensor.numpy() for name, tensor in task.predict(model, batch()).items()}
+    assert task.score(predictions, SPLIT)["loss"] == pytest.approx(expected[1] / 9, rel=1e-6)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-@pytest.mark.parametrize("weight", [None, (1.0, 3.0, 0.5)])
-def test_evaluated_loss_is_the_trained_one(smoothing, weight):
-    task = classification(3, None if weight is None else np.array(weight), label_smoothing_factor=smoothing)
-    whole = batch(rows=(0, 1, 2))
-    mean = float(task.loss_sum(model, whole)) / int(task.num_targets(whole))
-    predictions = {name: tensor.numpy() for name, tensor in task.predict(model, whole).items()}
-    assert task.score(predictions, SPLIT)["loss"] == pytest.approx(mean, rel=1e-6)
-
-
-def test_half_precision_logits_are_summed_in_full():
+def test_half_precision_logits_are_summed_in_full_and_labels_are_predicted():
     half = Batch(torch.tensor([0, 1, 2]), {"x": LOGITS.bfloat16()}, LABELS)
-    assert classification(3).loss_sum(model, half).dtype == torch.float32
-
-
-def test_logits_and_labels_are_predicted():
-    found = classification(3).predict(model, batch())
-    assert torch.equal(found["logits"], LOGITS)
-    assert (found["labels"].dtype, found["labels"].tolist()) == (torch.uint8, LABELS.tolist())
-    assert set(classification(3).predict(model, batch(labels=None))) == {"logits"}
+    task = classification(3)
+    assert task.loss_sum(model, half).dtype == torch.float32
+    found = task.predict(model, half)
+    assert (found["logits"].dtype, found["logits"].tolist()) == (torch.float32, LOGITS.tolist())
+    assert torch.equal(found["labels"], LABELS)
+    assert set(task.predict(model, batch(labels=None))) == {"logits"}
 
 
 def scores(task, logits, labels):
@@ -97,12 +87,15 @@ def test_a_model_that_diverged_is_not_scored_and_the_row_is_named(logit):
         list(task.lines(found, split))
 
 
-def test_the_head_may_learn_faster():
+def test_the_head_may_learn_faster_and_lower_layers_slower():
     layers = SimpleNamespace(base_model_prefix="bert")
     task = classification(1, learning_rate=1e-3, head_learning_rate=1e-2)
     assert task.learning_rate_scale(layers, "classifier.weight") == pytest.approx(10)
     assert task.learning_rate_scale(layers, "bert.pooler.weight") == 1
     assert classification(1).learning_rate_scale(layers, "classifier.weight") == 1
+    task = classification(1, layerwise_lr_decay=0.5)
+    task.encoder_config = SimpleNamespace(num_hidden_layers=2)
+    assert task.learning_rate_scale(layers, "bert.encoder.layer.0.output.weight") == 0.25
 
 
 @pytest.mark.parametrize(("ours", "remarks"), [(0.6, 0), (0.5, 1), (0.4, 1), (None, 0)])
@@ -113,12 +106,9 @@ def test_a_model_that_is_not_better_than_a_linear_one_is_remarked_upon(ours, rem
 
 
 def test_the_thresholds_of_the_model_do_not_decide_for_the_linear_one():
-    task = classification(2, thresholds=np.array([1.0, 1.0]))
-    problem = task.problem
-    problem.thresholds = np.array([1.0, 1.0])
+    problem = classification(2, thresholds=np.array([1.0, 1.0])).problem
     problem.tuner = ThresholdTuner(temperatures=np.zeros(2))
     logits = np.array([[2.0, -2.0], [-2.0, 2.0]] * 10, dtype=np.float32)
     predictions = {"logits": logits, "labels": (logits > 0).astype(np.uint8)}
-    split = SimpleNamespace(content=lambda: "rows")
-    assert problem.score(predictions, split)["tuned_f1_micro"] == 0
-    assert problem.without_thresholds().score(predictions, split)["tuned_f1_micro"] == 1
+    assert problem.score(predictions, SPLIT)["tuned_f1_micro"] == 0
+    assert problem.without_thresholds().score(predictions, SPLIT)["tuned_f1_micro"] == 1

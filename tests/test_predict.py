@@ -25,6 +25,10 @@ def folder(tmp_path):
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"]}
 
 
+def command(*argv):
+    return predict.task_command(predict.read_options(list(map(str, argv))))
+
+
 @pytest.mark.parametrize(
     ("config", "task"),
     [
@@ -41,9 +45,7 @@ CLASSIFIER = {"architectures": ["BertForSequenceClassification"]}
 def test_the_folder_says_which_task_it_is_of(config, task, folder):
     place = folder(config)
     assert task_of(place) == task
-    script, *parts = predict.task_command(
-        predict.read_request([str(place), "rows.csv", "--output_dir", "out", "--seed", "1"])
-    )
+    script, *parts = command(place, "rows.csv", "--output_dir", "out", "--seed", 1)
     assert script == str(REPOSITORY / "app" / f"{task}.py")
     assert parts == [
         *("--do_predict", "--model_name_or_path", str(place), "--test_file", "rows.csv"),
@@ -77,32 +79,32 @@ def test_an_adapter_says_so_before_its_base_does(folder):
 def test_what_cannot_be_predicted_is_explained(config, argv, message, folder, tmp_path):
     place = tmp_path if config is None else folder(config)
     with pytest.raises(InputError, match=message):
-        predict.task_command(predict.read_request([str(place), *argv]))
+        command(place, *argv)
 
 
 def test_lines_of_standard_input_are_texts(folder, monkeypatch):
     model = str(folder(CLASSIFIER))
     monkeypatch.setattr("sys.stdin", io.StringIO("red apples\nblue, sky\n"))
-    assert predict.read_request([model, "--text", "-"]).options.text == ["red apples", "blue, sky"]
+    assert predict.read_options([model, "--text", "-"]).text == ["red apples", "blue, sky"]
     with pytest.raises(InputError, match="standard input is empty"):
-        predict.read_request([model, "--text", "-"])
+        predict.read_options([model, "--text", "-"])
 
 
 def test_several_processes_need_a_folder(folder, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="several processes share a folder"):
-        predict.task_command(predict.read_request([str(folder({"model_type": "small_cnn"})), "rows.csv"]))
+        command(folder({"model_type": "small_cnn"}), "rows.csv")
 
 
 def test_a_file_that_is_there_is_replaced_on_request_only(folder, tmp_path):
     model, file = folder({"model_type": "small_cnn"}), tmp_path / "predicted.csv"
-    argv = [str(model), "rows.csv", "--output", str(file)]
-    predict.task_command(predict.read_request(argv))  # there is none
+    argv = [model, "rows.csv", "--output", file]
+    command(*argv)  # there is none
     file.write_text("id\n0\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"predicted\.csv: is there already; add --overwrite to replace it"):
-        predict.task_command(predict.read_request(argv))
-    for place in ([], ["--output_dir", str(tmp_path / "out")]):
-        parts = predict.task_command(predict.read_request([*argv, *place, "--overwrite"]))
+        command(*argv)
+    for place in ([], ["--output_dir", tmp_path / "out"]):
+        parts = command(*argv, *place, "--overwrite")
         output_dir = parts[parts.index("--output_dir") + 1]
         assert problem(file, Path(output_dir), False) is None
     assert file.read_text(encoding="utf-8") == "id\n0\n"
@@ -111,15 +113,15 @@ def test_a_file_that_is_there_is_replaced_on_request_only(folder, tmp_path):
 @pytest.mark.slow
 def test_texts_and_files_give_lines_and_nothing_else(launched, home):
     model = launched("python").folder / "best"
-    command = [*python(), str(REPOSITORY / "app" / "predict.py"), str(model)]
+    words = [*python(), str(REPOSITORY / "app" / "predict.py"), str(model)]
     said = run(
-        [command[0], "-X", "importtime", *command[1:], "--text", "red apples", "--text", "blue sky"], home
+        [words[0], "-X", "importtime", *words[1:], "--text", "red apples", "--text", "blue sky"], home
     ).check()
     imported = {line.rpartition("|")[2].strip() for line in said.err.splitlines()}
     assert imported & {"pandas", "datasets", "tensorboard"} == set()
     assert {"torch", "transformers.modeling_utils"} <= imported
     lines = [json.loads(line) for line in said.out.splitlines()]
     assert [line.keys() for line in lines] == [{"id", "labels", "probabilities"}] * 2
-    done = run([*command, "test.csv", "--output", "predicted.csv"], home).check()
+    done = run([*words, "test.csv", "--output", "predicted.csv"], home).check()
     assert done.out.splitlines()[-1] == "done           predicted.csv"
     assert len((home / "predicted.csv").read_text(encoding="utf-8").splitlines()) == TEST_ROWS + 1

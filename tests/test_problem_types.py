@@ -33,16 +33,11 @@ def write_rows(path, count, seed=0):
     generator = random.Random(seed)
     with path.open("w", encoding="utf-8") as file:
         for number in range(count):
-            kind, other, size = *generator.choices(list(WORDS), k=2), generator.randint(1, 9)
-            texts = [" ".join(generator.choices(WORDS[each], k=size)) for each in (kind, other)]
-            row = {
-                "text": texts[0],
-                "other": texts[1],
-                "kind": kind,
-                "same": int(kind == other),
-                "size": size,
-            }
-            file.write(json.dumps(row | {"year": 20 + number % 7}) + "\n")
+            kinds, size = generator.choices(list(WORDS), k=2), generator.randint(1, 9)
+            texts = (" ".join(generator.choices(WORDS[kind], k=size)) for kind in kinds)
+            row = dict(zip(("text", "other"), texts, strict=True)) | {"kind": kinds[0], "size": size}
+            row |= {"same": int(kinds[0] == kinds[1]), "year": 20 + number % 7}
+            file.write(json.dumps(row) + "\n")
 
 
 @pytest.fixture
@@ -58,10 +53,7 @@ def words(**given):
 
 
 def training(model, **given):
-    files = {
-        f"{name}_file": f"{name if name != 'validation' else 'valid'}.jsonl"
-        for name in ("train", "validation")
-    }
+    files = {"train_file": "train.jsonl", "validation_file": "valid.jsonl"}
     settings = {"global_batch_size": 8, "max_steps": 4, "learning_rate": 1e-3, "max_length": 16, "seed": 3}
     return words(model_name_or_path=model, do_train=True, report_to="none", **files, **settings, **given)
 
@@ -132,12 +124,13 @@ def test_rows_of_one_label_are_told_of_single_label(folder, script, bert_folder)
 
 @pytest.mark.parametrize("kind", ["single", "numbers"])
 def test_an_adapter_of_a_further_training_has_the_changed_output_layer(kind, folder, script, bert_folder):
-    """A regression's is standardised again, and other labels have new rows."""
-    given = KINDS[kind] | {"lora_r": 2, "export": "adapter"}
-    assert script("classify", training(bert_folder, output_dir="run", **KINDS[kind])).code == 0
+    """A regression's is standardised again. Other labels have new rows, also of another problem type."""
+    given, first = KINDS[kind] | {"lora_r": 2, "export": "adapter"}, KINDS[kind]
     if kind == "single":
+        first = {"label_column": "kind"}  # multi_label
         Path("labels.txt").write_text("\n".join([*WORDS, "none"]))
         given["label_file"] = "labels.txt"
+    assert script("classify", training(bert_folder, output_dir="run", **first)).code == 0
     again = [part for part in training("run/best", output_dir="more", **given) if "learning_rate" not in part]
     ended = script("classify", [*again, "--learning_rate=0.03"])
     assert ended.code == 0, ended.err

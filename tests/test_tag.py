@@ -19,6 +19,8 @@ from samerun.files import read_lines
 from samerun.plan import Modes
 from samerun.text.titles import IGNORED
 
+PRETRAINED = {"from_scratch": None, "config_name": None, "tokenizer_type": None}
+
 
 def write_rows(path, seed, number):
     path.write_text("".join(f"{json.dumps(row)}\n" for row in draw_rows(seed, number)), encoding="utf-8")
@@ -89,8 +91,7 @@ def test_a_run_learns_names_that_the_pipeline_finds_too(script, command, tmp_pat
     assert "Worst validation rows" in report
 
     again = tmp_path / "again"
-    best = {"model_name_or_path": tmp_path / "run" / "best", "from_scratch": None, "config_name": None}
-    best |= {"tokenizer_type": None, "train_file": None}
+    best = PRETRAINED | {"model_name_or_path": tmp_path / "run" / "best", "train_file": None}
     ended = script("tag", command(**best, do_eval="true", output_dir=again))
     assert (ended.code, ended.err) == (0, "")
     check_evaluated_alike(tmp_path / "run", again)
@@ -133,8 +134,7 @@ def test_windows_give_each_word_one_target(command, max_length, environment, tok
         loss, outputs = task.loss_sum(model, batch), task.predict(model, batch)
         # Alone, a row has fewer windows and the same loss.
         alone = [
-            task.loss_sum(model, task.collate_words(task.splits["train"], np.array([row])))
-            for row in range(12)
+            task.loss_sum(model, task.collate(task.splits["train"], np.array([row]))) for row in range(12)
         ]
     assert float(loss) == pytest.approx(float(sum(alone)), rel=1e-5)
     assert float(outputs["loss"].sum()) == pytest.approx(float(loss), rel=1e-5)
@@ -164,8 +164,8 @@ def test_a_head_for_other_tags_is_trained_whole(command, environment, token_cach
     model = AutoModelForTokenClassification.from_pretrained(bert_folder, **own, ignore_mismatched_sizes=True)
     folder = shutil.copytree(bert_folder, tmp_path / "trained")
     model.save_pretrained(folder)
-    made = {"from_scratch": None, "config_name": None, "tokenizer_type": None, "max_length": 32}
-    task, _, model = loaded(command, **made, model_name_or_path=folder, lora_r=2, use_cpu="true")
+    given = PRETRAINED | {"model_name_or_path": folder, "max_length": 32}
+    task, _, model = loaded(command, **given, lora_r=2, use_cpu="true")
     assert len(task.labels) == 7
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert {"classifier.weight", "classifier.bias"} < trained
@@ -189,16 +189,12 @@ def test_a_text_in_memory_is_tagged_at_its_own_places(command, environment, toke
 
 @pytest.mark.parametrize(
     "more",
-    [
-        {"streaming": 30, "ema_decay": 0.9},
-        {"lora_r": 2, "label_all_tokens": "false"},
-    ],
+    [{"streaming": 30, "ema_decay": 0.9}, {"lora_r": 2, "label_all_tokens": "false"}],
     ids=["streaming", "lora"],
 )
 def test_it_has_what_other_text_tasks_have(more, script, command, tmp_path, bert_folder):
     if "lora_r" in more:  # adapters of a pretrained model
-        made = {"from_scratch": None, "config_name": None, "tokenizer_type": None, "max_length": 32}
-        more = {**more, **made, "model_name_or_path": bert_folder}
+        more = {**more, **PRETRAINED, "model_name_or_path": bert_folder, "max_length": 32}
     ended = script("tag", command(**more, num_train_epochs=None, max_steps=6))
     assert (ended.code, ended.err) == (0, "")
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())

@@ -50,22 +50,16 @@ def test_labels_are_moved_right_behind_the_start_id():
     assert longer["decoder_attention_mask"].tolist() == [[1, 1, 0]]
 
 
-def test_the_loss_is_the_sum_over_title_tokens_of_real_rows():
-    model, labels = Table(), [[4, 5, 3], [4, 3, IGNORED], [1, 1, 1]]
-    rows = batch(labels, rows=[0, 1, -1])
-    chances = log_softmax(model.logits, -1)
-    expected = -(chances[2, 4] + chances[4, 5] + chances[5, 3] + chances[2, 4] + chances[4, 3])
-    assert titles().loss_sum(model, rows).item() == pytest.approx(expected.item(), rel=1e-6)
-    assert titles().num_targets(rows).item() == 5
-
-
-def test_label_smoothing_mixes_in_the_mean_over_the_vocabulary():
-    model, rows = Table(), batch([[4]])
-    chances = log_softmax(model.logits, -1)[2]
-    expected = -(0.9 * chances[4] + 0.1 * chances.mean())
-    assert titles(label_smoothing_factor=0.1).loss_sum(model, rows).item() == pytest.approx(
-        expected.item(), rel=1e-6
-    )
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_is_the_sum_over_title_tokens_of_real_rows(smoothing):
+    model, task = Table(), titles(label_smoothing_factor=smoothing)
+    rows = batch([[4, 5, 3], [4, 3, IGNORED], [1, 1, 1]], rows=[0, 1, -1])
+    expected = 0.0
+    for last, target in ((2, 4), (4, 5), (5, 3), (2, 4), (4, 3)):
+        chances = log_softmax(model.logits[last], -1)
+        expected -= (1 - smoothing) * chances[target] + smoothing * chances.mean()
+    assert task.loss_sum(model, rows).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert task.num_targets(rows).item() == 5
 
 
 def test_the_evaluation_loss_weighs_rows_by_their_tokens():

@@ -15,7 +15,7 @@ from samerun.export import check_agreement
 from samerun.models.adapters import loadable
 from samerun.models.pretrained import labels_of, load_config, set_labels
 from samerun.text import long_documents
-from samerun.text.arguments import PROBLEM_TYPES, problem_kind
+from samerun.text.arguments import problem_kind
 
 # What an exported configuration stores beside transformers' own entries.
 STORED = (
@@ -26,12 +26,6 @@ STORED = (
 TOLERANCE = {"no": 1e-5, "bf16": 5e-2, "fp16": 1e-2}
 
 
-def configure(config: Any, labels: list[str], problem: str) -> None:
-    """Sets the labels and the problem type of a configuration. `problem`: of --problem_type."""
-    set_labels(config, labels)
-    config.problem_type = PROBLEM_TYPES[problem]
-
-
 def output_layer(model: Any, num_labels: int) -> tuple[str, torch.nn.Linear] | None:
     """Name and module of the last linear layer of the head with `num_labels` outputs."""
     found, body = None, f"{model.base_model_prefix}."
@@ -40,12 +34,6 @@ def output_layer(model: Any, num_labels: int) -> tuple[str, torch.nn.Linear] | N
         if is_linear and not name.startswith(body):
             found = name, module
     return found
-
-
-def output_names(model: Any, num_labels: int) -> set[str]:
-    """Names of the parameters of `output_layer`, which must be there."""
-    name, layer = output_layer(model, num_labels)
-    return {f"{name}.{own}" for own, _ in layer.named_parameters()}
 
 
 def replace_output_layer(model: Any, own: list[str], labels: list[str]) -> np.ndarray:
@@ -112,15 +100,12 @@ def check_calibration(calibration: str, model: Any, num_labels: int) -> None:
 
 def check_pairs(arguments: Any, config: Any) -> None:
     """Raises `InputError` for files of single texts for a model of pairs, and the reverse."""
-    own, given = getattr(config, "text_pair", None), arguments.text_pair_column is not None
-    if own is None or own == given:
-        return
+    own, column = getattr(config, "text_pair", None), arguments.text_pair_column
     name = arguments.model_name_or_path
-    if own:
+    if own and column is None:
         raise InputError(f"{name} reads pairs of texts; name the column of the second by --text_pair_column")
-    raise InputError(
-        f"--text_pair_column {arguments.text_pair_column}: {name} was trained on single texts; leave it out"
-    )
+    if own is False and column is not None:
+        raise InputError(f"--text_pair_column {column}: {name} was trained on single texts; leave it out")
 
 
 def store(config: Any, entries: dict[str, Any]) -> None:
@@ -154,7 +139,7 @@ def check_problem_type(arguments: Any, config: Any) -> None:
 
 
 def rescaled(
-    plain: Any, weights: dict[str, Tensor], divisor: np.ndarray, shift: np.ndarray | None = None
+    plain: Any, divisor: np.ndarray, shift: np.ndarray | None, weights: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     """The weights with the outputs, (outputs,), divided by `divisor`, then shifted: plain transformers gives
     calibrated probabilities or original units. `plain`: the model."""

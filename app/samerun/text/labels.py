@@ -187,29 +187,25 @@ def read_label_file(path: str) -> list[str]:
 
 
 def choose_labels(
-    own: list[str] | None,
-    train_labels: list[str],
-    label_file: str | None,
-    notes: list[str],
-    path: str = "training data",
+    arguments: Any, own: list[str] | None, train_labels: list[str], notes: list[str]
 ) -> list[str]:
-    """The labels to train, in order: those of `label_file`, else `train_labels`, in the order of the model's
-    `own` labels if both are the same set. Notes changes of the model's head. Raises `InputError` for a bad
-    file, and if no row of `path` has a label."""
-    labels = read_label_file(label_file) if label_file else train_labels
+    """The labels to train, in order: those of --label_file, else `train_labels`, in the order of the model's
+    `own` labels if both are the same set. Notes changes of the head of a pretrained model. Raises
+    `InputError` for a bad file, and if no training row has a label."""
+    labels = read_label_file(arguments.label_file) if arguments.label_file else train_labels
     if not labels:
+        path = " ".join(arguments.train_file or [arguments.dataset_name])
         raise InputError(f"{path}: no row has a label; name the labels with --label_file if that is intended")
-    if own is None:
-        return labels
-    if not label_file and set(own) == set(labels):
+    if own is not None and not arguments.label_file and set(own) == set(labels):
         return own
-    kept = set(own) & set(labels)
-    if own != labels and kept:
+    if own in (None, labels) or arguments.from_scratch:
+        return labels
+    if kept := set(own) & set(labels):
         notes.append(
             f"the model's head keeps the rows of {len(kept)} label(s), by name; {len(set(labels) - kept)} "
             f"label(s) are new, {len(set(own) - kept)} are dropped"
         )
-    elif own != labels:
+    else:
         notes.append(f"the model's head for {len(own)} label(s) is replaced by a new one for {len(labels)}")
     return labels
 

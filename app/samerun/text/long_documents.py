@@ -9,12 +9,12 @@ the setting. `classify_windows` and `classify_head_and_tail` apply it in plain t
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -102,8 +102,32 @@ class LongDocuments:
         """Texts -> ids, and whether each text was cut, as `TextEncoder`."""
         if self.method == "truncate":
             return TextEncoder(tokenizer, self.max_length, prefix)
-        encoder = HeadTailEncoder if self.method == "head_tail" else WindowEncoder
-        return encoder(tokenizer, self)
+        return partial(self._head_and_tail if self.method == "head_tail" else self._windows, tokenizer)
+
+    def _head_and_tail(self, tokenizer: Any, texts: list[str]) -> dict[str, list]:
+        head, limit = self.head, self.max_length
+        rows = tokenizer(texts, verbose=False, **IDS_ALONE)["input_ids"]
+        kept = [ids if len(ids) <= limit else [*ids[:head], *ids[head - limit :]] for ids in rows]
+        return {"input_ids": kept, "cut": [len(ids) > limit for ids in rows]}
+
+    def _windows(self, tokenizer: Any, texts: list[str]) -> dict[str, list]:
+        """Concatenates the windows of a text, each with its special tokens. All but the last have
+        `max_length` ids.
+
+        They are those of `return_overflowing_tokens`, which tokenizers 0.23.1 and 0.23.2 leave empty.
+        """
+        is_special = tokenizer("a").encodings[0].special_tokens_mask
+        leading, trailing = is_special.index(0), is_special[::-1].index(0)
+        size = self.max_length - leading - trailing
+        encoded: dict[str, list] = {"input_ids": [], "cut": []}
+        for ids in tokenizer(texts, verbose=False, **IDS_ALONE)["input_ids"]:
+            end = len(ids) - trailing
+            before, text, behind = ids[:leading], ids[leading:end], ids[end:]
+            firsts = range(0, max(1, len(text) - self.stride), size - self.stride)
+            windows = ((*before, *text[first : first + size], *behind) for first in firsts)
+            encoded["input_ids"].append(list(chain.from_iterable(islice(windows, self.max_windows))))
+            encoded["cut"].append(len(firsts) > self.max_windows)
+        return encoded
 
     @property
     def limit(self) -> str:
@@ -133,66 +157,15 @@ class LongDocuments:
         return [row[start : start + self.max_length] for row in ids for start in starts], num_windows
 
     def prepare(self, model: Any, side: str) -> Any:
-        """The model, with logits of documents instead of windows. `side`: padding side of the tokenizer."""
-        return pool_windows(model, self.max_length, self.pooling, side) if self.method == "windows" else model
-
-
-@dataclass(frozen=True)
-class HeadTailEncoder:
-    """As `TextEncoder`, but keeps the first and the last ids of longer texts."""
-
-    tokenizer: Any
-    setting: LongDocuments
-
-    def __call__(self, texts: list[str]) -> dict[str, list]:
-        head, limit = self.setting.head, self.setting.max_length
-        rows = self.tokenizer(texts, verbose=False, **IDS_ALONE)["input_ids"]
-        kept = [ids if len(ids) <= limit else [*ids[:head], *ids[head - limit :]] for ids in rows]
-        return {"input_ids": kept, "cut": [len(ids) > limit for ids in rows]}
-
-
-@dataclass(frozen=True)
-class WindowEncoder:
-    """As `TextEncoder`, but concatenates the windows of a text, each with its special tokens. All but the
-    last have `max_length` ids.
-
-    The windows are those of `return_overflowing_tokens`, which tokenizers 0.23.1 and 0.23.2 leave empty.
-    """
-
-    tokenizer: Any
-    setting: LongDocuments
-
-    def __call__(self, texts: list[str]) -> dict[str, list]:
-        is_special = self.tokenizer("a").encodings[0].special_tokens_mask
-        leading, trailing = is_special.index(0), is_special[::-1].index(0)
-        rows = self.tokenizer(texts, verbose=False, **IDS_ALONE)["input_ids"]
-        documents = [self._windows(ids, leading, len(ids) - trailing) for ids in rows]
-        most = self.setting.max_windows
-        return {
-            "input_ids": [list(chain.from_iterable(windows[:most])) for windows in documents],
-            "cut": [len(windows) > most for windows in documents],
-        }
-
-    def _windows(self, ids: list[int], start: int, end: int) -> list[list[int]]:
-        """The windows of the text tokens `ids[start:end]`, between the special tokens around them."""
-        text, stride = ids[start:end], self.setting.stride
-        size = self.setting.max_length - start - (len(ids) - end)
-        firsts = range(0, max(1, len(text) - stride), size - stride)
-        return [[*ids[:start], *text[first : first + size], *ids[end:]] for first in firsts]
+        """The model; with windows its `forward` takes `input_ids` and `attention_mask` (documents, windows,
+        width) and gives pooled logits (documents, labels). Parameters and state dict stay. Documents with
+        fewer windows end with empty ones, which are not computed. `side`: padding side of the tokenizer."""
+        if self.method == "windows":
+            model.forward = partial(_document_logits, model.forward, self.max_length, self.pooling, side)
+        return model
 
 
 # A classifier of windows as one of documents
-
-
-def pool_windows(model: Any, window: int, pooling: str, side: str) -> Any:
-    """Replaces `model.forward`: `input_ids` and `attention_mask` (documents, windows, width) -> pooled logits
-    (documents, labels). Parameters and state dict stay.
-
-    Documents with fewer windows end with empty ones, which are not computed. `window`: tokens of every window
-    but a document's last; `pooling`: max or mean; `side`: padding side.
-    """
-    model.forward = functools.partial(_document_logits, model.forward, window, pooling, side)
-    return model
 
 
 def _document_logits(

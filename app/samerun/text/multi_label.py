@@ -71,19 +71,13 @@ class MultiLabel(Problem):
 
     # Targets
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return self.arguments.label_columns or (self.arguments.label_column,)
-
     def read(self, table: Table, notes: list[str]) -> Labelled | None:
         return read_labels(table, self.arguments, notes)
 
     def choose(self, config: Any, train: Labelled | None, notes: list[str]) -> None:
         a, self.labels = self.arguments, labels_of(config)
         if train is not None:
-            path = " ".join(a.train_file or [a.dataset_name])
-            head_notes = [] if a.from_scratch else notes
-            self.labels = choose_labels(own_labels(config), train.names, a.label_file, head_notes, path)
+            self.labels = choose_labels(a, own_labels(config), train.names, notes)
         fixed = fixed_thresholds(a.fixed_thresholds, self.labels)
         self.tuner = ThresholdTuner(fixed, Objective(**a.threshold_objective), a.calibration, a.seed)
 
@@ -92,8 +86,8 @@ class MultiLabel(Problem):
         return label_ids(table, targets, self.labels, ignore, notes, source)
 
     def tensor(self, ids: Ragged, rows: np.ndarray) -> Tensor:
-        """float32: 1 for the labels of a row, else 0."""
-        dense, counts = torch.zeros(len(rows), len(self.labels)), ids.lengths[rows]
+        """uint8: 1 for the labels of a row, else 0."""
+        dense, counts = torch.zeros(len(rows), len(self.labels), dtype=torch.uint8), ids.lengths[rows]
         if counts.sum():
             dense[np.repeat(np.arange(len(rows)), counts), np.concatenate([ids[row] for row in rows])] = 1
         return dense
@@ -137,9 +131,6 @@ class MultiLabel(Problem):
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         return self.loss(logits, targets.float())
 
-    def targets_to_keep(self, targets: Tensor) -> Tensor:
-        return targets.to(torch.uint8)
-
     # Scores and predictions
 
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
@@ -181,7 +172,16 @@ class MultiLabel(Problem):
         return report_content(tuner, best["logits"], best["labels"], self.labels, split)
 
     def card(self, folder: Path, config: Any, limits: list[str]) -> ModelCard:
-        return model_card(folder, config, limits)
+        """With the per-label scores in the folder's metrics.json."""
+        rows = json.loads((folder / "metrics.json").read_text(encoding="utf-8")).get("eval_per_label")
+        sections = [CARD_NOTE]
+        if rows:
+            frequent = sorted(rows, key=lambda row: -(row["support"] or 0))[:MAX_TABLE_ROWS]
+            sections += ["## Labels (validation)", ""]
+            sections += markdown_table(list(rows[0]), [list(row.values()) for row in frequent])
+        usage, metrics = long_documents.usage(config) or USAGE, [*METRICS, "ece", "calibrated_ece"]
+        title = "Multi-label text classification"
+        return ModelCard(title, "text-classification", usage, metrics, sections, limits)
 
     # The exported model
 
@@ -200,10 +200,11 @@ class MultiLabel(Problem):
         """The loss, so that later evaluations compute the same one. The temperatures for information only:
         the exported weights include them (`head.rescaled`)."""
         fitted, stored = self.fitted, self.loss.as_settings()
+        calibrates = (fitted.temperatures != 1).any()
         return {
             "thresholds": fitted.values.tolist(),
             "threshold_tuning": fitted.tuning,
-            "temperatures": fitted.temperatures.tolist() if fitted.calibrates else None,
+            "temperatures": fitted.temperatures.tolist() if calibrates else None,
             "pos_weight": stored.pop("pos_weight"),
             "label_smoothing_factor": stored.pop("label_smoothing") or None,
             "multilabel_loss": None if self.loss.kind == "bce" else stored,
@@ -330,19 +331,3 @@ def thresholds_of(config: Any) -> np.ndarray:
     """(labels,) the thresholds in a configuration; 0.5 if it has none."""
     stored = getattr(config, "thresholds", None)
     return np.full(config.num_labels, 0.5) if stored is None else np.asarray(stored, dtype=np.float64)
-
-
-def model_card(folder: Path, config: Any, limits: list[str]) -> ModelCard:
-    """The task's part of the model card, with the per-label scores in the folder's metrics.json."""
-    rows = json.loads((folder / "metrics.json").read_text(encoding="utf-8")).get("eval_per_label")
-    sections = [CARD_NOTE]
-    if rows:
-        columns = list(rows[0])
-        frequent = sorted(rows, key=lambda row: -(row["support"] or 0))[:MAX_TABLE_ROWS]
-        sections += ["## Labels (validation)", ""]
-        sections += markdown_table(columns, [[row[column] for column in columns] for row in frequent])
-    usage = long_documents.usage(config) or USAGE
-    metrics = [*METRICS, "ece", "calibrated_ece"]
-    return ModelCard(
-        "Multi-label text classification", "text-classification", usage, metrics, sections, limits
-    )

@@ -379,10 +379,6 @@ class Thresholds(NamedTuple):
     values: np.ndarray
     tuning: dict[str, Any] | None = None  # how they were tuned, for the model's configuration; None if fixed
 
-    @property
-    def calibrates(self) -> bool:
-        return bool((self.temperatures != 1).any())
-
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
         """Calibrated probabilities of logits (rows, labels) or (labels,)."""
         return sigmoid(logits / self.temperatures)

@@ -37,9 +37,9 @@ class Problem(ABC):
     # Targets
 
     @property
-    @abstractmethod
     def columns(self) -> tuple[str, ...]:
         """The columns of the targets."""
+        return self.arguments.label_columns or (self.arguments.label_column,)
 
     @abstractmethod
     def read(self, table: Table, notes: list[str]) -> Any | None:
@@ -56,7 +56,7 @@ class Problem(ABC):
 
     @abstractmethod
     def tensor(self, ids: Ragged, rows: np.ndarray) -> Tensor:
-        """(b, ...) targets of these rows."""
+        """(b, ...) targets of these rows, also the `labels` of predictions."""
 
     @abstractmethod
     def prepare(self, tables: dict[str, Table], ids: dict[str, Ragged], notes: list[str]) -> None:
@@ -81,10 +81,6 @@ class Problem(ABC):
         trained weights. Raises `InputError`."""
         return
 
-    @property
-    def targets_per_row(self) -> int:
-        return len(self.labels)
-
     @abstractmethod
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         """(b, ...) the losses of the targets."""
@@ -92,10 +88,6 @@ class Problem(ABC):
     def outputs(self, logits: Tensor) -> Tensor:
         """`logits` of predictions."""
         return logits
-
-    def targets_to_keep(self, targets: Tensor) -> Tensor:
-        """The targets as `labels` of predictions, in a small type."""
-        return targets
 
     # Scores and predictions
 

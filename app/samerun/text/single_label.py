@@ -51,20 +51,14 @@ class SingleLabel(Problem):
 
     # Targets
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.arguments.label_column,)
-
     def read(self, table: Table, notes: list[str]) -> Labelled | None:
         return read_classes(table, self.arguments.label_column, notes)
 
     def choose(self, config: Any, train: Labelled | None, notes: list[str]) -> None:
-        a, self.labels = self.arguments, labels_of(config)
-        if train is None:
-            return
-        path, head_notes = " ".join(a.train_file or [a.dataset_name]), [] if a.from_scratch else notes
-        names = classes.sorted_classes([name for (name,) in train.rows], train.declared, "rows")
-        self.labels = choose_labels(own_labels(config), names, a.label_file, head_notes, path)
+        self.labels = labels_of(config)
+        if train is not None:
+            names = classes.sorted_classes([name for (name,) in train.rows], train.declared, "rows")
+            self.labels = choose_labels(self.arguments, own_labels(config), names, notes)
 
     def ids(self, table: Table, targets: Labelled, notes: list[str]) -> Ragged:
         return label_ids(table, targets, self.labels, None, notes, label_source(self.arguments))
@@ -110,10 +104,6 @@ class SingleLabel(Problem):
         share = (self.count + 0.5) / (self.count + 0.5).sum()
         share = weight * (share * (1 - self.smoothing) + self.smoothing / len(share))
         return np.log(share / share.sum())
-
-    @property
-    def targets_per_row(self) -> int:
-        return 1
 
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         weight = None

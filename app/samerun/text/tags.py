@@ -22,6 +22,7 @@ from seqeval.metrics import classification_report
 from seqeval.metrics.sequence_labeling import get_entities
 from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
 
+from samerun.classes import confusion_matrix, per_class_table
 from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
 from samerun.errors import SHOWN, InputError, described, more, nearest, quoted, raise_problems
@@ -391,16 +392,15 @@ def per_type(
     """precision, recall, f1 and support of each type of `types_of` that occurs or is predicted. Whole names
     are counted, by seqeval, and "micro avg" is that of all names; of other tags, words are counted."""
     if not are_names(labels):
-        pairs = Counter(zip(chain.from_iterable(truth), chain.from_iterable(predicted), strict=True))
-        table = {}
-        for label in labels:
-            right, true, found = pairs[label, label], 0, 0
-            for (is_true, is_found), count in pairs.items():
-                true, found = true + count * (is_true == label), found + count * (is_found == label)
-            if true or found:
-                scores = (right / max(found, 1), right / max(true, 1), 2 * right / (true + found), true)
-                table[label] = dict(zip(("precision", "recall", "f1", "support"), scores, strict=True))
-        return table
+        numbers = {label: number for number, label in enumerate(labels)}
+        pair = (
+            np.array([numbers[tag] for tag in chain.from_iterable(rows)], dtype=int)
+            for rows in (predicted, truth)
+        )
+        confusion = confusion_matrix(*pair, len(labels))
+        seen = confusion.any(axis=0) | confusion.any(axis=1)
+        table = zip(per_class_table(confusion, list(labels)), seen, strict=True)
+        return {row.pop("label"): row for row, is_seen in table if is_seen}
     if {*chain.from_iterable(truth), *chain.from_iterable(predicted)} <= {OUTSIDE}:
         return {}
     report = classification_report(truth, predicted, output_dict=True, zero_division=0)
@@ -486,14 +486,12 @@ def report_content(
         figure = bars("F1 by type", "F1", names, [table[kind]["f1"] for kind in types])
         figures = {"tag_f1": figure, "tag_confusion": _confusion(truth, predicted, types)}
 
-    wrong = map(_errors, map(words_of, sentences), truth, predicted)
-    columns = {"words: true → predicted": list(wrong), "text": list(map(text_of, sentences))}
+    wrong = []
+    for cell, *tags in zip(sentences, truth, predicted, strict=True):
+        words = zip(words_of(cell), *tags, strict=True)
+        wrong.append(", ".join(f"{word}: {true} → {found}" for word, true, found in words if true != found))
+    columns = {"words: true → predicted": wrong, "text": list(map(text_of, sentences))}
     return ReportContent(figures, [worst_rows(losses, columns)])
-
-
-def _errors(words: Sequence[str], truth: Sequence[str], predicted: Sequence[str]) -> str:
-    tags = zip(words, truth, predicted, strict=True)
-    return ", ".join(f"{word}: {true} → {found}" for word, true, found in tags if true != found)
 
 
 def _confusion(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], types: list[str]) -> Any:

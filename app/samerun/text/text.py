@@ -61,6 +61,7 @@ class TextSplit(Split):
     targets: Ragged | None  # label ids or title token ids of each row; None for an unlabelled split
     titles: Cells | None = None
     pairs: Sequence[str] | None = None  # the second text of each row
+    types: Ragged | None = None  # token types, for models that need them
     where: Callable[[int], str] | None = None  # row -> file and line, if the split has several files
     word_ids: Ragged | None = None  # of each row's tokens, for tasks whose rows are words
 
@@ -218,9 +219,9 @@ class TextTask(Task):
         return tokenizer
 
     def use_tokenizer(self, tokenizer: Any, encoder: Any, default_max_length: int, notes: list[str]) -> None:
-        """Sets `tokenizer`, `max_length`, `long_documents` and the padding of batches. `encoder`: the
-        configuration of the encoder. Raises `InputError`."""
-        arguments, self.tokenizer = self.arguments, tokenizer
+        """Sets `tokenizer`, `encoder_config`, `max_length`, `long_documents` and the padding of batches.
+        `encoder`: the configuration of the encoder. Raises `InputError`."""
+        arguments, self.tokenizer, self.encoder_config = self.arguments, tokenizer, encoder
         self.max_length = choose_max_length(arguments.max_length, encoder, tokenizer, default_max_length)
         self.long_documents = LongDocuments.of(arguments, self.config, tokenizer, self.max_length)
         self.limits = [f"Texts are cut to {self.long_documents.limit} tokens."]
@@ -308,39 +309,28 @@ class TextTask(Task):
             notes.append(
                 f"{table.path}: {blank} row(s) have no text; they are kept and read as an empty text"
             )
-        more = {name: encoded[name] for name in getattr(encoder, "more_columns", ())}
         return self.make_split(
             table.path,
             texts,
             encoded["input_ids"],
             targets,
-            table.columns.get(getattr(arguments, "title_column", None)),
+            titles=table.columns.get(getattr(arguments, "title_column", None)),
             pairs=table.columns.get(self.pair_column),
             types=encoded["token_type_ids"],
+            word_ids=encoded.get("word_ids"),
             ids=ids_of(table, arguments.id_column),
             mixture=mixture_of(table, arguments.mixing_weights, notes) if name == "train" else None,
             where=table.where if table.sources else None,
-            **more,
         )
 
     def make_split(
-        self,
-        path: str,
-        texts: Sequence[str],
-        tokens: Ragged,
-        targets: Ragged | None,
-        titles: Cells | None = None,
-        *,
-        pairs: Sequence[str] | None = None,
-        types: Ragged | None = None,
-        **more: Any,
+        self, path: str, texts: Sequence[str], tokens: Ragged, targets: Ragged | None, **more: Any
     ) -> TextSplit:
-        """The split of these texts. `path`: name in messages; `types`: token types; `more`: further fields of
-        `TextSplit`."""
+        """The split of these texts. `path`: name in messages; `more`: further fields of `TextSplit`."""
         lengths = tokens.lengths.astype(np.int64)
-        return TextSplit(
+        split = TextSplit(
             path=path,
-            collate=partial(self.collate, tokens, targets, types=types),
+            collate=self.collate,  # replaced below
             num_rows=len(texts),
             labelled=targets is not None,
             lengths=lengths,
@@ -349,11 +339,9 @@ class TextTask(Task):
             texts=texts,
             tokens=tokens,
             targets=targets,
-            titles=titles,
-            pairs=pairs,
-            content=partial(_content, texts, targets, titles, pairs),
             **more,
         )
+        return replace(split, collate=partial(self.collate, split), content=partial(_content, split))
 
     def _split_of_buffer(self, table: Table) -> TextSplit:
         """Tokenizes the rows of a later buffer. Raises `InputError`."""
@@ -390,26 +378,24 @@ class TextTask(Task):
 
     # Batches
 
-    def collate(
-        self, tokens: Ragged, targets: Ragged | None, rows: np.ndarray, types: Ragged | None = None
-    ) -> Batch:
+    def collate(self, split: TextSplit, rows: np.ndarray) -> Batch:
         """Pads ids, mask and token types to the longest row and to the multiple: (b, width), or with windows
         (b, windows, width)."""
         tokenizer, multiple = self.tokenizer, self.padding_multiple
-        side, ids = tokenizer.padding_side, [tokens[row] for row in rows]
+        side, ids = tokenizer.padding_side, [split.tokens[row] for row in rows]
         pieces, windows = self.long_documents.pieces(ids)
         inputs = {
             "input_ids": pad_rows(pieces, tokenizer.pad_token_id, side, multiple),
             "attention_mask": pad_rows([np.ones_like(row) for row in pieces], 0, side, multiple),
         }
-        if types is not None:
-            inputs["token_type_ids"] = pad_rows([types[row] for row in rows], 0, side, multiple)
+        if split.types is not None:
+            inputs["token_type_ids"] = pad_rows([split.types[row] for row in rows], 0, side, multiple)
         inputs |= self.more_inputs(inputs)
         lengths = lengths_of(ids, side)
         if windows is not None:
             inputs = {name: tensor.unflatten(0, (len(rows), windows)) for name, tensor in inputs.items()}
             lengths = tuple(map(len, ids))
-        labels = None if targets is None else self.target_tensor(targets, rows)
+        labels = None if split.targets is None else self.target_tensor(split.targets, rows)
         return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels, lengths)
 
     @property
@@ -454,18 +440,13 @@ class TextTask(Task):
         return self.long_documents.prepare(model, self.tokenizer.padding_side)
 
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
-        """Of a model with a head on an encoder; not every task has --head_learning_rate."""
-        rate = getattr(self.arguments, "head_learning_rate", None)
+        """By --head_learning_rate, which not every task has, and --layerwise_lr_decay."""
+        rate, decay = getattr(self.arguments, "head_learning_rate", None), self.arguments.layerwise_lr_decay
         if rate and not parameter.startswith(f"{model.base_model_prefix}."):
             return rate / self.arguments.learning_rate
-        return self.rate_by_layer(self.config, parameter)
-
-    def rate_by_layer(self, encoder: Any, parameter: str) -> float:
-        """The factor on the learning rate by --layerwise_lr_decay. `encoder`: its configuration."""
-        decay = self.arguments.layerwise_lr_decay
         if decay is None or ".decoder." in f".{parameter}":
             return 1.0
-        return adapters.layerwise_scale(parameter, encoder.num_hidden_layers, decay)
+        return adapters.layerwise_scale(parameter, self.encoder_config.num_hidden_layers, decay)
 
     @property
     def rounding(self) -> str:
@@ -544,10 +525,11 @@ def lengths_of(rows: Sequence[np.ndarray], side: str) -> tuple[int, ...] | None:
     return lengths if side == "right" and min(lengths) > 0 else None
 
 
-def _content(texts: Cells, targets: Ragged | None, titles: Cells | None, pairs: Cells | None) -> str:
+def _content(split: TextSplit) -> str:
     """A hash of a split's texts and targets."""
-    if titles is not None:
-        return fingerprint([texts.fingerprint, titles.fingerprint])
+    if split.titles is not None:
+        return fingerprint([split.texts.fingerprint, split.titles.fingerprint])
+    targets, pairs = split.targets, split.pairs
     labels = [] if targets is None else [targets.values.tobytes(), targets.offsets.tobytes()]
     seconds = [] if pairs is None else [pairs.fingerprint]
-    return fingerprint([texts.fingerprint, *seconds, *labels])
+    return fingerprint([split.texts.fingerprint, *seconds, *labels])

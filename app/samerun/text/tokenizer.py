@@ -279,14 +279,6 @@ def jieba_tokenizer(
 
     Raises InputError for an unreadable user dictionary and for a vocabulary without Chinese words.
     """
-    words = []
-    if user_dictionary is not None:  # in jieba's format, "word [frequency [tag]]" per line
-        words = [line.split()[0] for line in read_text(user_dictionary).split("\n") if line.strip()]
-        if not words:
-            raise InputError(
-                f"--user_dictionary {user_dictionary}: holds no word; write one per line, or leave the "
-                "argument out"
-            )
     bert = BertTokenizer.from_pretrained(str(name_or_path))
     check_vocabulary(bert, name_or_path)
     # RoFormerTokenizer.from_pretrained mistakes the path of vocab.txt for the vocabulary.
@@ -302,16 +294,19 @@ def jieba_tokenizer(
     )
     tokenizer.add_tokens([token for _, token in sorted(bert.added_tokens_decoder.items())])
     tokenizer.add_tokens([AddedToken(token) for token in bert.get_vocab() if MARK_IN_WORD.match(token)])
-    if words:
-        add_user_words(tokenizer, words, f"user dictionary {user_dictionary}", notes)
+    if user_dictionary is not None:
+        add_user_words(tokenizer, user_dictionary, notes)
     return tokenizer
 
 
-def add_user_words(
-    tokenizer: PreTrainedTokenizerBase, words: list[str], source: str, notes: list[str]
-) -> None:
-    """Adds the words of the vocabulary as tokens with their present ids, so that they are never split; counts
-    the others in a note."""
+def add_user_words(tokenizer: PreTrainedTokenizerBase, path: str | Path, notes: list[str]) -> None:
+    """Adds the words of a file in jieba's format, "word [frequency [tag]]" per line, that are in the
+    vocabulary as tokens with their present ids, so that they are never split; counts the others in a note."""
+    words = [line.split()[0] for line in read_text(path).split("\n") if line.strip()]
+    if not words:
+        raise InputError(
+            f"--user_dictionary {path}: holds no word; write one per line, or leave the argument out"
+        )
     normalize, vocabulary = tokenizer.backend_tokenizer.normalizer.normalize_str, tokenizer.get_vocab()
     normalized = dict.fromkeys(map(normalize, words))
     known = [word for word in normalized if word in vocabulary]
@@ -321,8 +316,8 @@ def add_user_words(
     if len(known) < len(normalized):
         missing = next(word for word in normalized if word not in vocabulary)
         notes.append(
-            f"{source}: {len(normalized) - len(known)} of {len(normalized)} words are not in the vocabulary "
-            f"and change nothing, such as {missing!r}"
+            f"user dictionary {path}: {len(normalized) - len(known)} of {len(normalized)} words are not in "
+            f"the vocabulary and change nothing, such as {missing!r}"
         )
 
 

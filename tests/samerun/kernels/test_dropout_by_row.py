@@ -29,7 +29,7 @@ from samerun.kernels.common import current_rows
 from samerun.kernels.dropout import dropout_by_row, use_row_drop_path
 from samerun.layers import checkpoint_activations
 from samerun.task import Batch, Split
-from samerun.text.long_documents import pool_windows
+from samerun.text.long_documents import LongDocuments
 from samerun.training import seed_step
 
 RATES = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2, "num_labels": 3}
@@ -78,7 +78,7 @@ def lora():
 
 
 def windows():
-    return pool_windows(bert(), 8, "max", "right")
+    return LongDocuments("windows", 8).prepare(bert(), "right")
 
 
 def segformer():

@@ -30,10 +30,9 @@ from samerun.text.tokenizer import TitleEncoder, set_languages
 
 SIZES = {
     "d_model": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), 1),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 16),
 }
 KINDS = [
     (MBartTokenizer, "en_XX", "ro_RO", "decoder_start_token_id"),
@@ -50,13 +49,8 @@ def asked(source=None, target=None):
 
 def tiny(tokenizer):
     torch.manual_seed(0)
-    sizes = {
-        "vocab_size": len(tokenizer),
-        "encoder_ffn_dim": 16,
-        "decoder_ffn_dim": 16,
-        "max_position_embeddings": 64,
-    }
-    return MBartForConditionalGeneration(MBartConfig(**SIZES, **sizes, decoder_start_token_id=2))
+    sizes = SIZES | {"vocab_size": len(tokenizer), "max_position_embeddings": 64}
+    return MBartForConditionalGeneration(MBartConfig(**sizes, decoder_start_token_id=2))
 
 
 @pytest.mark.parametrize(("kind", "source", "target", "setting"), KINDS)
@@ -125,8 +119,7 @@ def test_the_prefix_of_an_exported_model_is_used_without_being_named(tmp_path):
             **given,
         )
         task = titlegen.TitleGeneration(arguments)
-        launch = Launch()
-        return task, task.load(launch, modes)
+        return task, task.load(Launch(), modes)
 
     languages = {"source_lang": "eng_Latn", "target_lang": "fra_Latn"}
     task, data = load("model", Modes(True, False, False), source_prefix="title: ", **languages)

@@ -20,7 +20,7 @@ from samerun.kernels.common import row_lengths
 from samerun.parsing import SpaceSeparated
 from samerun.plan import Modes
 from samerun.text.head import check_export
-from samerun.text.long_documents import LongDocuments, pool_windows
+from samerun.text.long_documents import LongDocuments
 
 WORDS = ["sort", "the", "values", "of", "a", "matrix", "return", "eigenvalues", "cut", "text", "it", "b"]
 WINDOWS = {"long_documents": "windows:stride=3,max=3", "max_length": 12}
@@ -44,10 +44,8 @@ def long_documents(tokenizer, config=None, **given):
 
 
 def test_windows_overlap_and_hold_all_tokens_up_to_the_limit(tokenizer):
-    setting, texts = (
-        long_documents(tokenizer, **WINDOWS),
-        [text_of(words) for words in (0, 5, 10, 11, 30, 90)],
-    )
+    setting = long_documents(tokenizer, **WINDOWS)
+    texts = [text_of(words) for words in (0, 5, 10, 11, 30, 90)]
     encoded = setting.encoder(tokenizer, "")(texts)
     for text, ids, cut in zip(texts, encoded["input_ids"], encoded["cut"], strict=True):
         whole = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -122,7 +120,7 @@ def test_a_document_gets_the_pooled_logits_of_its_windows_and_their_gradients(be
 
 def test_windows_that_are_padded_in_front_and_documents_without_tokens(bert_folder):
     ids = torch.tensor([[[0, 7, 8, 9], [0, 0, 6, 5]], [[0, 0, 0, 0], [0, 0, 0, 0]]])
-    found, alone = pool_windows(bert(bert_folder), 3, "max", "left"), bert(bert_folder)
+    found, alone = LongDocuments("windows", 3).prepare(bert(bert_folder), "left"), bert(bert_folder)
     with torch.no_grad(), row_lengths((5, 0)):
         logits = found(input_ids=ids, attention_mask=(ids > 0).long()).logits
         flat = ids.flatten(0, 1)[:3]
@@ -174,11 +172,8 @@ def test_the_setting_belongs_to_the_run_and_to_nothing_else(bert_folder, data):
     _, plain = loaded(bert_folder, data, max_length=12)
     task, windows = loaded(bert_folder, data, **WINDOWS)
     extra = windows.fingerprint.pop("long_documents")
-    assert (
-        extra
-        == {"way": "windows", "stride": 3, "max_windows": 3, "pooling": "max"}
-        == task.config.long_documents
-    )
+    assert extra == {"way": "windows", "stride": 3, "max_windows": 3, "pooling": "max"}
+    assert extra == task.config.long_documents
     assert windows.fingerprint == plain.fingerprint
     truncated, again = loaded(bert_folder, data, max_length=12, long_documents="truncate")
     assert again.fingerprint == plain.fingerprint
@@ -190,12 +185,8 @@ def test_the_setting_belongs_to_the_run_and_to_nothing_else(bert_folder, data):
     "given",
     [
         WINDOWS,
-        {
-            "long_documents": "windows:stride=3,max=3,pooling=mean",
-            "max_length": 12,
-            "gradient_checkpointing": "true",
-        },
-        {"long_documents": "head_tail", "max_length": 12},
+        WINDOWS | {"long_documents": "windows:stride=3,max=3,pooling=mean", "gradient_checkpointing": "true"},
+        WINDOWS | {"long_documents": "head_tail"},
     ],
 )
 def test_an_exported_model_says_and_repeats_how_it_was_trained(bert_folder, data, tmp_path, script, given):

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import tables
 import torch
 from classify import Arguments, TextClassification
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
+from tables import table
 from tiny_models import sizes
 from transformers import AutoModelForSequenceClassification, BertConfig
 
@@ -22,11 +22,6 @@ from samerun.text.regression import Numbers, Regression, regression_scores
 SIZES = sizes(4, heads=1, inner=4, words=9) | {"num_labels": 2}
 
 
-def table(**columns):
-    size = len(next(iter(columns.values())))
-    return tables.table(columns, "train.jsonl", "jsonl", range(1, size + 1))
-
-
 def problem(values=((1.0, 100.0), (3.0, 300.0), (8.0, 200.0)), **given):
     made = Regression(
         Arguments(output_dir="runs/a", problem_type="regression", label_columns=("a", "b"), **given)
@@ -36,11 +31,11 @@ def problem(values=((1.0, 100.0), (3.0, 300.0), (8.0, 200.0)), **given):
 
 
 def test_numbers_and_texts_of_numbers_are_read():
-    found = problem().read(table(a=[1, "2.5", " -3e2 "], b=[0.5, 1, 2]), [])
+    found = problem().read(table({"a": [1, "2.5", " -3e2 "], "b": [0.5, 1, 2]}), [])
     assert found.values.tolist() == [[1, 0.5], [2.5, 1], [-300, 2]]
-    assert problem().read(table(a=[1]), []) is None
+    assert problem().read(table({"a": [1]}), []) is None
     with pytest.raises(InputError, match=r"a is '2020_01' .*, expected a number"):
-        problem().read(table(a=["2020_01"], b=[1]), [])
+        problem().read(table({"a": ["2020_01"], "b": [1]}), [])
 
 
 @pytest.mark.parametrize("loss", ["mse", "huber"])
@@ -65,7 +60,7 @@ def test_the_exported_layer_gives_the_original_units_and_is_undone_by_a_further_
     ids, before = torch.tensor([[3, 4], [5, 6]]), {k: v.clone() for k, v in model.state_dict().items()}
     with torch.no_grad():
         expected = made.outputs(model(ids).logits)
-        model.load_state_dict(rescaled(model, before, *made.export_scale))
+        model.load_state_dict(rescaled(model, *made.export_scale, before))
         torch.testing.assert_close(model(ids).logits, expected)
         made.adopt_head(model, trained_outputs(model, set(), None, 2))
     torch.testing.assert_close(model.state_dict(), before)

@@ -2,20 +2,16 @@
 
 import numpy as np
 import pytest
-import tables
 import torch
 from classify import Arguments
 from sklearn.metrics import f1_score, matthews_corrcoef
 from sklearn.utils.class_weight import compute_class_weight
+from tables import table
 
 from samerun.classes import confusion_matrix, single_label_scores, weighted_scores
 from samerun.data.tokens import Ragged
 from samerun.text.labels import read_classes
 from samerun.text.single_label import SingleLabel, fit_temperature, softmax
-
-
-def table(cells, **more):
-    return tables.table({"label": cells}, "train.jsonl", "jsonl", range(1, len(cells) + 1), **more)
 
 
 def rows(count=400, classes=4, seed=0):
@@ -34,14 +30,14 @@ def problem(count, **given):
 
 
 def test_texts_numbers_and_lists_of_one_are_labels():
-    found = read_classes(table([" a ", 3, ["b"], [4]]), "label", [])
+    found = read_classes(table({"label": [" a ", 3, ["b"], [4]]}), "label", [])
     assert found.rows == [("a",), ("3",), ("b",), ("4",)]
-    assert read_classes(table(["a"]), "other", []) is None
+    assert read_classes(table({"label": ["a"]}), "other", []) is None
 
 
 def test_labels_that_look_like_several_are_noted():
     notes = []
-    read_classes(table(["a|b", "a"]), "label", notes)
+    read_classes(table({"label": ["a|b", "a"]}), "label", notes)
     assert "1 row(s) have a label with '|' in it" in notes[0]
 
 

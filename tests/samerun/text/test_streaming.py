@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from samerun.data.stream import Stream
 from samerun.errors import InputError
 from samerun.parsing import parse
 from samerun.plan import Modes, make_plan
+from samerun.runtime import Launch
 
 ROWS, BUFFER, BATCH = 40, 16, 4  # two and a half buffers a pass
 
@@ -59,16 +59,8 @@ def buffers_on_disk(cache):
 def steps_of(argv):
     """The batches of a command in one process, by optimizer step."""
     task = TextClassification(parse(Arguments, argv))
-    launch = SimpleNamespace(
-        world_size=1,
-        device_type="cpu",
-        deepspeed_config=None,
-        precision="no",
-        micro_batches_by_tokens=False,
-        fsdp=None,
-    )
-    data = task.load(launch, Modes(True, True, False))
-    plan = make_plan(task.arguments, data.splits["train"], launch)
+    data = task.load(Launch(), Modes(True, True, False))
+    plan = make_plan(task.arguments, data.splits["train"], Launch())
     return TrainBatches(data.splits["train"], plan, 0, task.arguments.seed, True)
 
 
@@ -85,15 +77,11 @@ def test_a_stream_is_trained_like_the_same_rows_in_files_of_one_epoch_each(files
     streamed, seen = steps_of(argv), []
     for epoch in range(3):
         split = streamed.split if epoch == 0 else streamed.split.stream.split(epoch)
-        texts, targets = (
-            list(split.texts),
-            [["ab"[label] for label in split.targets[number]] for number in range(BUFFER)],
-        )
-        seen += texts
-        write(
-            files / "one.jsonl",
-            ({"text": text, "labels": names} for text, names in zip(texts, targets, strict=True)),
-        )
+        seen += split.texts
+        rows = []
+        for number, text in enumerate(split.texts):
+            rows.append({"text": text, "labels": ["ab"[label] for label in split.targets[number]]})
+        write(files / "one.jsonl", rows)
         streaming = argv.index("--streaming")
         plain = [*argv[:streaming], *argv[streaming + 2 :], "--train_file", str(files / "one.jsonl")]
         plain = steps_of(plain[:2] + plain[4:])

@@ -183,7 +183,11 @@ def test_names_are_scored_as_wholes():
 
 
 def test_word_classes_are_scored_word_by_word():
-    scores = tags.scores_of([["N", "V", "N"]], [["N", "N", "N"]], ["N", "V", "A"])
+    rows = [["N", "V", "N"]], [["N", "N", "N"]], ["N", "V", "A"]
+    nouns, verbs = tags.per_type(*rows).values()
+    assert nouns == {"precision": 2 / 3, "recall": 1.0, "f1": 0.8, "support": 2}
+    assert verbs == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 1}
+    scores = tags.scores_of(*rows)
     assert scores == {"accuracy": 2 / 3, "f1_macro": 0.4, "f1_N": 0.8, "f1_V": 0.0, "f1_A": None}
 
 

@@ -40,9 +40,6 @@ def test_weights_belong_to_files_and_patterns(mixed):
     assert mixture.counts.tolist() == [3, 7]  # exactly 2.5 and 7.5: the earlier one gets the row that is left
     assert notes == ["rows of an epoch: 3 from the 6 of a.csv, 7 from the 4 of b-1.csv (--mixing_weights)"]
     assert mixture_of(mixed, None, notes) is None
-
-
-def test_a_file_that_gives_no_row_is_refused(mixed):
     with pytest.raises(InputError, match=r"b-1\.csv \(0 training rows, weight 1\) gives no row"):
         mixture_of(mixed.take(np.arange(6)), (1, 1), [])
 

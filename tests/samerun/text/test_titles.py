@@ -10,10 +10,10 @@ import pytest
 import torch
 from text_tasks import SEARCH, searching
 from tiny_models import encoder_decoder, sizes
+from titlegen import Arguments
 from transformers import AutoTokenizer
 
 from samerun.errors import InputError
-from samerun.plan import Modes
 from samerun.reports.figures import as_image
 from samerun.text import arguments
 from samerun.text.titles import (
@@ -101,17 +101,11 @@ def test_what_is_refused(read, content, said):
         read(content)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked(arguments.SearchArguments):
-    model_name_or_path: str
-    modes: Modes
-
-
 @pytest.mark.parametrize(("train", "expected"), [(False, (2, 1.5, 0, 2, 16)), (True, (4, 1.0, 0, 0, 64))])
 def test_an_exported_model_is_searched_as_it_was_trained(train, expected, tmp_path):
     stored = {"num_beams": 2, "length_penalty": 1.5, "min_length": 3, "max_length": 18}  # with start and end
     (tmp_path / "generation_config.json").write_text(json.dumps(stored))
-    asked = Asked(model_name_or_path=str(tmp_path), modes=Modes(train, True, False))
+    asked = Arguments(model_name_or_path=str(tmp_path), do_train=train, do_eval=True)
     found = with_search_defaults(asked)
     assert tuple(getattr(found, name) for name in arguments.SEARCH) == expected
     assert with_search_defaults(dataclasses.replace(asked, num_beams=3)).num_beams == 3

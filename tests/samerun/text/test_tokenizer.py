@@ -82,17 +82,14 @@ def test_titles_have_their_end_and_no_start(tokenizer):
     assert TitleEncoder(tokenizer, start, end, 5)([""]) == {"input_ids": [[end]], "cut": [False]}
 
 
-def test_a_fingerprint_does_not_depend_on_what_was_done_before(bert_folder, tokenizer):
+def test_a_fingerprint_tells_tokenizers_apart_and_not_what_was_done_before(bert_folder, tokenizer):
     fresh = tokenizer_fingerprint(tokenizer)
     assert tokenizer_fingerprint(AutoTokenizer.from_pretrained(bert_folder)) == fresh
     TextEncoder(tokenizer, 4)(TEXTS)
     assert tokenizer_fingerprint(tokenizer) == fresh
     tokenizer(TEXTS, padding=True)
-    assert tokenizer_fingerprint(tokenizer) == fresh
-
-
-def test_a_fingerprint_tells_tokenizers_apart(bert_folder, tokenizer):
-    prints = {tokenizer_fingerprint(tokenizer)}
+    prints = {fresh, tokenizer_fingerprint(tokenizer)}
+    assert len(prints) == 1
     tokenizer.truncation_side = "left"
     prints.add(tokenizer_fingerprint(tokenizer))
     for change in ({"do_lower_case": False}, {"unk_token": "[PAD]"}):
@@ -102,23 +99,22 @@ def test_a_fingerprint_tells_tokenizers_apart(bert_folder, tokenizer):
     assert len(prints) == 5
 
 
-def limited(limit=10**30):
-    """A tokenizer with this `model_max_length`."""
-    return SimpleNamespace(model_max_length=limit)
-
-
 @pytest.mark.parametrize(
-    ("config", "limit", "chosen"),
+    ("requested", "config", "limit", "chosen"),
     [
-        (BertConfig(max_position_embeddings=512), 10**30, 512),
-        (BertConfig(max_position_embeddings=512), 256, 256),
-        (RobertaConfig(max_position_embeddings=514, pad_token_id=1), 10**30, 512),
-        (BertConfig(max_position_embeddings=-1), 10**30, 9999),
-        (BertConfig(max_position_embeddings=-1), 0, 9999),
+        (None, BertConfig(max_position_embeddings=512), 10**30, 512),
+        (None, BertConfig(max_position_embeddings=512), 256, 256),
+        (None, RobertaConfig(max_position_embeddings=514, pad_token_id=1), 10**30, 512),
+        (None, BertConfig(max_position_embeddings=-1), 10**30, 1024),
+        (None, BertConfig(max_position_embeddings=-1), 0, 1024),
+        (None, BertConfig(max_position_embeddings=4096), 10**30, 1024),
+        (100, BertConfig(max_position_embeddings=128), 10**30, 100),
+        (128, BertConfig(max_position_embeddings=128), 10**30, 128),
     ],
 )
-def test_the_limit_of_a_model_and_its_tokenizer(config, limit, chosen):
-    assert choose_max_length(None, config, limited(limit), default=9999) == chosen
+def test_the_length_of_a_document(requested, config, limit, chosen):
+    tokenizer = SimpleNamespace(model_max_length=limit)
+    assert choose_max_length(requested, config, tokenizer, 1024) == chosen
 
 
 def test_models_whose_positions_start_behind_the_padding_are_known():
@@ -128,10 +124,3 @@ def test_models_whose_positions_start_behind_the_padding_are_known():
             if "incremental_indices.long() + padding_idx" in source.read_text(encoding="utf-8"):
                 found.add(name)
     assert {"roberta"} < found <= OFFSET_POSITIONS
-
-
-@pytest.mark.parametrize(
-    ("asked", "limit", "chosen"), [(None, 4096, 512), (None, 128, 128), (100, 128, 100), (128, 128, 128)]
-)
-def test_the_length_of_a_document(asked, limit, chosen):
-    assert choose_max_length(asked, BertConfig(max_position_embeddings=limit), limited()) == chosen
