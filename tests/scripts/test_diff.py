@@ -167,9 +167,8 @@ def test_r2_is_undefined_for_one_value_only():
     assert scores(np.arange(3))["mae"] == pytest.approx(1.9)
 
 
-def resampled(scores, elements=0):
-    means = diff.means_of_rows(["score"], [scores])
-    return diff.bootstrap(means, len(scores), elements)["score"]
+def resampled(scores):
+    return diff.bootstrap(lambda rows: {"score": scores[rows].mean()}, len(scores), 0)["score"]
 
 
 def test_a_metric_that_is_undefined_in_some_resamples_has_an_interval_from_the_others():

@@ -249,16 +249,14 @@ def test_random_numbers_that_are_not_by_row_are_named(tmp_path):
         with dropout_by_row(None, (0, 1, 2)):
             model(torch.ones(3, 4))
 
-    def fit(_):
-        for step in range(2):
-            engine.seed_step(1, step)
+    def fit(training):
+        for training.state.step in range(2):
             engine.train_step(None, WithNoise(), SimpleNamespace(param_groups=[{"lr": 0.5}]), None, [])
 
     run = SimpleNamespace(launch=SimpleNamespace(world_size=1, rank=0, dropout_by_row=True))
-    engine = SimpleNamespace(Training=SimpleNamespace(fit=fit, _evaluate=None), evaluate=None)
-    engine.seed_step, engine.train_step = lambda seed, step: None, train_step
+    engine = SimpleNamespace(Training=SimpleNamespace(fit=fit), evaluate=None, train_step=train_step)
     recorder.record(engine, tmp_path)
-    engine.Training.fit(SimpleNamespace(folder=tmp_path / "one", run=run))
+    engine.Training.fit(SimpleNamespace(folder=tmp_path / "one", run=run, state=SimpleNamespace(step=0)))
     line = {"rows": [], "learning_rates": [0.5]}
     assert read_steps(tmp_path, "one", 1) == {0: line, 1: line}
     of_rows, noise = (tmp_path / "one.random.txt").read_text().splitlines()

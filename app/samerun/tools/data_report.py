@@ -34,15 +34,6 @@ from samerun.tools.examining.rows import rows_of
 MAX_CELL_WIDTH = 100  # characters of a printed cell
 
 
-def report_of(script: Path, words: list[str]) -> tuple[DataReport, list[str]]:
-    """(report, readers' notes) of a command's data. Raises `InputError`."""
-    task, modes = task_scripts.task_to_read(script, words)
-    rows, notes = rows_of(task, Launch(), modes)
-    if not rows:
-        raise InputError(f"{script}: a data report needs a task of texts, images or volumes")
-    return examine(rows), notes
-
-
 def write_page(path: Path, report: DataReport, notes: list[str]) -> None:
     """Writes the report as one self-contained page."""
     plots = {}
@@ -53,11 +44,12 @@ def write_page(path: Path, report: DataReport, notes: list[str]) -> None:
     more = [Section("Notes of the readers", "", ["note"], [[note] for note in notes])] if notes else []
     findings = [list(finding) for finding in report.findings] or [["nothing unusual", ""]]
     found = Section("Findings", "", ["found", "what to do"], findings)
-    sections = [found, *more, *report.shown.sections]
-    summary = [f"{len(report.findings)} finding(s), each with advice, are below the figures."]
-    write_text(
-        path, render("layout.html.j2", title="Data report", summary=summary, plots=plots, sections=sections)
-    )
+    page = {
+        "title": "Data report",
+        "summary": [f"{len(report.findings)} finding(s), each with advice, are below the figures."],
+        "sections": [found, *more, *report.shown.sections],
+    }
+    write_text(path, render("layout.html.j2", plots=plots, **page))
 
 
 def main(argv: list[str]) -> int:
@@ -69,7 +61,11 @@ def main(argv: list[str]) -> int:
         parser.error(
             f"--output {output}: expected a name that ends in .html or .json, in a folder that exists"
         )
-    report, notes = report_of(options.script, options.arguments)
+    task, modes = task_scripts.task_to_read(options.script, options.arguments)
+    rows, notes = rows_of(task, Launch(), modes)
+    if not rows:
+        raise InputError(f"{options.script}: a data report needs a task of texts, images or volumes")
+    report = examine(rows)
     for table in report.shown.sections:
         rows = [[str(cell)[:MAX_CELL_WIDTH] for cell in row] for row in table.rows]
         print(table.title, *plain_table(table.header, rows), "", sep="\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,6 +23,11 @@ MUCH_TRUNCATED = 0.05  # share of rows
 MOST_LABELS_OF_A_ROW = 50  # label pairs of rows with more are not counted
 SMALL_SHARE = 0.01  # of the area: a smaller class hardly influences means over pixels
 MOST_CLASSES, MOST_NAMES = 30, 5
+ADVICE_ON_SINGLE = "Keep no larger share of them than expected in use: they teach no border between classes."
+ADVICE_ON_MISSING = {
+    "train": "Add masks with them, or drop the classes: they cannot be learnt.",
+    "validation": "Move masks with them to the validation rows: their metrics are undefined.",
+}
 Areas = Mapping[str, tuple[Sequence[str], np.ndarray]]  # split -> (class names, (rows, classes) pixels)
 
 
@@ -75,16 +79,8 @@ def _row_table(splits: Mapping[str, Rows]) -> tuple[Section, list[Finding]]:
         counts, found = _examine_split(name, rows, splits.get("train"))
         cells.append([name, *counts])
         findings += found
-    header = [
-        "split",
-        "rows",
-        "repeated",
-        "nearly repeated",
-        "contradicting",
-        "in training",
-        "nearly in training",
-        "empty",
-    ]
+    header = ["split", "rows", "repeated", "nearly repeated", "contradicting"]
+    header += ["in training", "nearly in training", "empty"]
     nearly = next(iter(splits.values())).similarity
     return Section("Rows", f"Nearly: {nearly}.", header, cells), findings
 
@@ -96,34 +92,34 @@ def _examine_split(name: str, rows: Rows, train: Rows | None) -> tuple[list[str]
     nearly_repeated = number - len(set(rows.similar)) - repeated
     contradicting = _contradicting(rows)
     leaked, nearly_leaked = (0, 0) if train is None or rows is train else _leaked(rows, train)
-    empty = sum(rows.blank)
-    findings = []
-    if repeated or nearly_repeated:
-        more = f", {nearly_repeated} of them only nearly" if nearly_repeated else ""
-        advice = "Leave repetitions out: they weigh several times in the loss and in metrics."
-        findings.append(
-            Finding(f"{repeated + nearly_repeated} {name} row(s) repeat another one{more}", advice)
-        )
-    if contradicting:
-        pairs = "; ".join(f"rows {first} and {second}" for first, second in contradicting[:MOST_EXAMPLES])
-        found = f"{len(contradicting)} {name} row(s) contradict an equal one ({pairs} of those read, from 0)"
-        findings.append(Finding(found, "Correct them: no model can be right about both."))
-    if leaked or nearly_leaked:
-        more = f", {nearly_leaked} of them only nearly" if nearly_leaked else ""
-        advice = "Take them out of training: scores on training rows are too high."
-        findings.append(
-            Finding(f"{leaked + nearly_leaked} {name} row(s) are in the training rows too{more}", advice)
-        )
-    if empty:
-        findings.append(Finding(f"{empty} {name} row(s) are empty", "Fill them or leave them out."))
+    counts = (number, repeated, nearly_repeated, len(contradicting), leaked, nearly_leaked, sum(rows.blank))
+    pairs = "; ".join(f"rows {first} and {second}" for first, second in contradicting[:MOST_EXAMPLES])
+    nearly = [f", {count} of them only nearly" if count else "" for count in (nearly_repeated, nearly_leaked)]
+    found = [
+        (
+            repeated + nearly_repeated,
+            f"repeat another one{nearly[0]}",
+            "Leave repetitions out: they weigh several times in the loss and in metrics.",
+        ),
+        (
+            len(contradicting),
+            f"contradict an equal one ({pairs} of those read, from 0)",
+            "Correct them: no model can be right about both.",
+        ),
+        (
+            leaked + nearly_leaked,
+            f"are in the training rows too{nearly[1]}",
+            "Take them out of training: scores on training rows are too high.",
+        ),
+        (sum(rows.blank), "are empty", "Fill them or leave them out."),
+    ]
+    findings = [Finding(f"{count} {name} row(s) {what}", advice) for count, what, advice in found if count]
     if rows.limit is not None and number:
         truncated = float((rows.lengths >= rows.limit).mean())
         if truncated > MUCH_TRUNCATED:
-            found = f"{truncated:.1%} of the {name} rows reach the limit of {rows.limit} {rows.unit}"
-            findings.append(
-                Finding(found, "Raise --max_length, if the model can read more: longer texts are truncated.")
-            )
-    counts = (number, repeated, nearly_repeated, len(contradicting), leaked, nearly_leaked, empty)
+            what = f"{truncated:.1%} of the {name} rows reach the limit of {rows.limit} {rows.unit}"
+            advice = "Raise --max_length, if the model can read more: longer texts are truncated."
+            findings.append(Finding(what, advice))
     return [f"{count:,}" for count in counts], findings
 
 
@@ -158,49 +154,43 @@ def _length_figure(splits: dict[str, Rows]) -> Figure:
     figure, axes = new_figure("Lengths", unit, "share of rows")
     longest = max(int(rows.lengths.max()) for rows in splits.values())
     for color, (name, rows) in zip(COLORS, splits.items(), strict=False):
-        share = np.full(len(rows.lengths), 1 / len(rows.lengths))
-        axes.hist(
-            rows.lengths,
-            np.linspace(0, longest + 1, 40),
-            weights=share,
-            histtype="step",
-            color=color,
-            label=name,
-        )
+        bins, share = np.linspace(0, longest + 1, 40), np.full(len(rows.lengths), 1 / len(rows.lengths))
+        axes.hist(rows.lengths, bins, weights=share, histtype="step", color=color, label=name)
     legend_below(figure)
     return figure
 
 
 def _pair_counts(labels: Iterable[tuple[str, ...]]) -> Counter[tuple[str, str]]:
     """Pair of labels -> number of rows with both."""
-    several = (
-        sorted(labels_of_row) for labels_of_row in labels if 1 < len(labels_of_row) <= MOST_LABELS_OF_A_ROW
-    )
-    return Counter(chain.from_iterable(map(partial(combinations, r=2), several)))
+    several = (row for row in labels if 1 < len(row) <= MOST_LABELS_OF_A_ROW)
+    return Counter(pair for row in several for pair in combinations(sorted(row), 2))
 
 
 def _label_findings(counts: dict[str, Counter[str]], pairs: Counter[tuple[str, str]]) -> list[Finding]:
-    train, findings = counts.get("train", Counter()), []
+    train, validation = counts.get("train", Counter()), counts.get("validation")
     rare = [label for label, count in train.items() if count < FEW_ROWS]
-    if rare:
-        found = (
-            f"{len(rare)} of {len(train)} labels have fewer than {FEW_ROWS} training rows: {shortened(rare)}"
-        )
-        findings.append(Finding(found, "Find more rows of them, merge them, or do not trust their scores."))
-    missing = (
-        [label for label in train if label not in counts["validation"]] if "validation" in counts else []
-    )
-    if missing:
-        found = f"{len(missing)} labels of the training rows have no validation row: {shortened(missing)}"
-        findings.append(
-            Finding(found, "Give --validation_file with rows of each: their metrics are undefined.")
-        )
+    missing = [label for label in train if validation is not None and label not in validation]
     same = [" and ".join(pair) for pair, both in pairs.items() if both == train[pair[0]] == train[pair[1]]]
-    if same:
-        found = f"{len(same)} pairs of labels always come together: {shortened(same)}"
-        advice = "Merge such labels, or add rows that have one of them only: no model can tell them apart."
-        findings.append(Finding(found, advice))
-    return findings
+    found = [
+        (
+            rare,
+            f"of {len(train)} labels have fewer than {FEW_ROWS} training rows",
+            "Find more rows of them, merge them, or do not trust their scores.",
+        ),
+        (
+            missing,
+            "labels of the training rows have no validation row",
+            "Give --validation_file with rows of each: their metrics are undefined.",
+        ),
+        (
+            same,
+            "pairs of labels always come together",
+            "Merge such labels, or add rows that have one of them only: no model can tell them apart.",
+        ),
+    ]
+    return [
+        Finding(f"{len(names)} {what}: {shortened(names)}", advice) for names, what, advice in found if names
+    ]
 
 
 def _label_tables(
@@ -210,21 +200,15 @@ def _label_tables(
 ) -> list[Section]:
     total = sum(counts.values(), Counter())
     frequent = [label for label, _ in total.most_common(MOST_LABELS)]
-    rows = [
-        [
-            label,
-            *(
-                f"{count[label]:,} ({_share(count[label], len(labelled[name]))})"
-                for name, count in counts.items()
-            ),
-        ]
-        for label in frequent
+    columns = [
+        [f"{count[label]:,} ({_share(count[label], len(labelled[name]))})" for label in frequent]
+        for name, count in counts.items()
     ]
+    rows = [list(cells) for cells in zip(frequent, *columns, strict=True)]
     unlabelled = [f"{sum(not labels for labels in by_row):,} {name}" for name, by_row in labelled.items()]
     more = f"The {len(frequent)} most frequent of {len(total)}. " if len(total) > len(frequent) else ""
-    tables = [
-        Section("Labels", f"{more}Rows without a label: {', '.join(unlabelled)}.", ["label", *counts], rows)
-    ]
+    text = f"{more}Rows without a label: {', '.join(unlabelled)}."
+    tables = [Section("Labels", text, ["label", *counts], rows)]
     if pairs:
         train = counts["train"]
         cells = [
@@ -252,17 +236,12 @@ def _label_figure(counts: dict[str, Counter[str]]) -> Figure:
 
 def size_table(splits: Mapping[str, Rows]) -> Section:
     """Quantiles of the sizes of rows, by dimension."""
-    cells = [
-        [
-            name,
-            dimension,
-            *(f"{value:,.4g}" for value in np.percentile(values, [0, 50, 100])),
-            f"{len(np.unique(values)):,}",
-        ]
-        for name, rows in splits.items()
-        for dimension, values in rows.sizes.items()
-        if len(values)
-    ]
+    cells = []
+    for name, rows in splits.items():
+        for dimension, values in rows.sizes.items():
+            if len(values):
+                quantiles = [f"{value:,.4g}" for value in np.percentile(values, [0, 50, 100])]
+                cells.append([name, dimension, *quantiles, f"{len(np.unique(values)):,}"])
     return Section("Sizes", "", ["split", "of", "smallest", "median", "largest", "different"], cells)
 
 
@@ -278,40 +257,33 @@ def class_findings(areas: Areas) -> list[Finding]:
             )
             findings.append(Finding(found, advice))
         missing = [name for name, total in zip(names, counts.sum(axis=0), strict=True) if not total]
-        if missing and split in ("train", "validation"):
-            advice = "Move masks with them to the validation rows: their metrics are undefined."
-            if split == "train":
-                advice = "Add masks with them, or drop the classes: they cannot be learnt."
-            findings.append(Finding(f"no {split} mask has the class {shortened(missing)}", advice))
+        if missing and split in ADVICE_ON_MISSING:
+            found = f"no {split} mask has the class {shortened(missing)}"
+            findings.append(Finding(found, ADVICE_ON_MISSING[split]))
     if "train" in areas:
         names, counts = areas["train"]
         shares = zip(names, _shares(counts), strict=True)
         small = [f"{name} ({share:.2%})" for name, share in shares if 0 < share < SMALL_SHARE]
         if small:
-            found = (
-                f"{len(small)} classes have less than {SMALL_SHARE:.0%} of the training area: "
-                f"{shortened(small)}"
-            )
+            found = f"{len(small)} classes have less than {SMALL_SHARE:.0%} of the training area"
             advice = (
                 "Increase their weight (--class_weights, --dice_weight); compare their own scores, not "
                 "a mean over pixels."
             )
-            findings.append(Finding(found, advice))
+            findings.append(Finding(f"{found}: {shortened(small)}", advice))
     return findings
 
 
 def class_table(areas: Areas) -> Section:
     """For each class, its share of the area and the number of rows with it."""
     (names, _), *_ = areas.values()
-    columns = [column for _, counts in areas.values() for column in _columns(counts)]
-    header = ["class", *(f"{split}: {column}" for split in areas for column in ("area", "rows"))]
-    cells = [[name, *(column[number] for column in columns)] for number, name in enumerate(names)]
-    return Section(
-        "Classes",
-        "Shares of the pixels or voxels, without ignored ones; rows that have the class.",
-        header,
-        cells,
-    )
+    header, columns = ["class"], [names]
+    for split, (_, counts) in areas.items():
+        header += [f"{split}: area", f"{split}: rows"]
+        columns.append([f"{share:.2%}" for share in _shares(counts)])
+        columns.append([f"{rows:,}" for rows in (counts > 0).sum(axis=0)])
+    text = "Shares of the pixels or voxels, without ignored ones; rows that have the class."
+    return Section("Classes", text, header, [list(cells) for cells in zip(*columns, strict=True)])
 
 
 def class_figure(areas: Areas) -> Figure:
@@ -334,10 +306,6 @@ def class_figure(areas: Areas) -> Figure:
 def _shares(counts: np.ndarray) -> np.ndarray:
     totals = counts.sum(axis=0)
     return totals / max(1, totals.sum())
-
-
-def _columns(counts: np.ndarray) -> tuple[list[str], list[str]]:
-    return [f"{share:.2%}" for share in _shares(counts)], [f"{rows:,}" for rows in (counts > 0).sum(axis=0)]
 
 
 def shortened(names: list[str]) -> str:

@@ -48,10 +48,9 @@ def rows_of(task: Task, launch: Launch, modes: Modes) -> tuple[dict[str, Rows], 
         tables, targets = task.read(launch, modes, notes)
         rows = {}
         for name, table in tables.items():
-            labels = getattr(targets[name], "rows", None)
             titles = table.columns.get(getattr(arguments, "title_column", None))
             texts = joined(*(table.columns[column] for column in task.text_columns))
-            rows[name] = of_texts(texts, titles and list(titles), labels)
+            rows[name] = of_texts(texts, titles and list(titles), getattr(targets[name], "rows", None))
         return rows, notes
     data = task.load(launch, modes)
     if isinstance(task, TextTask):

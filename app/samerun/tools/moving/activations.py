@@ -7,38 +7,11 @@ import json
 import math
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
 WRAPPERS = ("module.", "_checkpoint_wrapped_module.", "_orig_mod.")  # of DDP, checkpointing, torch.compile
-
-
-def record(engine: ModuleType, folder: Path) -> None:
-    """Records the first step of a training in FOLDER/NAME.activations.rank_R.json, where NAME is the name of
-    the output folder: "MODULE CALL" -> row -> norm of the module's output for the row, without padding, in
-    the order of the forward pass. Outputs whose first dimension is not of rows are left out."""
-    fit, train_step = engine.Training.fit, engine.train_step
-    current: dict[str, Any] = {}
-
-    def fit_observed(training: Any) -> Any:
-        current["path"] = folder / f"{training.folder.name}.activations.rank_{training.run.launch.rank}.json"
-        return fit(training)
-
-    def train_step_observed(
-        run: Any, model: Any, optimizer: Any, task: Any, micro_batches: list, *rest: Any, **named: Any
-    ) -> Any:
-        if "path" not in current:
-            return train_step(run, model, optimizer, task, micro_batches, *rest, **named)
-        path, watch = current.pop("path"), _Watch(model, task)
-        try:
-            return train_step(run, model, optimizer, task, micro_batches, *rest, **named)
-        finally:
-            watch.end()
-            path.write_text(json.dumps(watch.found), encoding="utf-8")
-
-    engine.Training.fit, engine.train_step = fit_observed, train_step_observed
 
 
 def read(folder: Path, name: str) -> dict[str, dict[str, float]]:
@@ -75,24 +48,29 @@ def _relative(ours: float, theirs: float) -> float:
     return abs(ours - theirs) / max(abs(ours), abs(theirs), 1e-30)
 
 
-class _Watch:
-    """Hooks on all modules while `task.loss_sum` computes a forward pass."""
+class Watch:
+    """A context manager that records the forward passes of a training step in a file: "MODULE CALL" -> row ->
+    norm of the module's output for the row, without padding, in the order of the passes. Outputs whose first
+    dimension is not of rows are left out."""
 
-    def __init__(self, model: torch.nn.Module, task: Any) -> None:
+    def __init__(self, model: torch.nn.Module, task: Any, path: Path) -> None:
+        self.model, self.task, self.path = model, task, path
         self.found: dict[str, dict[str, float]] = {}
-        self.task, self.loss_sum = task, task.loss_sum
         self.batch: Any = None
         self.calls: Counter[str] = Counter()
-        task.loss_sum = self._loss_sum
+
+    def __enter__(self) -> None:
+        self.loss_sum, self.task.loss_sum = self.task.loss_sum, self._loss_sum
         self.hooks = [
             module.register_forward_hook(lambda _module, _inputs, output, name=name: self._add(name, output))
-            for name, module in model.named_modules()
+            for name, module in self.model.named_modules()
         ]
 
-    def end(self) -> None:
+    def __exit__(self, *_: Any) -> None:
         self.task.loss_sum = self.loss_sum
         for hook in self.hooks:
             hook.remove()
+        self.path.write_text(json.dumps(self.found), encoding="utf-8")
 
     def _loss_sum(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
         self.batch = batch

@@ -45,15 +45,13 @@ class _Finder(importlib.abc.MetaPathFinder):
         execute = spec.loader.exec_module
 
         def execute_and_record(module: ModuleType) -> None:
-            from samerun.tools.moving import activations, meter, recorder  # import torch
+            from samerun.tools.moving import meter, recorder  # import torch
 
             execute(module)
             if self.stop_after == MEASURE:
                 meter.measure(module, self.folder)
-                return
-            recorder.record(module, self.folder, self.stop_after)
-            if self.stop_after:
-                activations.record(module, self.folder)
+            else:
+                recorder.record(module, self.folder, self.stop_after)
 
         spec.loader.exec_module = execute_and_record
         return spec
