@@ -72,15 +72,12 @@ def run_fold(
 
 def summarise(metrics: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Mean and standard deviation of the test metrics that all folds have."""
-    numbers = {
-        name: [each.get(name) for each in metrics]
-        for name in metrics[0]
-        if name.startswith("test_")
-        and name not in NO_SCORES
-        and all(isinstance(each.get(name), float) for each in metrics)
-    }
+    names = [name for name in metrics[0] if name.startswith("test_") and name not in NO_SCORES]
+    columns = {name: [each.get(name) for each in metrics] for name in names}
     return {
-        name: {"mean": statistics.mean(each), "std": statistics.stdev(each)} for name, each in numbers.items()
+        name: {"mean": statistics.mean(values), "std": statistics.stdev(values)}
+        for name, values in columns.items()
+        if all(isinstance(value, float) for value in values)
     }
 
 

@@ -18,7 +18,6 @@ Exit codes: 0 done; 2 a folder holds no finished run.
 from __future__ import annotations
 
 import json
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,6 +35,7 @@ from samerun.reports.tracker import read_history
 from samerun.run_folder import METRICS, RUN_FILE
 from samerun.text.multi_label_scores import precision_recall_f1
 from samerun.text.rouge import ROUGE_METRICS, choose_tokenizer, exact_matches, row_scores
+from samerun.tools.trials.rows import read_rows, task_of_run
 
 IGNORED = ("output_dir", "config", "run_name", "predictions_file")  # differ between any two runs
 OWN_SECTIONS = ("arguments", "metrics", "history", "rows", "resampled")  # of `read_run`; others are facts
@@ -296,17 +296,11 @@ def differing_rows(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
 def training_rows(run: dict[str, Any]) -> dict[str, str]:
     """Id -> content of the run's training rows. Raises `InputError` if they can no longer be read as they
     were."""
-    from samerun.tools.trials.rows import read_rows
-
-    script = task_scripts.path_of(run["fingerprint"]["task"])
-    with tempfile.TemporaryDirectory() as folder:
-        settings = Path(folder) / "settings.json"
-        task_scripts.write_settings(settings, run["arguments"])
-        arguments, task_class = task_scripts.read_command(script, ["--config", str(settings)])
-    if not hasattr(arguments, "text_column"):
+    task = task_of_run(run)
+    if not hasattr(task.arguments, "text_column"):
         raise InputError("only rows of text tasks are listed")
-    rows, _, _ = read_rows(task_class(arguments))
-    return {str(row[arguments.id_column]): as_json(row) for row in rows["train"]}
+    rows, _, _ = read_rows(task)
+    return {str(row[task.arguments.id_column]): as_json(row) for row in rows["train"]}
 
 
 def report(runs: list[dict[str, Any]]) -> list[str]:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import csv
 import json
-import tempfile
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +44,7 @@ from samerun.task import Section
 from samerun.text.multi_label_scores import sigmoid
 from samerun.text.single_label import softmax
 from samerun.tools.examining.rows import Rows, joined, of_text_split, of_texts
+from samerun.tools.trials.rows import task_of_run
 
 MAX_TEXT = 300
 SHOWN = 10  # rows on the console
@@ -83,14 +83,15 @@ def read_held_out(folder: Path) -> HeldOut:
     """Reads a folder of a cross-validation or of a training. Raises `InputError`."""
     try:
         if (folder / "cross_validation.json").exists():
-            words = json.loads((folder / "command.json").read_text(encoding="utf-8"))["command"]
-            return _of_folds(folder, words)
-        run = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
-        with tempfile.TemporaryDirectory() as settings:
-            file = Path(settings) / "settings.json"
-            task_scripts.write_settings(file, {**run["arguments"], "test_file": None})
-            words = [run["fingerprint"]["task"], "--config", str(file)]
-            return _of_training(folder, words)
+            script, *words = json.loads((folder / "command.json").read_text(encoding="utf-8"))["command"]
+            arguments, task_class = task_scripts.read_command(task_scripts.path_of(script), words)
+            task, read = task_class(arguments), _of_folds
+        else:
+            run = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+            task, read = task_of_run(run, test_file=None), _of_training
+        if (getattr(task.arguments, "problem_type", "regression") or "").startswith("regression"):
+            raise InputError("only rows of text classification with one or several labels are supported")
+        return read(folder, task)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InputError(
             f"{folder}: holds no predictions of rows that a model has not seen ({error}); name the "
@@ -98,8 +99,7 @@ def read_held_out(folder: Path) -> HeldOut:
         ) from None
 
 
-def _of_folds(folder: Path, words: list[str]) -> HeldOut:
-    task = _task(words)
+def _of_folds(folder: Path, task: Any) -> HeldOut:
     arguments, columns = task.arguments, (*task.text_columns, *task.target_columns)
     read = {name: read_split(arguments, name, columns, (arguments.id_column,)) for name in ("train", "test")}
     tables = {name: table for name, table in read.items() if table is not None}
@@ -118,8 +118,8 @@ def _of_folds(folder: Path, words: list[str]) -> HeldOut:
     return HeldOut(task, "train", labels, given, probabilities, tables, rows)
 
 
-def _of_training(folder: Path, words: list[str]) -> HeldOut:
-    task, path = _task(words), folder / BEST_PREDICTIONS
+def _of_training(folder: Path, task: Any) -> HeldOut:
+    path = folder / BEST_PREDICTIONS
     if not path.exists():
         raise InputError(f"{folder}: has no {path.name}; train with --report_to html, or use cross-validate")
     modes = Modes(train=True, evaluate=True, predict=False)
@@ -140,15 +140,6 @@ def _texts(task: Any, table: Table) -> list[str]:
     """The texts of each row as one; a missing one is empty."""
     columns = [[cell or "" for cell in table.columns[name]] for name in task.text_columns]
     return list(joined(*columns))
-
-
-def _task(words: list[str]) -> Any:
-    arguments, task_class = task_scripts.read_command(
-        task_scripts.path_of(words[0]), ["--output_dir", task_scripts.NO_OUTPUT_DIR, *words[1:]]
-    )
-    if (getattr(arguments, "problem_type", "regression") or "").startswith("regression"):
-        raise InputError("only rows of text classification with one or several labels are supported")
-    return task_class(arguments)
 
 
 def doubts(probabilities: np.ndarray, given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -180,12 +171,10 @@ def _means(values: np.ndarray, chosen: np.ndarray, empty: float) -> np.ndarray:
     return np.where(count > 0, (values * chosen).sum(axis=0) / np.maximum(count, 1), empty)
 
 
-def problems_of(held_out: HeldOut, suggested: np.ndarray) -> dict[int, list[str]]:
-    """What is wrong with the rows of the held-out split, in words, by row."""
-    found: dict[int, list[str]] = {}
+def problems_of(held_out: HeldOut, suggested: np.ndarray) -> list[list[str]]:
+    """What is wrong with each row of the held-out split, in words."""
     own = held_out.rows[held_out.split]
-    for row in np.flatnonzero((suggested != held_out.given).any(axis=1)).tolist():
-        found.setdefault(row, []).append("label")
+    found = [["label"] * wrong for wrong in (suggested != held_out.given).any(axis=1).tolist()]
     first_with: dict[Hashable, str] = {}
     # Last the held-out rows, so that they are compared with all others.
     for name, rows in sorted(held_out.rows.items(), key=lambda item: item[0] == held_out.split):
@@ -193,12 +182,12 @@ def problems_of(held_out: HeldOut, suggested: np.ndarray) -> dict[int, list[str]
             place = held_out.tables[name].where(row)
             known = first_with.setdefault(key, place)
             if name == held_out.split and known != place:
-                found.setdefault(row, []).append(f"text as {known}")
-    for row in np.flatnonzero(own.blank).tolist():
-        found.setdefault(row, []).append("empty")
+                found[row].append(f"text as {known}")
+    for row in np.flatnonzero(own.blank):
+        found[row].append("empty")
     if own.limit is not None:
-        for row in np.flatnonzero(own.lengths >= own.limit).tolist():
-            found.setdefault(row, []).append(f"cut: reaches the limit of {own.limit} tokens")
+        for row in np.flatnonzero(own.lengths >= own.limit):
+            found[row].append(f"cut: reaches the limit of {own.limit} tokens")
     return found
 
 
@@ -231,10 +220,9 @@ def main(argv: list[str]) -> int:
     texts, table = _texts(held_out.task, held_out.table), held_out.table
     given, better = held_out.cells(held_out.given), held_out.cells(suggested)
     suggestions = [new if new != old else "" for old, new in zip(given, better, strict=True)]
-    said = ["; ".join(problems.get(row, [])) for row in range(len(texts))]
-    added = [*zip(said, suggestions, (f"{value:.4f}" for value in doubt), strict=True)]
+    added = [*zip(map("; ".join, problems), suggestions, (f"{value:.4f}" for value in doubt), strict=True)]
     listed = {
-        title: [row for row in order if any(text.startswith(kind) for text in problems.get(row, []))]
+        title: [row for row in order if any(text.startswith(kind) for text in problems[row])]
         for kind, title in KINDS.items()
     }
     sections = []

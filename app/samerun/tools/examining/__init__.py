@@ -1,1 +1,1 @@
-"""Parts of `samerun data-report`."""
+"""The rows of `samerun data-report` and `rows`."""

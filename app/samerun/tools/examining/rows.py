@@ -39,9 +39,9 @@ class Rows(NamedTuple):
     areas: tuple[Sequence[str], np.ndarray] | None = None  # class names; (rows, classes) pixels or voxels
 
 
-def rows_of(task: Task, launch: Launch, modes: Modes) -> tuple[dict[str, Rows], list[str]]:
+def rows_of(task: Task, modes: Modes) -> tuple[dict[str, Rows], list[str]]:
     """(rows by split, notes) of a task's files; {} for a task whose rows are of another kind."""
-    arguments, notes = task.arguments, []
+    arguments, launch, notes = task.arguments, Launch(), []
     if isinstance(task, TextTask) and not (
         arguments.model_name_or_path or arguments.tokenizer_name or arguments.tokenizer_type == "train"
     ):  # without a tokenizer, lengths are in words

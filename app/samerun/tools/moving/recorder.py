@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 import traceback
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from samerun.kernels import dropout
-from samerun.tools.moving import activations
 
+WRAPPERS = ("module.", "_checkpoint_wrapped_module.", "_orig_mod.")  # of DDP, checkpointing, torch.compile
 OURS = ("/torch/", "/samerun/")  # of a file's path: the line that matters is outside of these
 
 
@@ -65,7 +66,7 @@ def record(engine: ModuleType, folder: Path, stop_after: int = 0) -> None:
         with contextlib.ExitStack() as watches:
             if current["steps"] == 1 and stop_after:
                 path = folder / f"{name}.activations.rank_{launch.rank}.json"
-                watches.enter_context(activations.Watch(model, task, path))
+                watches.enter_context(Watch(model, task, path))
             if current["steps"] == 1 and launch.world_size == 1 and launch.dropout_by_row:
                 watches.enter_context(RandomCalls(folder / f"{name}.random.txt"))
             return step()
@@ -108,3 +109,59 @@ class RandomCalls(TorchDispatchMode):
     def keys_of_other_layout(self, mask: Any) -> Any:
         self.add("dropout of a tensor whose first dimension is not of rows")
         return mask.keys([dropout.OTHER + mask.places[0]])
+
+
+class Watch:
+    """A context manager that records the forward passes of a training step in a file: "MODULE CALL" -> row ->
+    norm of the module's output for the row, without padding, in the order of the passes. Outputs whose first
+    dimension is not of rows are left out."""
+
+    def __init__(self, model: torch.nn.Module, task: Any, path: Path) -> None:
+        self.model, self.task, self.path = model, task, path
+        self.found: dict[str, dict[str, float]] = {}
+        self.batch: Any = None
+        self.calls: Counter[str] = Counter()
+
+    def __enter__(self) -> None:
+        self.loss_sum, self.task.loss_sum = self.task.loss_sum, self._loss_sum
+        self.hooks = [
+            module.register_forward_hook(lambda _module, _inputs, output, name=name: self._add(name, output))
+            for name, module in self.model.named_modules()
+        ]
+
+    def __exit__(self, *_: Any) -> None:
+        self.task.loss_sum = self.loss_sum
+        for hook in self.hooks:
+            hook.remove()
+        self.path.write_text(json.dumps(self.found), encoding="utf-8")
+
+    def _loss_sum(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        self.batch = batch
+        self.calls.clear()
+        try:
+            return self.loss_sum(model, batch)
+        finally:
+            self.batch = None  # gradient checkpointing computes modules again in the backward pass
+
+    def _add(self, name: str, output: Any) -> None:
+        tensor = output
+        while not isinstance(tensor, torch.Tensor):
+            if isinstance(tensor, dict):
+                tensor = list(tensor.values())
+            if not isinstance(tensor, list | tuple) or not tensor:
+                return
+            tensor = tensor[0]
+        if self.batch is None or tensor.dim() == 0 or len(tensor) != len(self.batch.rows):
+            return
+        for wrapper in WRAPPERS:
+            name = name.replace(wrapper, "")
+        self.calls[name] += 1
+        values = tensor.detach().double()
+        mask = self.batch.inputs.get("attention_mask")
+        if mask is not None and mask.dim() == 2 and values.dim() > 1 and values.shape[1] == mask.shape[1]:
+            values = values * mask.view(*mask.shape, *[1] * (values.dim() - 2))
+        norms = values.flatten(1).norm(dim=1).tolist() if values.dim() > 1 else values.abs().tolist()
+        rows = self.found.setdefault(f"{name or 'model'} {self.calls[name]}", {})
+        rows.update(
+            {str(row): norm for row, norm in zip(self.batch.rows.tolist(), norms, strict=True) if row >= 0}
+        )

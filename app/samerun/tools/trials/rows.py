@@ -1,14 +1,16 @@
-"""The rows of a text task's files, for runs on a part of them."""
+"""The rows of a text task's files, for runs on a part of them; the task of an earlier run."""
 
 from __future__ import annotations
 
 import argparse
 import hashlib
 import json
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from samerun import task_scripts
 from samerun.data.splits import read_split
 from samerun.errors import InputError, collecting, raise_problems
 from samerun.files import write_text
@@ -48,6 +50,16 @@ def files_of(folder: Path, **files: Path) -> dict[str, Any]:
     shared = {"label_file": folder / "labels.txt", "validation_file": folder / "validation.jsonl"}
     files |= {name: path for name, path in shared.items() if path.exists()}
     return {**dict.fromkeys(REPLACED, "none"), **files, "encoding": "utf-8"}
+
+
+def task_of_run(run: dict[str, Any], **changes: Any) -> Any:
+    """The task of a run with changed arguments. `run`: its run.json. Raises `InputError`."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Path(folder) / "settings.json"
+        task_scripts.write_settings(settings, {**run["arguments"], **changes})
+        script = task_scripts.path_of(run["fingerprint"]["task"])
+        arguments, task_class = task_scripts.read_command(script, ["--config", str(settings)])
+    return task_class(arguments)
 
 
 def read_rows(task: Any) -> tuple[dict[str, list[dict[str, Any]]], list[tuple[str, ...]], list[str]]:
