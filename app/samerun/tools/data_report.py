@@ -122,7 +122,11 @@ def _examine_split(name: str, rows: Rows, train: Rows | None) -> tuple[list[str]
     repeated = number - len(set(rows.contents))
     nearly_repeated = number - len(set(rows.similar)) - repeated
     contradicting = _contradicting(rows)
-    leaked, nearly_leaked = (0, 0) if train is None or rows is train else _leaked(rows, train)
+    leaked = nearly_leaked = 0
+    if train is not None and rows is not train:
+        contents, similar = set(train.contents), set(train.similar)
+        leaked = sum(content in contents for content in rows.contents)
+        nearly_leaked = sum(content in similar for content in rows.similar) - leaked
     counts = (number, repeated, nearly_repeated, len(contradicting), leaked, nearly_leaked, sum(rows.blank))
     pairs = "; ".join(f"rows {first} and {second}" for first, second in contradicting[:MOST_EXAMPLES])
     nearly = [f", {count} of them only nearly" if count else "" for count in (nearly_repeated, nearly_leaked)]
@@ -152,14 +156,6 @@ def _contradicting(rows: Rows) -> list[tuple[int, int]]:
     first: dict[Hashable, int] = {}
     pairs = ((first.setdefault(content, row), row) for row, content in enumerate(rows.contents))
     return [(earlier, row) for earlier, row in pairs if rows.answers[earlier] != rows.answers[row]]
-
-
-def _leaked(rows: Rows, train: Rows) -> tuple[int, int]:
-    """(number of rows that are in the training rows too, number of further rows that are similar to one)."""
-    contents = set(train.contents)
-    leaked = sum(content in contents for content in rows.contents)
-    similar = set(train.similar)
-    return leaked, sum(content in similar for content in rows.similar) - leaked
 
 
 def _length_table(splits: dict[str, Rows]) -> Section:

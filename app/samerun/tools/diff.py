@@ -315,7 +315,7 @@ def report(runs: list[dict[str, Any]]) -> list[str]:
         lines += [f"{name} and [0], {line}" for line in differing_rows(run, runs[0])]
     metrics = [
         name
-        for name in dict.fromkeys(name for run in runs for name in run["metrics"])
+        for name in runs[0]["metrics"]
         if name.startswith(("eval_", "test_", "best_", "train_loss", "train_runtime", "peak_memory"))
         and all(isinstance(run["metrics"].get(name), int | float) for run in runs)
     ]

@@ -444,10 +444,11 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
     processes."""
     from samerun.memory import Layout, with_fsdp, with_zero
 
-    layouts = []
+    layouts, several = [], planned.world_size > 1
+    step = True, planned.accumulation, several
+    plain = Layout(planned.world_size, planned.precision, *step, state_bytes=planned.state_bytes)
     for path in sorted(LAUNCH_FILES.glob("*.yaml")):
         file = read_launch_file(f"{LAUNCH_FILES.name}/{path.name}")
-        several = planned.world_size > 1
         if file.use_cpu or (file.machines > 1) != several_machines:
             continue
         if file.fsdp and planned.precision == "fp16":
@@ -455,18 +456,15 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
         shards, usable_precision = file.deepspeed or file.fsdp, file.precision in ("no", planned.precision)
         if not shards and ((file.processes > 1) != several or not usable_precision):
             continue
-        step = True, planned.accumulation, several
-        layout = Layout(planned.world_size, planned.precision, *step, state_bytes=planned.state_bytes)
         same_precision = file.precision == planned.precision
         name = file.name if same_precision else f"{file.name} --mixed_precision {planned.precision}"
         if file.deepspeed:
             config = deepspeed.read_config(file.deepspeed_file, search=(LAUNCH_FILES.parent,))
-            layout = with_zero(layout, config)
+            layouts.append((name, with_zero(plain, config)))
         elif file.fsdp:
-            layout = with_fsdp(layout, fsdp.read_settings(file.variables, []))
-        elif not same_precision and several and not several_machines:
-            continue  # another shipped file has this precision
-        layouts.append((name, layout))
+            layouts.append((name, with_fsdp(plain, fsdp.read_settings(file.variables, []))))
+        elif same_precision or not several or several_machines:  # or another file has this precision
+            layouts.append((name, plain))
     return layouts
 
 
@@ -475,8 +473,7 @@ def table(rows: list[Row], gpu_memory: float | None) -> list[str]:
     from samerun import memory
 
     titles = ("weights", "gradients", "optimizer", "activations", "exchange", "  peak", "  host")
-    names = [row.name.removeprefix(f"{LAUNCH_FILES.name}/") for row in rows]
-    names = [name if name == PLANNED else name.partition(" ")[0] for name in names]
+    names = [row.name if row.name == PLANNED else Path(row.name.partition(" ")[0]).name for row in rows]
     width = max(map(len, names))
     lines = ["  ".join([f"{'':{width}}", *titles, *(["needs"] if gpu_memory else [])])]
     for name, row in zip(names, rows, strict=True):

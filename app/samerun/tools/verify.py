@@ -147,8 +147,7 @@ def verify(options: argparse.Namespace, run: dict[str, Any]) -> int:
     if problem is not None or not both:
         print(f"differs        the job fails here: {problem or 'no step was logged'}")
         return DEPARTS
-    precision = {run["mixed_precision"], again["mixed_precision"]} - {"no"}
-    tolerance = options.tolerance or ROUNDING[precision.pop() if precision else "no"]
+    tolerance = options.tolerance or max(ROUNDING[each["mixed_precision"]] for each in (run, again))
     for step in both:
         name, size = departure(again["history"][step], run["history"][step], tolerance)
         if size > 1:
