@@ -6,7 +6,7 @@ from launchers import CLASSIFY, as_words
 
 from samerun.task_scripts import run_tool
 from samerun.tools import baseline
-from samerun.tools.trials.rows import write_lines
+from samerun.tools.trials import write_lines
 
 
 def test_the_simplest_method_is_scored_on_every_labelled_split(tmp_path, monkeypatch, token_cache, capsys):

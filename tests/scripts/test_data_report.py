@@ -11,9 +11,8 @@ from PIL import Image
 
 from samerun.task_scripts import run_tool
 from samerun.tools import data_report as script
-from samerun.tools.data_report import examine
-from samerun.tools.examining.rows import Rows, of_texts
-from samerun.tools.trials.rows import write_lines
+from samerun.tools.data_report import Rows, examine, of_texts
+from samerun.tools.trials import write_lines
 
 TASKS = REPOSITORY / "app"
 

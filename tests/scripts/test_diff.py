@@ -10,7 +10,7 @@ from samerun.files import write_json
 from samerun.task_scripts import run_tool
 from samerun.text.multi_label_scores import decision_scores, ranking_scores
 from samerun.tools import diff
-from samerun.tools.trials.rows import write_lines
+from samerun.tools.trials import write_lines
 
 
 def of_classes(right):

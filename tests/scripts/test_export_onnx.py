@@ -22,19 +22,15 @@ from samerun.tools import export_onnx
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("config", "reason"),
     [
-        (
-            {"architectures": ["EncoderDecoderModel"]},
-            "is a model of titlegen, which cannot be exported: ",
-        ),
-        ({"model_type": "monai_unet"}, "is a model of segment3d, which cannot be exported"),
-        ({"architectures": ["BertForMaskedLM"]}, "no task for a model of"),
+        ({"architectures": ["EncoderDecoderModel"]}, "a model of titlegen, which cannot be exported: its "),
+        ({"model_type": "monai_unet"}, "a model of segment3d, which cannot be exported: MONAI"),
     ],
 )
-def test_models_that_onnx_cannot_hold_are_refused(config, message, tmp_path):
+def test_models_that_onnx_cannot_hold_are_refused(config, reason, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=reason):
         export_onnx.main([str(tmp_path)])
 
 

@@ -13,7 +13,7 @@ from samerun.files import read_lines
 from samerun.task_scripts import run_tool
 from samerun.tools import rows
 from samerun.tools.rows import doubts, main
-from samerun.tools.trials.rows import write_lines
+from samerun.tools.trials import write_lines
 
 
 @pytest.mark.parametrize(

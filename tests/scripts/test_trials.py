@@ -16,8 +16,7 @@ from samerun.errors import InputError
 from samerun.files import read_lines
 from samerun.tools import cross_validate, learning_curve
 from samerun.tools.moving.setups import APART
-from samerun.tools.trials.command import Command
-from samerun.tools.trials.rows import read_rows, write_lines
+from samerun.tools.trials import Command, read_rows, write_lines
 
 optuna = pytest.importorskip("optuna")  # requirements-sweep.txt
 sweep = pytest.importorskip("samerun.tools.sweep")  # imports it

@@ -11,7 +11,7 @@ from samerun.files import write_json
 from samerun.task_scripts import read_command, run_tool
 from samerun.tools import verify
 from samerun.tools.moving.outcome import first_difference
-from samerun.tools.trials.rows import write_lines
+from samerun.tools.trials import write_lines
 
 
 def contents(folder):

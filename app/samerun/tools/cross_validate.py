@@ -33,8 +33,7 @@ from samerun import task_scripts
 from samerun.errors import InputError, TrainingError
 from samerun.files import read_lines, write_json
 from samerun.run_folder import PREDICTIONS
-from samerun.tools.trials.command import Command, print_table, run_all, run_script
-from samerun.tools.trials.rows import files_of, open_rows, write_lines
+from samerun.tools.trials import Command, files_of, open_rows, print_table, run_all, run_script, write_lines
 
 NO_SCORES = ("test_samples_per_second", "test_rows")
 
@@ -84,7 +83,7 @@ def summarise(metrics: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 def cross_validate(options: argparse.Namespace, command: Command, folder: Path) -> None:
     """Runs all folds and writes the results. Raises `InputError`, `TrainingError`, `StopRequested`."""
     settings = {"--folds": options.folds, "--seed": options.seed}
-    task, rows, labels = open_rows(options, command, folder, **settings)
+    task, rows, labels = open_rows(command, folder, **settings)
     if not 2 <= options.folds <= len(rows) // 2:
         raise InputError(
             f"--folds {options.folds}: expected from 2 to {len(rows) // 2}, half of the {len(rows)} rows"

@@ -35,7 +35,7 @@ from samerun.reports.tracker import read_history
 from samerun.run_folder import METRICS, RUN_FILE
 from samerun.text.multi_label_scores import precision_recall_f1
 from samerun.text.rouge import ROUGE_METRICS, choose_tokenizer, exact_matches, row_scores
-from samerun.tools.trials.rows import read_rows, task_of_run
+from samerun.tools.trials import read_rows, task_of_run
 
 IGNORED = ("output_dir", "config", "run_name", "predictions_file")  # differ between any two runs
 OWN_SECTIONS = ("arguments", "metrics", "history", "rows", "resampled")  # of `read_run`; others are facts

@@ -43,8 +43,8 @@ from samerun.runtime import Launch
 from samerun.task import Section
 from samerun.text.multi_label_scores import sigmoid
 from samerun.text.single_label import softmax
-from samerun.tools.examining.rows import Rows, joined, of_text_split, of_texts
-from samerun.tools.trials.rows import task_of_run
+from samerun.tools.data_report import Rows, joined, of_text_split, of_texts
+from samerun.tools.trials import task_of_run
 
 MAX_TEXT = 300
 SHOWN = 10  # rows on the console

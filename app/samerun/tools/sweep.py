@@ -32,7 +32,7 @@ import optuna
 from samerun import task_scripts
 from samerun.errors import InputError
 from samerun.task import check_metric, higher_is_better
-from samerun.tools.trials.command import Command, claim, has_runs, print_table, run_all, run_script
+from samerun.tools.trials import Command, claim, has_runs, print_table, run_all, run_script
 
 REFUSED = 3  # so many refused trials without any run mean that the command itself is at fault
 

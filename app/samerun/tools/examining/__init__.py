@@ -1,1 +1,0 @@
-"""The rows of `samerun data-report` and `rows`."""
