@@ -27,7 +27,7 @@ def observe_steps(folder: Path, stop_after: int = 0) -> None:
     """Records this process's training steps in FOLDER/NAME.rank_R.jsonl, where NAME is the name of the output
     folder. A line: {"step": from 0, "rows": of this process, in the order of its forward passes,
     "learning_rates": by parameter group}. `stop_after`: the process asks the run to stop after so many steps,
-    and records what the modules compute in the first one (`samerun.tools.moving.activations`); 0: never."""
+    and records what the modules compute in the first one; 0: never."""
     sys.meta_path.insert(0, _Finder(folder, stop_after))
 
 
