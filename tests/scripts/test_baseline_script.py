@@ -6,14 +6,14 @@ from launchers import CLASSIFY, as_words
 
 from samerun.task_scripts import run_tool
 from samerun.tools import baseline
+from samerun.tools.trials import write_lines
 
 
 def test_the_simplest_method_is_scored_on_every_labelled_split(tmp_path, monkeypatch, token_cache, capsys):
     monkeypatch.chdir(tmp_path)
     rows = [{"text": f"{'rain' if row % 2 else 'sun'} {row}", "labels": ["ab"[row % 2]]} for row in range(20)]
     for name, part in (("train", rows), ("valid", rows[:7]), ("test", [{"text": "sun"}])):
-        lines = "".join(json.dumps(row) + "\n" for row in part)
-        (tmp_path / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+        write_lines(tmp_path / f"{name}.jsonl", part)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}), encoding="utf-8")
     files = {"train_file": "train.jsonl", "validation_file": "valid.jsonl", "test_file": "test.jsonl"}
     model = {"from_scratch": True, "config_name": "config.json", "tokenizer_type": "train", "vocab_size": 128}
@@ -26,8 +26,7 @@ def test_the_simplest_method_is_scored_on_every_labelled_split(tmp_path, monkeyp
     assert {path.name for path in tmp_path.iterdir()} - {"cache"} == {*files.values(), "config.json"}
 
     for name in ("train", "valid"):
-        lines = "".join(json.dumps(row | {"text": "!" * 9}) + "\n" for row in rows)
-        (tmp_path / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+        write_lines(tmp_path / f"{name}.jsonl", [row | {"text": "!" * 9} for row in rows])
     assert baseline.main([str(CLASSIFY), *as_words(**files, **model)]) == 0
     assert capsys.readouterr().out.splitlines() == [said.splitlines()[0]]  # no text has a word
 

@@ -11,8 +11,8 @@ from PIL import Image
 
 from samerun.task_scripts import run_tool
 from samerun.tools import data_report as script
-from samerun.tools.examining.report import examine
-from samerun.tools.examining.rows import Rows, of_texts
+from samerun.tools.data_report import Rows, examine, of_texts
+from samerun.tools.trials import write_lines
 
 TASKS = REPOSITORY / "app"
 
@@ -36,11 +36,8 @@ def test_repetitions_leaks_and_contradictions_are_counted():
     assert list(rows) == ["train", "test"]
     assert rows["train"] == {"rows": "7", "repeated": "2", "nearly repeated": "1", "contradicting": "1",
                              "in training": "0", "nearly in training": "0", "empty": "0"}  # fmt: skip
-    assert (rows["test"]["in training"], rows["test"]["nearly in training"], rows["test"]["empty"]) == (
-        "1",
-        "1",
-        "1",
-    )
+    leaked = ("in training", "nearly in training", "empty")
+    assert [rows["test"][name] for name in leaked] == ["1", "1", "1"]
     found = [finding.found for finding in report.findings]
     assert "1 train row(s) contradict an equal one (rows 3 and 4 of those read, from 0)" in found
     assert "2 test row(s) are in the training rows too, 1 of them only nearly" in found
@@ -66,13 +63,11 @@ def test_labels_are_counted_with_those_that_come_together():
 
 def test_classes_of_masks_are_counted_by_area():
     areas = {"train": [[990, 5, 0], [1000, 0, 0]], "validation": [[500, 0, 500]]}
-    splits = {
-        name: Rows(range(10 * number, 10 * number + len(rows)), range(10 * number, 10 * number + len(rows)),
-                   "",
-                        sizes={"width, pixels": np.arange(len(rows)) + 7},
-                        areas=(["ground", "disc", "square"], np.array(rows)))
-        for number, (name, rows) in enumerate(areas.items())
-    }  # fmt: skip
+    splits = {}
+    for name, rows in areas.items():
+        contents = [f"{name} {row}" for row in range(len(rows))]
+        sizes, names = {"width, pixels": np.arange(len(rows)) + 7}, ["ground", "disc", "square"]
+        splits[name] = Rows(contents, contents, "", sizes=sizes, areas=(names, np.array(rows)))
     report = examine(splits)
     found = tables(report)
     assert found["Classes"][1] == {
@@ -95,7 +90,7 @@ def test_classes_of_masks_are_counted_by_area():
 @pytest.mark.parametrize("ending", ["html", "json"])
 def test_a_command_without_a_model_is_enough(ending, tmp_path, token_cache, capsys):
     rows = [{"text": f"<b>text</b> {number % 20}", "labels": ["a"]} for number in range(30)]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_lines(tmp_path / "train.jsonl", rows)
     output = tmp_path / f"report.{ending}"
     task = str(TASKS / "classify.py")
     assert script.main(["--output", str(output), task, "--train_file", str(tmp_path / "train.jsonl")]) == 0

@@ -1,13 +1,16 @@
-import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from launchers import write_csv
 
 from samerun.errors import InputError
+from samerun.files import write_json
 from samerun.task_scripts import run_tool
 from samerun.text.multi_label_scores import decision_scores, ranking_scores
 from samerun.tools import diff
+from samerun.tools.trials import write_lines
 
 
 def of_classes(right):
@@ -18,16 +21,15 @@ def of_classes(right):
     ]
 
 
-def finished(folder, lines=(), seed=1, train_file="a.csv", loss=1.0):
+def finished(folder, lines=(), loss=1.0, facts=None, **given):
+    """`facts`: of run.json; `given`: arguments."""
     folder.mkdir()
-    arguments = {"seed": seed, "output_dir": str(folder), "test_file": "test.csv", "train_file": train_file}
     metrics = {"eval_loss": loss, "test_accuracy": 0.5, "train_steps": 3, "eval_per_class": []}
-    (folder / "run.json").write_text(json.dumps({"arguments": arguments}), encoding="utf-8")
-    (folder / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
+    write_json(folder / "run.json", {"arguments": {"output_dir": str(folder), **given}, **(facts or {})})
+    write_json(folder / "metrics.json", metrics)
     events = [{"step": step, "epoch": 1.0, "loss": loss / step, "eval_loss": loss} for step in (1, 2)]
-    for name, rows in (("history", events), ("predictions", lines)):
-        content = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / f"{name}.jsonl").write_text(content, encoding="utf-8")
+    write_lines(folder / "history.jsonl", events)
+    write_lines(folder / "predictions.jsonl", lines)
     return str(folder)
 
 
@@ -36,7 +38,7 @@ def test_runs_are_compared_by_metrics_arguments_and_rows(tmp_path, capsys):
     right = rng.random(400) < 0.6
     better = right | (rng.random(400) < 0.3)
     runs = [
-        finished(tmp_path / "a", of_classes(right)),
+        finished(tmp_path / "a", of_classes(right), seed=1),
         finished(tmp_path / "b", of_classes(better), seed=2, loss=0.5),
     ]
     assert diff.main([*runs, "--plot", str(tmp_path / "curves.png")]) == 0
@@ -51,13 +53,11 @@ def test_runs_are_compared_by_metrics_arguments_and_rows(tmp_path, capsys):
 
 
 def test_the_first_step_and_the_facts_that_differ_are_named(tmp_path, capsys):
-    runs = [
-        finished(tmp_path / name, loss=loss) for name, loss in (("a", 1.0), ("b", 1 + 5e-6), ("c", 1.001))
-    ]
-    for number, run in enumerate(runs):
+    runs = []
+    for number, loss in enumerate((1.0, 1 + 5e-6, 1.001)):
         facts = {"versions": {"torch": "2.13"}, "fingerprint": {"label_list": ["a", "b"][: 2 - number // 2]}}
-        before = json.loads(Path(run, "run.json").read_text())
-        Path(run, "run.json").write_text(json.dumps({**before, **facts, "launcher_process": number}))
+        facts["launcher_process"] = number
+        runs.append(finished(tmp_path / str(number), loss=loss, facts=facts))
     assert diff.main(runs) == 0
     said = capsys.readouterr().out
     assert "[1] and [0], first step that differs: none among 2 logged steps" in said
@@ -72,14 +72,10 @@ def test_rows_that_one_run_alone_has_are_listed_by_their_ids(tmp_path, capsys):
         "b": [("8", "two", "x"), ("9", "three", "y")],
         "c": [("8", "two", "y"), ("7", "one", "x")],
     }.items():
-        file = tmp_path / f"{name}.csv"
-        file.write_text("".join(f"{','.join(row)}\n" for row in [("id", "text", "labels"), *rows]))
-        runs.append(finished(tmp_path / name, train_file=[str(file)]))
-        before = json.loads(Path(runs[-1], "run.json").read_text())
-        del before["arguments"]["test_file"]
-        before["arguments"] |= {"model_name_or_path": "none/such"}
-        before["fingerprint"] = {"task": "classify", "train_content": name}
-        Path(runs[-1], "run.json").write_text(json.dumps(before))
+        write_csv(tmp_path / f"{name}.csv", ["id", "text", "labels"], rows)
+        facts = {"fingerprint": {"task": "classify", "train_content": name}}
+        given = {"train_file": [str(tmp_path / f"{name}.csv")], "model_name_or_path": "none/such"}
+        runs.append(finished(tmp_path / name, facts=facts, **given))
     assert diff.main(runs) == 0
     said = capsys.readouterr().out
     assert "[1] and [0], 1 training row(s) only here: 9\n" in said
@@ -102,10 +98,7 @@ def test_runs_that_predicted_other_rows_are_not_compared_row_by_row(tmp_path, ca
         finished(tmp_path / "none"),
     ]
     assert diff.main(runs) == 0
-    said = capsys.readouterr().out
-    assert [f"[{number}] and [0] predicted different rows" in said for number in range(5)] == [False] + [
-        True
-    ] * 4
+    assert re.findall(r"\[(\d)\] and \[0\] predicted different rows", capsys.readouterr().out) == [*"1234"]
 
 
 def test_a_folder_without_a_run_is_named(tmp_path, capsys):
@@ -147,18 +140,13 @@ def test_titles_and_masks_are_scored():
     lines = [{"title": "a b", "reference": "a b"}, {"title": "c", "reference": "d e"}]
     values = diff.resample(lines, "default")
     assert (values["rouge1"][0], values["exact_match"][0]) == (0.5, 0.5)
-    masks = [
-        {"image": "a", "iou": {"sky": 1.0, "sea": None}},
-        {"image": "b", "iou": {"sky": 0.5, "sea": 0.25}},
-    ]
+    masks = [{"iou": {"sky": 1.0, "sea": None}}, {"iou": {"sky": 0.5, "sea": 0.25}}]
+    masks = [{"image": name, **mask} for name, mask in zip("ab", masks, strict=True)]
     assert diff.resample(masks, None)["iou of an image"][0] == (0.75 + 0.25) / 2
     volumes = [{"image": "a", "dice": {"liver": 0.5}, "iou": {"liver": 0.3}, "hd95": {"liver": None}}]
-    values = diff.resample(volumes, None)
-    assert {name: each[0] for name, each in values.items()} == {
-        "mean_dice": 0.5,
-        "mean_iou": 0.3,
-        "mean_hd95": pytest.approx(np.nan, nan_ok=True),
-    }
+    found = {name: each[0] for name, each in diff.resample(volumes, None).items()}
+    expected = {"mean_dice": 0.5, "mean_iou": 0.3, "mean_hd95": np.nan}
+    assert found == pytest.approx(expected, nan_ok=True)
 
 
 def test_r2_is_undefined_for_one_value_only():
@@ -167,9 +155,8 @@ def test_r2_is_undefined_for_one_value_only():
     assert scores(np.arange(3))["mae"] == pytest.approx(1.9)
 
 
-def resampled(scores, elements=0):
-    means = diff.means_of_rows(["score"], [scores])
-    return diff.bootstrap(means, len(scores), elements)["score"]
+def resampled(scores):
+    return diff.bootstrap(lambda rows: {"score": scores[rows].mean()}, len(scores), 0)["score"]
 
 
 def test_a_metric_that_is_undefined_in_some_resamples_has_an_interval_from_the_others():

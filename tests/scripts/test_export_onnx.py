@@ -22,48 +22,39 @@ from samerun.tools import export_onnx
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("config", "reason"),
     [
-        (
-            {"architectures": ["EncoderDecoderModel"]},
-            "is a model of titlegen, which cannot be exported: its decoder generates",
-        ),
-        ({"model_type": "monai_unet"}, "is a model of segment3d, which cannot be exported"),
-        ({"architectures": ["BertForMaskedLM"]}, "no task for a model of"),
+        ({"architectures": ["EncoderDecoderModel"]}, "a model of titlegen, which cannot be exported: its "),
+        ({"model_type": "monai_unet"}, "a model of segment3d, which cannot be exported: MONAI"),
     ],
 )
-def test_models_that_onnx_cannot_hold_are_refused(config, message, tmp_path):
+def test_models_that_onnx_cannot_hold_are_refused(config, reason, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=reason):
         export_onnx.main([str(tmp_path)])
 
 
 def test_wrong_commands_are_refused_before_a_model_is_loaded(tmp_path, bert_folder):
-    with pytest.raises(
-        InputError, match=f"{tmp_path} already exists; remove it or name another --output_dir"
-    ):
-        export_onnx.main([str(bert_folder), "--output_dir", str(tmp_path)])
-    with pytest.raises(
-        InputError, match="unknown arguments --text_column body; a task's own arguments need --test_file"
-    ):
-        export_onnx.main([str(bert_folder), "--text_column", "body"])
+    for words, message in [
+        (
+            ["--output_dir", str(tmp_path)],
+            f"{tmp_path} already exists; remove it or name another --output_dir",
+        ),
+        (["--text_column", "body"], "unknown arguments --text_column body; a task's own arguments need "),
+    ]:
+        with pytest.raises(InputError, match=message):
+            export_onnx.main([str(bert_folder), *words])
 
 
 def test_sparse_attention_is_refused(tmp_path, bert_folder):
-    small = {
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-        "vocab_size": 100,
-    }
-    config = BigBirdConfig(**small, block_size=8, num_random_blocks=1, max_position_embeddings=128)
+    config = BigBirdConfig(
+        vocab_size=100, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        block_size=8, num_random_blocks=1, max_position_embeddings=128,
+    )  # fmt: skip
     BigBirdForSequenceClassification(config).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(bert_folder, model_max_length=57).save_pretrained(tmp_path)
-    with pytest.raises(
-        InputError,
-        match=r"BigBird's sparse attention to texts of 57 tokens .* Train with --max_length 56 or less",
-    ):
+    message = r"BigBird's sparse attention to texts of 57 tokens .* Train with --max_length 56 or less"
+    with pytest.raises(InputError, match=message):
         export_onnx.load(tmp_path, "classify")
 
 
@@ -71,12 +62,9 @@ def test_sparse_attention_is_refused(tmp_path, bert_folder):
 def test_a_classifier_under_onnx_runtime_and_what_int8_costs(
     tmp_path, bert_folder, start_run, token_cache, capfd
 ):
-    rows = [
-        ("return the values", "LABEL_0"),
-        ("cut the text", "LABEL_1"),
-        ("a matrix", "LABEL_0|LABEL_1"),
-    ] * 2
-    write_csv(tmp_path / "test.csv", ["body", "labels"], rows)
+    texts = ["return the values", "cut the text", "a matrix"] * 2
+    labels = ["LABEL_0", "LABEL_1", "LABEL_0|LABEL_1"] * 2
+    write_csv(tmp_path / "test.csv", ["body", "labels"], zip(texts, labels, strict=True))
     output = tmp_path / "onnx"
     measured = as_words(test_file=tmp_path / "test.csv", text_column="body", max_length="24")
     assert export_onnx.main([str(bert_folder), "--output_dir", str(output), "--int8", *measured]) == 0
@@ -90,7 +78,7 @@ def test_a_classifier_under_onnx_runtime_and_what_int8_costs(
 
     # As its reader uses it: without torch.
     tokenizer = AutoTokenizer.from_pretrained(output)
-    inputs = tokenizer([row[0] for row in rows], padding=True, return_tensors="np")
+    inputs = tokenizer(texts, padding=True, return_tensors="np")
     (logits,) = onnxruntime.InferenceSession(output / "model.onnx").run(["logits"], dict(inputs))
     model = AutoModelForSequenceClassification.from_pretrained(bert_folder)
     with torch.no_grad():

@@ -1,54 +1,58 @@
 """`samerun plan` as users run it, and its parts."""
 
+import datetime
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import yaml
+from launchers import as_words
+from linear_task import make_plan
+from transformers import GenerationConfig
 
+from samerun.data.tokens import Ragged
 from samerun.errors import InputError
+from samerun.plan import BatchShape
+from samerun.text import titles
 from samerun.tools import plan as planner
-from samerun.tools.moving.forecast import Times
+from samerun.tools.moving import forecast, meter
+from samerun.tools.trials import write_lines
 
 ROOT = Path(__file__).parents[2]
 TASK = str(ROOT / "app" / "classify.py")
+PLAN = replace(make_plan(22, epochs=3), eval_steps=3, save_steps=4)  # 9 steps, 3 per epoch
+TIMES = forecast.Times(step=2.0, evaluation=5.0, save=0.5, outside=20.0)
 ROWS = [
     {"text": f"sort the values of matrix {n} and return it", "labels": ["a", "b"][: n % 3]} for n in range(40)
 ]
 
 
 @pytest.fixture
-def command(tmp_path, bert_folder, token_cache):
-    """The arguments of a training command."""
+def run(environment, tmp_path, bert_folder, token_cache, capsys):
+    """Plans a training with more options before its command and arguments behind: (exit code, standard
+    output, problems)."""
     file = tmp_path / "train.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    return [
-        "--model_name_or_path", str(bert_folder), "--train_file", str(file), "--output_dir",
-        str(tmp_path / "run"),
-        "--report_to", "none", "--max_length", "16", "--validation_split", "0.2", "--learning_rate", "1e-3",
-    ]  # fmt: skip
-
-
-@pytest.fixture
-def run(environment, command, capsys):
-    """Plans the command with more options before and arguments behind: (exit code, standard output,
-    problems)."""
+    write_lines(file, ROWS)
+    command = as_words(
+        model_name_or_path=bert_folder, train_file=file, output_dir=tmp_path / "run", report_to="none",
+        max_length=16, validation_split=0.2, learning_rate=1e-3,
+    )  # fmt: skip
 
     def plan(options=(), *more):
         code = planner.main([*options, TASK, *command, *more])
         out, err = capsys.readouterr()
-        return code, out, [line.removeprefix("  - ") for line in err.splitlines() if line.startswith("  - ")]
+        return code, out, [x.removeprefix("  - ") for x in err.splitlines() if not x.endswith("problem(s):")]
 
     return plan
 
 
 def launch_file(folder, **content):
-    import yaml
-
-    path = folder / "launch.yaml"
-    path.write_text(
-        yaml.safe_dump({"compute_environment": "LOCAL_MACHINE", "main_training_function": "main", **content})
-    )
-    return str(path)
+    fixed = {"compute_environment": "LOCAL_MACHINE", "main_training_function": "main"}
+    (folder / "launch.yaml").write_text(yaml.safe_dump({**fixed, **content}))
+    return str(folder / "launch.yaml")
 
 
 def test_the_plan_of_a_run(run):
@@ -70,17 +74,10 @@ def test_the_plan_of_a_run(run):
     ]
     assert lines[5] == "optimizer      adamw_torch_fused; its state: 8 bytes per trained element"
     assert lines[7] == "idle           25.0% of the processes' time, counted in rows"
-    table = {
-        line.split()[0]: line.split()[1:]
-        for line in lines
-        if line.split()[:1] and line.split()[0].endswith(".yaml")
-    }
-    assert set(table) == {
-        "ddp_bf16.yaml", "zero1.yaml", "zero2.yaml", "zero3.yaml", "zero2_offload.yaml", "zero3_offload.yaml",
-        "fsdp.yaml",
-        "fsdp_offload.yaml",
-    }  # fmt: skip
-    assert next(iter(table)) == "ddp_bf16.yaml"
+    table = [line.split(".yaml ")[0] for line in lines if ".yaml " in line]
+    assert table == [
+        "ddp_bf16", "zero1", "zero2", "fsdp", "zero3", "zero2_offload", "fsdp_offload", "zero3_offload"
+    ]  # fmt: skip
     assert lines[-2:] == [
         "this setup fits 24 GiB",
         "the cheapest that fits is accelerate_configs/ddp_bf16.yaml",
@@ -158,61 +155,39 @@ NOT_TAKEN = {
 
 @pytest.mark.parametrize("problem", NOT_TAKEN)
 def test_launch_files_that_accelerate_would_not_take(tmp_path, problem):
-    with pytest.raises(planner.InputError) as caught:
+    with pytest.raises(InputError) as caught:
         planner.read_launch_file(launch_file(tmp_path, **NOT_TAKEN[problem]))
     assert any(problem in line for line in caught.value.problems)
 
 
-def test_every_shipped_launch_file_is_read():
-    files = sorted((ROOT / "accelerate_configs").glob("*.yaml"))
-    assert len(files) > 10
-    for file in files:
-        found = planner.read_launch_file(str(file))
-        assert found.deepspeed == (found.deepspeed_file is not None) == ("zero" in file.name)
-        assert (found.machines > 1) == file.name.startswith("multi_node")
-
-
 def test_a_launch_file_that_is_not_there_and_one_that_is_no_yaml(tmp_path):
-    with pytest.raises(
-        planner.InputError, match=r"--launch nowhere.yaml: no such file \(in accelerate_configs/: .*zero3"
-    ):
-        planner.read_launch_file("nowhere.yaml")
     broken = tmp_path / "broken.yaml"
-    with pytest.raises(
-        planner.InputError, match=r"zero2.json: is a DeepSpeed file; give it after the script"
-    ):
-        planner.read_launch_file(str(ROOT / "ds_configs" / "zero2.json"))
     broken.write_text("a: 1\nb: [\n")
-    with pytest.raises(planner.InputError, match=r"broken.yaml:3: not valid YAML"):
-        planner.read_launch_file(str(broken))
+    for file, message in {
+        "nowhere.yaml": r"--launch nowhere.yaml: no such file \(in accelerate_configs/: .*zero3",
+        "ds_configs/zero2.json": "zero2.json: is a DeepSpeed file; give it after the script",
+        str(broken): "broken.yaml:3: not valid YAML",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            planner.read_launch_file(file)
 
 
 def test_a_command_that_does_not_train_and_a_script_that_is_no_task(run, capsys):
     assert run((), "--do_eval")[2] == ["this command does not train; add --do_train"]
     assert planner.main([str(ROOT / "scripts" / "make_sample_data.py")]) == 2
-    assert (
-        "make_sample_data.py: not a task's script; expected a class Arguments and one subclass"
-        in capsys.readouterr().err
-    )
+    message = "make_sample_data.py: not a task's script; expected a class Arguments and one subclass"
+    assert message in capsys.readouterr().err
 
 
 READS_WEIGHTS = """
-from __future__ import annotations
 import sys
 sys.path.insert(0, {tests!r})
-from linear_task import LinearTask
-from samerun.arguments import BatchArguments, LaunchArguments, OptimizationArguments, RunArguments
-from dataclasses import dataclass
-from transformers import AutoModel
 import torch
-
-@dataclass(frozen=True, kw_only=True)
-class Arguments(LaunchArguments, RunArguments, OptimizationArguments, BatchArguments):
-    "Words"
+from linear_task import LinearTask
+from transformers import AutoModel
+from vector_task import Arguments
 
 class Words(LinearTask):
-    default_metric = "loss"
-
     def build(self):
         body = AutoModel.from_pretrained({model!r}, dtype=torch.float32)
         return torch.nn.ModuleDict({{"body": body, "head": torch.nn.Linear(3, 2)}})
@@ -236,11 +211,156 @@ def test_a_build_that_reads_weights_needs_no_care_for_the_meta_device(
     assert "memory         not known" not in out
 
 
-def test_how_often_to_save_on_machines_that_are_lost(capsys):
-    times = Times(step=0.5, evaluation=0.0, save=2.0, outside=0.0)
+def test_how_often_to_save_on_machines_that_are_lost():
+    times = forecast.Times(step=0.5, evaluation=0.0, save=2.0, outside=0.0)
     assert planner.advised_saves(times, 4.0).startswith("save_steps     480 lose least: ")  # 240 s
     with pytest.raises(InputError, match="the time of a checkpoint is not known"):
         planner.advised_saves(times._replace(save=0.0), 4.0)
+
+
+# How long a training will take
+
+
+def test_a_run_is_the_sum_of_its_parts():
+    assert forecast.parts(PLAN, TIMES, evaluates=True) == {
+        "steps": 18, "3 evaluation(s)": 15, "3 checkpoint(s)": 1.5, "before and after": 20,
+    }  # fmt: skip
+    few = replace(PLAN, save_steps=None)
+    assert sum(forecast.parts(few, TIMES, evaluates=False).values()) == 38
+    first, second = forecast.lines(PLAN, TIMES, True, datetime.datetime(2026, 1, 31, 23, 59, 30))
+    assert first == (
+        "time           54.5 seconds, until 2026-02-01 00:00:24 if it starts now; an epoch's steps take "
+        "6.0 seconds, 3.7 rows/s"
+    )
+    assert second.endswith("3 checkpoint(s) 1.5 seconds, before and after 20.0 seconds)")
+
+
+def test_what_was_not_measured_follows_from_what_was():
+    found = {"trials": [{"step": 2.0}, {"step": 1.0}], "export": 1.0, "seconds": 100.0}
+    metrics = {
+        "train_evaluation_stall": 3.0, "train_evaluation_rows": 256, "train_save_stall": 0.5,
+        "test_rows": 256, "test_samples_per_second": 10.0,
+    }  # fmt: skip
+    rows = {"train": 22, "validation": 1024, "test": 356}
+    times = forecast.of_measurement(found, metrics, 120.0, rows)
+    # An export takes as long for any number of rows; the other 100 test rows take 10 s.
+    assert times == (2.0, 1.0 + 4 * 2.0, 0.5, 30.0)
+    nothing = forecast.of_measurement(found | {"export": 0.0}, {}, 120.0, {"train": 22})
+    assert nothing == (2.0, 0.0, 0.0, 20.0)
+
+
+def test_the_times_of_an_earlier_run(tmp_path):
+    metrics = {
+        "train_samples_per_second": 10.0, "train_tokens_per_second": 80.0, "train_padding_share": 0.2,
+        "train_evaluation_stall": 4.0, "train_evaluation_rows": 50, "train_outside_runtime": 9.0,
+    }  # fmt: skip
+    (tmp_path / "metrics.json").write_text(json.dumps(metrics))
+    # 100 tokens a second with padding
+    assert forecast.of_earlier_run(tmp_path, work=300, rows=100) == (3.0, 8.0, 0.0, 9.0)
+    (tmp_path / "metrics.json").write_text(json.dumps({"train_samples_per_second": 10.0}))
+    assert forecast.of_earlier_run(tmp_path, work=30, rows=0) == (3.0, 0.0, 0.0, 0.0)
+    (tmp_path / "metrics.json").write_text("{}")
+    with pytest.raises(InputError, match="has no speed; name the folder of a finished training"):
+        forecast.of_earlier_run(tmp_path, work=30, rows=0)
+
+
+def test_setups_by_name():
+    assert [setup and setup.name for setup in forecast.choose("here, zero2,here")] == [None, "zero2"]
+    usual = [setup.name for setup in forecast.choose("all")]
+    assert usual == ["one", "ddp", "zero1", "zero2", "zero3", "fsdp"]
+    with pytest.raises(InputError, match=r"--measure zero9: no such setup; there are all, here, one, ddp"):
+        forecast.choose("zero9")
+
+
+def test_other_micro_batches_make_the_same_global_batch():
+    rows = BatchShape(32, 2, 8, 2)
+    sizes = [(s.global_batch_size, s.micro_batch_size, s.accumulation) for s in meter.shapes(rows, True)]
+    assert sizes == [(32, 8, 2), (32, 4, 4), (32, 16, 1)]
+    tokens = replace(rows, max_tokens=2048)
+    assert [shape.max_tokens for shape in meter.shapes(tokens, True)] == [2048, 1024, 4096]
+    assert [shape.max_tokens for shape in meter.shapes(tokens, False)] == [2048, 1024]
+    assert forecast._argument(vars(tokens)) == "--max_tokens_per_micro_batch 2048"
+    assert forecast._argument(vars(rows)) == "--per_device_train_batch_size 8"
+
+
+def test_titles_of_a_measured_run_are_as_long_as_the_longest_references_of_a_batch():
+    # The largest of two draws from 1 and 3 is 1 in a quarter of the cases.
+    assert meter.expected_maximum(np.array([3, 1]), 2) == 2.5
+    config = GenerationConfig(max_length=18, num_beams=2)
+    task = SimpleNamespace(generation=titles.Generation(config, start_id=1, pad_id=0, synced_gpus=False))
+    split = SimpleNamespace(targets=Ragged.of([[5] * 4] * 8))
+    meter.end_titles(SimpleNamespace(task=task, validation=SimpleNamespace(split=split, batch_size=4)))
+    measured = task.generation.config
+    assert (measured.min_length, measured.max_length, measured.num_beams) == (5, 5, 2)  # and the start token
+    assert config.max_length == 18
+
+
+def test_only_the_second_evaluation_and_export_count(monkeypatch):
+    """The first ones import libraries: that happens once in a run, and not at each evaluation."""
+    clock, seconds = [0.0], {"evaluate": [30.0, 4.0], "export": [9.0, 2.0]}
+    monkeypatch.setattr(meter.time, "perf_counter", lambda: clock[0])
+
+    def take(what):
+        clock[0] += seconds[what].pop(0)
+
+    class Training(SimpleNamespace):
+        def _export(self, _predictions):
+            take("export")
+
+        def _evaluate_and_save(self, eval_due):
+            started = clock[0]
+            take("evaluate")
+            self._export(None)
+            self.evaluation_stalls.append(clock[0] - started)
+
+    training = Training(run=None, model=None, task=None, validation=None, evaluation_stalls=[])
+    engine = SimpleNamespace(evaluate=lambda *_: take("evaluate"))
+    assert meter.evaluate_twice(engine, training) == (30 + 9 - 4 - 2, 2.0)
+    assert training.evaluation_stalls == [4 + 2]
+
+
+@pytest.mark.slow
+def test_a_measured_run_leaves_nothing_but_its_forecast(run, tmp_path, forked_python):
+    before = dict(planner.os.environ)
+    code, out, problems = run(
+        ("--measure", "here", "--lost_every", "4"), "--global_batch_size", "16", "--num_train_epochs", "2",
+        "--per_device_train_batch_size", "8", "--do_train", "--do_eval", "--report_to", "tensorboard",
+    )  # fmt: skip
+    assert (code, problems) == (0, [])
+    assert dict(planner.os.environ) == before
+    assert "launcher       python: 1 process(es) on CPU" in out
+    lines = out[out.index("\ntime  ") :].splitlines()
+    assert "2 evaluation(s)" in out
+    table = [line.split() for line in lines if line.startswith("here")]
+    assert [line[2] for line in table] == ["8", "4", "16"]
+    assert sum(line[-1] == "fastest" for line in table) == 1
+    assert lines[-1].startswith("save_steps     ")
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".samerun")] == []
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "more", "message"),
+    [
+        (["--measure", "here", "--num_processes", "4096"], [], "4096 process(es) are planned, this machine "),
+        (["--like", "."], [], "metrics.json has no speed"),
+        (["--measure", "here"], ["--learning_rate", "1e30", "--lr_scaling", "none"], "--measure here: "),
+    ],
+)
+def test_what_cannot_be_measured(run, options, more, message, forked_python):
+    code, _, problems = run(options, *more)
+    assert (code, message in problems[0]) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--lost_every", "4"], "--like RUN or --measure here"),
+        (["--like", "a", "--measure", "here"], "keep one"),
+    ],
+)
+def test_options_that_contradict_each_other(options, message, capsys):
     with pytest.raises(SystemExit):
-        planner.main(["--lost_every", "4", "classify"])
-    assert "--like RUN or --measure here" in capsys.readouterr().err
+        planner.main([*options, TASK])
+    assert message in capsys.readouterr().err

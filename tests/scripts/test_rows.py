@@ -7,20 +7,45 @@ from itertools import compress
 import label_noise
 import numpy as np
 import pytest
+from launchers import as_words, write_csv
 
+from samerun.files import read_lines
 from samerun.task_scripts import run_tool
 from samerun.tools import rows
 from samerun.tools.rows import doubts, main
+from samerun.tools.trials import write_lines
 
 
-def test_a_row_is_wrong_if_its_label_looks_absent_and_another_one_present():
-    given = np.array([[1, 0], [1, 0], [1, 0], [0, 1], [0, 1]], dtype=bool)
-    chances = np.array([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.2, 0.8], [0.4, 0.6]])
-    doubt, suggested = doubts(chances, given)
-    assert doubt.argmax() == 2
-    assert suggested.tolist() == [*given[:2].tolist(), [False, True], *given[3:].tolist()]
+@pytest.mark.parametrize(
+    ("given", "chances", "suggested"),
+    [
+        (  # the label of the third row looks absent, and another one present
+            [[1, 0], [1, 0], [1, 0], [0, 1], [0, 1]],
+            [[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.2, 0.8], [0.4, 0.6]],
+            [[1, 0], [1, 0], [0, 1], [0, 1], [0, 1]],
+        ),
+        (  # rows without labels
+            [[1, 0], [0, 1], [0, 0], [0, 0]],
+            [[0.8, 0.1], [0.1, 0.8], [0.9, 0.1], [0.1, 0.2]],
+            [[1, 0], [0, 1], [1, 0], [0, 0]],
+        ),
+        ([[1, 0], [1, 0]], [[0.3, 0.7], [0.9, 0.1]], [[1, 0], [1, 0]]),  # no row has the second label
+        (  # every row has the first label
+            [[1, 1, 0], [1, 0, 1], [1, 0, 1]],
+            [[0.9, 0.9, 0.1], [0.8, 0.95, 0.05], [0.9, 0.1, 0.9]],
+            [[1, 1, 0], [1, 1, 0], [1, 0, 1]],
+        ),
+    ],
+)
+def test_a_row_is_wrong_if_its_label_looks_absent_and_another_one_present(given, chances, suggested):
+    given, suggested = np.array(given, dtype=bool), np.array(suggested, dtype=bool)
+    doubt, found = doubts(np.array(chances), given)
+    assert found.tolist() == suggested.tolist()
+    if (wrong := (suggested != given).any(axis=1)).any():
+        assert wrong[doubt.argmax()]
 
-    # A rare label has low probabilities everywhere; its own rows say what is high.
+
+def test_a_rare_label_has_low_probabilities_everywhere_its_own_rows_say_what_is_high():
     given = np.zeros((40, 3), dtype=bool)
     given[:20, 0], given[20:22, 1], given[22:, 2] = True, True, True
     chances = np.where(given, [0.8, 0.2, 0.8], [0.2, 0.01, 0.2])
@@ -31,22 +56,9 @@ def test_a_row_is_wrong_if_its_label_looks_absent_and_another_one_present():
     assert doubt.argmax() == 30
 
 
-def test_a_row_without_labels_is_wrong_if_one_looks_present():
-    given = np.array([[1, 0], [0, 1], [0, 0], [0, 0]], dtype=bool)
-    chances = np.array([[0.8, 0.1], [0.1, 0.8], [0.9, 0.1], [0.1, 0.2]])
-    assert doubts(chances, given)[1].tolist() == [[True, False], [False, True], [True, False], [False, False]]
-
-
-def test_a_label_that_no_row_has_is_never_suggested():
-    given = np.array([[1, 0], [1, 0]], dtype=bool)
-    chances = np.array([[0.3, 0.7], [0.9, 0.1]])
-    assert not doubts(chances, given)[1][:, 1].any()
-
-
-def test_a_label_that_every_row_has_is_never_doubtful():
-    given = np.array([[1, 1, 0], [1, 0, 1], [1, 0, 1]], dtype=bool)
-    chances = np.array([[0.9, 0.9, 0.1], [0.8, 0.95, 0.05], [0.9, 0.1, 0.9]])
-    assert doubts(chances, given)[1].astype(int).tolist() == [[1, 1, 0], [1, 1, 0], [1, 0, 1]]
+def rows_csv(folder):
+    with (folder / "rows.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 @pytest.fixture
@@ -54,27 +66,22 @@ def folds(tmp_path):
     """The folder of a cross-validation over eight rows."""
     texts = ["good a", "good b", "Good, B", "bad c", "bad d", "", "good e", "bad f"]
     labels = ["pos", "pos", "pos", "neg", "pos", "neg", "pos", "neg"]
-    with (tmp_path / "train.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["id", "text", "labels"], *zip("stuvwxyz", texts, labels, strict=True)])
+    write_csv(tmp_path / "train.csv", ["id", "text", "labels"], zip("stuvwxyz", texts, labels, strict=True))
     (tmp_path / "test.csv").write_text("text,labels\nBAD F,neg\n")
-    words = ["--model_name_or_path", "none/such", "--train_file", str(tmp_path / "train.csv")]
-    words += ["--test_file", str(tmp_path / "test.csv"), "--output_dir", "elsewhere"]
+    words = as_words(model_name_or_path="none/such", output_dir="elsewhere")
+    words += as_words(train_file=tmp_path / "train.csv", test_file=tmp_path / "test.csv")
     folder = tmp_path / "folds"
     folder.mkdir()
     (folder / "command.json").write_text(json.dumps({"command": ["classify", *words]}))
     (folder / "cross_validation.json").write_text("{}")
-    lines = []
-    for name, label, text in zip("stuvwxyz", labels, texts, strict=True):
-        chance = 0.9 if "good" in text.lower() else 0.1
-        lines.append(
-            {
-                "id": name,
-                "labels": [],
-                "probabilities": {"pos": chance, "neg": 1 - chance},
-                "reference": [label],
-            }
-        )
-    (folder / "predictions.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    chances = [0.9 if "good" in text.lower() else 0.1 for text in texts]
+    write_lines(
+        folder / "predictions.jsonl",
+        (
+            {"id": name, "labels": [], "probabilities": {"pos": x, "neg": 1 - x}, "reference": [label]}
+            for name, label, x in zip("stuvwxyz", labels, chances, strict=True)
+        ),
+    )
     return folder
 
 
@@ -82,8 +89,7 @@ def test_all_training_rows_are_listed_the_most_doubtful_first(folds, capsys):
     assert main([str(folds)]) == 0
     said = capsys.readouterr().out
     assert "likely wrong labels       1 of 8 train rows" in said
-    with (folds / "rows.csv").open(newline="") as file:
-        found = list(csv.DictReader(file))
+    found = rows_csv(folds)
     assert [*found[0]] == ["text", "id", "labels", "problem", "suggestion", "doubt"]
     assert (found[0]["id"], found[0]["labels"], found[0]["suggestion"]) == ("w", "pos", "neg")
     assert sorted(row["id"] for row in found) == [*"stuvwxyz"]
@@ -106,31 +112,29 @@ def test_labels_are_written_as_a_training_reads_them(folds, columns):
     labels = [[*compress("abc", bits)] for bits in given]
     names = ["a", "b", "c"] if columns else ["labels"]
     cells = given.tolist() if columns else [["|".join(each)] for each in labels]
-    with (folds.parent / "train.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["text", *names], *(["text", *row] for row in cells)])
+    write_csv(folds.parent / "train.csv", ["text", *names], [("text", *row) for row in cells])
     command = json.loads((folds / "command.json").read_text())["command"]
-    command[command.index("--test_file") :] = ["--label_columns", "a,b,c"] if columns else []
+    command = command[: command.index("--test_file")] + ["--label_columns", "a,b,c"] * columns
     (folds / "command.json").write_text(json.dumps({"command": command}))
     lines = [
         {"probabilities": dict(zip("abc", each, strict=True)), "reference": names_of_row}
         for each, names_of_row in zip(chances.tolist(), labels, strict=True)
     ]
-    (folds / "predictions.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    write_lines(folds / "predictions.jsonl", lines)
     assert main([str(folds)]) == 0
-    with (folds / "rows.csv").open(newline="") as file:
-        first = next(csv.DictReader(file))
+    first, *_ = rows_csv(folds)
     assert [*first] == ["text", *names, "problem", "suggestion", "doubt"]
     assert [first[name] for name in names] == (["1", "0", "1"] if columns else ["a|c"])
     assert first["suggestion"] == "b|c"
 
 
 def test_a_line_may_have_the_likeliest_labels_alone(folds):
-    lines = [json.loads(line) for line in (folds / "predictions.jsonl").read_text().splitlines()]
+    lines = list(read_lines(folds / "predictions.jsonl"))
     for line in lines:
         chances = line["probabilities"]
         line["probabilities"] = {max(chances, key=chances.get): max(chances.values())}
         line["label"], line["reference"] = line.pop("labels"), line["reference"][0]
-    (folds / "predictions.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    write_lines(folds / "predictions.jsonl", lines)
     found = rows.read_held_out(folds)
     assert sorted(found.labels) == ["neg", "pos"]
     assert found.given.sum(axis=1).tolist() == [1] * 8
@@ -138,26 +142,17 @@ def test_a_line_may_have_the_likeliest_labels_alone(folds):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("file", "content", "message"),
     [
-        (lambda folder: (folder / "command.json").unlink(), "holds no predictions of rows"),
-        (lambda folder: (folder / "predictions.jsonl").write_text(""), "has changed since; it has 8 rows"),
-        (
-            lambda folder: (folder / "predictions.jsonl").write_text('{"id": 1}\n'),
-            "holds no predictions of rows",
-        ),
-        (
-            lambda folder: (folder.parent / "train.csv").write_text("text,labels\na,pos\n"),
-            "the training file has changed since; it has 1 rows",
-        ),
-        (
-            lambda folder: (folder / "command.json").write_text(json.dumps({"command": ["tag"]})),
-            "only rows of text classification",
-        ),
+        ("cross_validation.json", None, "holds no predictions of rows"),
+        ("predictions.jsonl", "", "the training file has changed since; it has 8 rows"),
+        ("predictions.jsonl", '{"id": 1}\n', "holds no predictions of rows"),
+        ("../train.csv", "text,labels\na,pos\n", "the training file has changed since; it has 1 rows"),
+        ("command.json", '{"command": ["tag", "--output_dir", "x"]}', "only rows of text classification"),
     ],
 )
-def test_a_folder_that_cannot_be_used_is_refused(folds, capsys, change, message):
-    change(folds)
+def test_a_folder_that_cannot_be_used_is_refused(folds, capsys, file, content, message):
+    (folds / file).unlink() if content is None else (folds / file).write_text(content)
     assert run_tool(main, [str(folds)]) == 2
     assert message in capsys.readouterr().err
     assert not (folds / "rows.csv").exists()
@@ -170,7 +165,7 @@ def test_validation_rows_of_a_training(tmp_path, script, monkeypatch, bert_folde
         {"text": f"row {row} {'good' if row % 2 else 'bad'}", "labels": ["pos"] if row % 2 else ["neg"]}
         for row in range(12)
     ]
-    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    write_lines(tmp_path / "rows.jsonl", lines)
     words = [
         "--model_name_or_path", str(bert_folder), "--train_file", "rows.jsonl", "--validation_split", "0.5",
         "--do_train", "--max_steps", "1", "--output_dir", "run", "--report_to", "html", "--max_length", "4",
@@ -178,8 +173,7 @@ def test_validation_rows_of_a_training(tmp_path, script, monkeypatch, bert_folde
     ended = script("classify", words)
     assert ended.code == 0, ended.err
     assert main(["run"]) == 0
-    with (tmp_path / "run" / "rows.csv").open(newline="") as file:
-        found = list(csv.DictReader(file))
+    found = rows_csv(tmp_path / "run")
     assert len(found) == 6
     assert all("cut: " in row["problem"] for row in found)
     assert {(row["text"], row["labels"]) for row in found} < {
@@ -193,8 +187,7 @@ def test_validation_rows_of_a_training(tmp_path, script, monkeypatch, bert_folde
 
 
 def test_the_measurement_changes_the_labels_of_as_many_rows_as_it_says(tmp_path):
-    with (tmp_path / "rows.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["text", "labels"], *([f"text {n}", "abc"[n % 3]] for n in range(60))])
+    write_csv(tmp_path / "rows.csv", ["text", "labels"], [(f"text {n}", "abc"[n % 3]) for n in range(60)])
     changed = label_noise.change_labels(tmp_path / "rows.csv", 40, 0.1, tmp_path / "noisy.csv")
     with (tmp_path / "noisy.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

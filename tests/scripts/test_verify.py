@@ -1,7 +1,5 @@
 """`samerun verify` on a finished run of the common job, as a user runs it before a job moves."""
 
-import hashlib
-import json
 import shutil
 from types import SimpleNamespace
 
@@ -9,14 +7,15 @@ import forks
 import pytest
 from launchers import free_port
 
-from samerun.errors import InputError
+from samerun.files import write_json
 from samerun.task_scripts import read_command, run_tool
 from samerun.tools import verify
-from samerun.tools.moving.activations import first_difference
+from samerun.tools.moving.outcome import first_difference
+from samerun.tools.trials import write_lines
 
 
 def contents(folder):
-    return {path: hashlib.sha256(path.read_bytes()).digest() for path in folder.rglob("*") if path.is_file()}
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture
@@ -37,9 +36,8 @@ def check(launched, home, tmp_path, monkeypatch, capfd, forked_python):
 @pytest.mark.slow
 def test_a_run_goes_on_under_another_launcher(check):
     before = contents(check.folder)
-    code, said = check(
-        "--", str(forks.commands() / "torchrun"), "--nproc_per_node", "2", "--master_port", str(free_port())
-    )
+    torchrun = str(forks.commands() / "torchrun")
+    code, said = check("--", torchrun, "--nproc_per_node", "2", "--master_port", str(free_port()))
     assert code == 0, said
     assert "from checkpoint step_" in said
     assert "the same       losses of 1 logged step(s) agree to " in said
@@ -72,9 +70,9 @@ def run_folder(folder, logged, saved, loss=1.0):
     arguments |= {"push_to_hub": True, "hub_model_id": "me/mine"}
     run = {"fingerprint": {"task": "classify"}, "plan": {"batch": {"global_batch_size": 8}}}
     run |= {"arguments": arguments, "mixed_precision": "no"}
-    (folder / "run.json").write_text(json.dumps(run))
+    write_json(folder / "run.json", run)
     events = [{"step": step, "loss": loss, "grad_norm": 1.0, "learning_rate": 0.1} for step in logged]
-    (folder / "history.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    write_lines(folder / "history.jsonl", events)
     for step in saved:
         (folder / "checkpoints" / f"step_{step}").mkdir(parents=True)
     return folder
@@ -97,14 +95,16 @@ def test_steps_are_chosen_so_that_one_was_logged(tmp_path, logged, saved, steps,
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("logged", "words", "message"),
     [
-        (["--checkpoint", "step_7"], "--checkpoint step_7: no such checkpoint; there are step_4"),
-        (["--checkpoint", "step_4"], "--checkpoint step_4: no step after it was logged"),
+        ((2, 4), ["--checkpoint", "step_7"], "--checkpoint step_7: no such checkpoint; there are step_4"),
+        ((2, 4), ["--checkpoint", "step_4"], "--checkpoint step_4: no step after it was logged"),
+        ((), [], "has no step to compare with"),
+        (None, [], "holds no training"),
     ],
 )
-def test_a_checkpoint_without_steps_to_compare_is_refused(tmp_path, capsys, words, message):
-    folder = run_folder(tmp_path / "run", (2, 4), (4,))
+def test_a_run_without_steps_to_compare_is_refused(tmp_path, capsys, logged, words, message):
+    folder = tmp_path if logged is None else run_folder(tmp_path / "run", logged, (4,))
     assert run_tool(verify.main, [str(folder), *words]) == 2
     assert message in capsys.readouterr().err
 
@@ -144,16 +144,8 @@ def test_the_plain_run_reads_the_same_files_and_nothing_is_uploaded(tmp_path, mo
     here, plain = ran["here"], ran["plain"]
     assert [here.train_file, plain.train_file] == [("here.csv",)] * 2
     assert [here.dropout_by, plain.dropout_by] == ["torch", None]
-    assert {(each.mirror_to, each.push_to_hub, each.hub_model_id) for each in ran.values()} == {
-        (None, False, None)
-    }
-
-
-def test_a_folder_without_a_training_is_refused(tmp_path):
-    with pytest.raises(InputError, match="holds no training"):
-        verify.read_run(tmp_path)
-    with pytest.raises(InputError, match="no step to compare with"):
-        verify.read_run(run_folder(tmp_path / "run", (), ()))
+    for each in ran.values():
+        assert (each.mirror_to, each.push_to_hub, each.hub_model_id) == (None, False, None)
 
 
 def test_the_first_module_is_that_of_the_forward_pass_and_its_worst_row():

@@ -33,8 +33,7 @@ from samerun import task_scripts
 from samerun.errors import InputError, TrainingError
 from samerun.files import read_lines, write_json
 from samerun.run_folder import PREDICTIONS
-from samerun.tools.trials.command import Command, print_table, run_all, run_script
-from samerun.tools.trials.rows import files_of, open_rows, write_lines
+from samerun.tools.trials import Command, files_of, open_rows, print_table, run_all, run_script, write_lines
 
 NO_SCORES = ("test_samples_per_second", "test_rows")
 
@@ -72,22 +71,19 @@ def run_fold(
 
 def summarise(metrics: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Mean and standard deviation of the test metrics that all folds have."""
-    numbers = {
-        name: [each.get(name) for each in metrics]
-        for name in metrics[0]
-        if name.startswith("test_")
-        and name not in NO_SCORES
-        and all(isinstance(each.get(name), float) for each in metrics)
-    }
+    names = [name for name in metrics[0] if name.startswith("test_") and name not in NO_SCORES]
+    columns = {name: [each.get(name) for each in metrics] for name in names}
     return {
-        name: {"mean": statistics.mean(each), "std": statistics.stdev(each)} for name, each in numbers.items()
+        name: {"mean": statistics.mean(values), "std": statistics.stdev(values)}
+        for name, values in columns.items()
+        if all(isinstance(value, float) for value in values)
     }
 
 
 def cross_validate(options: argparse.Namespace, command: Command, folder: Path) -> None:
     """Runs all folds and writes the results. Raises `InputError`, `TrainingError`, `StopRequested`."""
     settings = {"--folds": options.folds, "--seed": options.seed}
-    task, rows, labels = open_rows(options, command, folder, **settings)
+    task, rows, labels = open_rows(command, folder, **settings)
     if not 2 <= options.folds <= len(rows) // 2:
         raise InputError(
             f"--folds {options.folds}: expected from 2 to {len(rows) // 2}, half of the {len(rows)} rows"

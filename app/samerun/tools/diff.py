@@ -18,7 +18,6 @@ Exit codes: 0 done; 2 a folder holds no finished run.
 from __future__ import annotations
 
 import json
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,11 +29,13 @@ from seqeval.metrics.sequence_labeling import get_entities
 from samerun import task_scripts
 from samerun.classes import confusion_matrix, decision_scores
 from samerun.errors import InputError
-from samerun.files import as_json
+from samerun.files import as_json, read_lines
 from samerun.reports.figures import COLORS, DPI, new_figure
 from samerun.reports.tracker import read_history
 from samerun.run_folder import METRICS, RUN_FILE
+from samerun.text.multi_label_scores import precision_recall_f1
 from samerun.text.rouge import ROUGE_METRICS, choose_tokenizer, exact_matches, row_scores
+from samerun.tools.trials import read_rows, task_of_run
 
 IGNORED = ("output_dir", "config", "run_name", "predictions_file")  # differ between any two runs
 OWN_SECTIONS = ("arguments", "metrics", "history", "rows", "resampled")  # of `read_run`; others are facts
@@ -57,8 +58,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         # Those of the training, else of a later prediction.
         lines, (predictions, *_) = [], [*sorted(folder.glob("predictions*.jsonl")), None]
         if predictions is not None:
-            with predictions.open(encoding="utf-8") as file:
-                lines = [json.loads(line) for line in file]
+            lines = list(read_lines(predictions))
         resampled = resample(lines, metrics.get("rouge_tokenizer"))
         # The truth of each row; the file of a mask.
         rows = [(line["id"], line.get("reference", line.get("image"))) for line in lines]
@@ -78,35 +78,46 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 def resample(lines: Sequence[Mapping[str, Any]], rouge_tokenizer: str | None) -> dict[str, np.ndarray]:
     """Bootstrap values of the headline metrics of a file's predictions; {} if the file has no labels."""
-    first = lines[0] if lines else {}
+    first, cells = lines[0] if lines else {}, 0
     if "hd95" in first or "iou" in first:
-        return bootstrap(scores_of_masks(lines), len(lines))
-    if "reference" in first and "tags" in first:
-        return bootstrap(scores_of_tags(lines), len(lines))
-    if "reference" not in first or not {"title", "labels", "label", "values"} & first.keys():
+        scores = scores_of_masks(lines)
+    elif "reference" not in first:
         return {}
-    references = [line["reference"] for line in lines]
-    if "values" in first:
-        found, true = (
-            np.array([[*line[key].values()] for line in lines], dtype=np.float64)
-            for key in ("values", "reference")
-        )
-        return bootstrap(scores_of_numbers(found, true), len(lines))
-    if "title" in first:
-        titles = [line["title"] for line in lines]
-        tokenizer = rouge_tokenizer or choose_tokenizer(references)
-        values = [*zip(*row_scores(titles, references, tokenizer), strict=True)]
-        names = (*ROUGE_METRICS, "exact_match")
-        return bootstrap(means_of_rows(names, [*values, exact_matches(titles, references)]), len(lines))
-    if "labels" in first:
-        cells = len(lines) * len(first["probabilities"])
-        return bootstrap(scores_of_labels(lines), len(lines), cells)
-    predicted = [line["label"] for line in lines]
-    numbers = {name: number for number, name in enumerate(sorted({*predicted, *references}))}
-    found, true = (np.array([numbers[name] for name in names]) for names in (predicted, references))
-    return bootstrap(
-        lambda rows: decision_scores(confusion_matrix(found[rows], true[rows], len(numbers))), len(lines)
-    )
+    elif "tags" in first:
+        scores = scores_of_tags(lines)
+    elif "values" in first:
+        scores = scores_of_numbers(*(_numbers(lines, key) for key in ("values", "reference")))
+    elif "title" in first:
+        scores = scores_of_titles(lines, rouge_tokenizer)
+    elif "labels" in first:
+        scores, cells = scores_of_labels(lines), len(lines) * len(first["probabilities"])
+    elif "label" in first:
+        scores = scores_of_classes(lines)
+    else:
+        return {}
+    return bootstrap(scores, len(lines), cells)
+
+
+def scores_of_classes(lines: Sequence[Mapping[str, Any]]) -> Scores:
+    """accuracy and f1_macro."""
+    names = sorted({line[key] for line in lines for key in ("label", "reference")})
+    numbers = {name: number for number, name in enumerate(names)}
+    found, true = (np.array([numbers[line[key]] for line in lines]) for key in ("label", "reference"))
+    return lambda rows: decision_scores(confusion_matrix(found[rows], true[rows], len(numbers)))
+
+
+def scores_of_titles(lines: Sequence[Mapping[str, Any]], rouge_tokenizer: str | None) -> Scores:
+    """The means of the ROUGE metrics and of exact_match."""
+    titles, references = ([line[key] for line in lines] for key in ("title", "reference"))
+    rouge = row_scores(titles, references, rouge_tokenizer or choose_tokenizer(references))
+    table = np.column_stack([rouge, exact_matches(titles, references)])
+    names = (*ROUGE_METRICS, "exact_match")
+    return lambda rows: dict(zip(names, table[rows].mean(axis=0).tolist(), strict=True))
+
+
+def _numbers(lines: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
+    """(rows, columns) float64; NaN for None."""
+    return np.array([[*line[key].values()] for line in lines], dtype=np.float64)
 
 
 def scores_of_tags(lines: Sequence[Mapping[str, Any]]) -> Scores:
@@ -141,17 +152,11 @@ def scores_of_numbers(found: np.ndarray, true: np.ndarray) -> Scores:
     return scores
 
 
-def means_of_rows(names: Sequence[str], values: Sequence[Sequence[float]]) -> Scores:
-    """The means of scores that each row has by itself. `values`: of each name, by row."""
-    table = np.array(values, dtype=np.float64).T
-    return lambda rows: dict(zip(names, table[rows].mean(axis=0).tolist(), strict=True))
-
-
 def scores_of_masks(lines: Sequence[Mapping[str, Any]]) -> Scores:
     """The means over classes of each class's mean over rows: the metrics of volumes; for images, whose mean
     IoU is that of all pixels together, the IoU of an image."""
     kinds = [kind for kind in ("dice", "iou", "hd95") if kind in lines[0]]
-    values = {kind: np.array([[*line[kind].values()] for line in lines], dtype=np.float64) for kind in kinds}
+    values = {kind: _numbers(lines, kind) for kind in kinds}
     names = {kind: f"mean_{kind}" if "hd95" in kinds else f"{kind} of an image" for kind in kinds}
 
     def scores(rows: np.ndarray) -> dict[str, float]:
@@ -169,25 +174,21 @@ def scores_of_labels(lines: Sequence[Mapping[str, Any]]) -> Scores:
     given, truth = (
         np.array([[name in line[key] for name in names] for line in lines]) for key in ("labels", "reference")
     )
-    # What F1 divides, by row and label: twice the true positives, and predicted plus positive rows.
     decided = {"": probabilities >= 0.5, "tuned_": given}
-    parts = {prefix: (2.0 * (one & truth), one.astype(float) + truth) for prefix, one in decided.items()}
     # Average precision is the mean over positives of the precision down to the last row with their score.
     order = np.argsort(-probabilities, axis=0, kind="stable")
-    ranked, truth = (np.take_along_axis(matrix, order, axis=0) for matrix in (probabilities, truth))
+    ranked, hits = (np.take_along_axis(matrix, order, axis=0) for matrix in (probabilities, truth))
     place = np.arange(len(lines))[:, None]
     ends = np.where(ranked == np.roll(ranked, -1, axis=0), len(lines) - 1, place)
     ends = np.minimum.accumulate(ends[::-1], axis=0)[::-1]
 
     def scores(rows: np.ndarray) -> dict[str, float]:
-        weights = np.bincount(rows, minlength=len(lines)).astype(float)
         found = {}
-        for prefix, matrices in parts.items():
-            right, total = (weights @ matrix for matrix in matrices)
-            found[f"{prefix}f1_micro"] = float(right.sum() / max(1, total.sum()))
-            found[f"{prefix}f1_macro"] = float((right / np.maximum(total, 1)).mean())
-        counted = weights[order]
-        positive = counted * truth
+        for prefix, predicted in decided.items():
+            micro, macro = (precision_recall_f1(predicted[rows], truth[rows], axis)[2] for axis in (None, 0))
+            found |= {f"{prefix}f1_micro": float(micro), f"{prefix}f1_macro": float(macro.mean())}
+        counted = np.bincount(rows, minlength=len(lines)).astype(float)[order]
+        positive = counted * hits
         precision = np.cumsum(positive, axis=0) / np.maximum(np.cumsum(counted, axis=0), 1)
         precision = np.take_along_axis(precision, ends, axis=0)
         known = positive.sum(axis=0) > 0
@@ -259,14 +260,10 @@ def facts_of(run: dict[str, Any]) -> dict[str, Any]:
 def first_departure(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
     """Where the training of `ours` departs from that of `theirs`, in words."""
     steps = {event["step"]: event for event in theirs["history"] if "loss" in event}
-    both = [
-        (event, steps[event["step"]])
-        for event in ours["history"]
-        if event["step"] in steps and "loss" in event
-    ]
-    for event, other in both:
+    both = [event for event in ours["history"] if event["step"] in steps and "loss" in event]
+    for event in both:
         for name in ("learning_rate", "loss", "grad_norm"):
-            own, known = event.get(name), other.get(name)
+            own, known = event.get(name), steps[event["step"]].get(name)
             if own is not None and known is not None and abs(own - known) > ROUNDING * abs(known):
                 return f"step {event['step']}: {name} {own:.7g} against {known:.7g}"
     return f"none among {len(both)} logged steps" if both else "no step was logged by both"
@@ -282,12 +279,14 @@ def differing_rows(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
         mine, other = (training_rows(run) for run in (ours, theirs))
     except InputError as error:
         return [f"other training rows, whose files cannot be compared: {error.problems[0]}"]
+    changed = {name for name in mine.keys() & other.keys() if mine[name] != other[name]}
+    kinds = {
+        "only here": mine.keys() - other.keys(),
+        "only in [0]": other.keys() - mine.keys(),
+        "with other content": changed,
+    }
     lines = []
-    for kind, ids in (
-        ("only here", mine.keys() - other.keys()),
-        ("only in [0]", other.keys() - mine.keys()),
-        ("with other content", {name for name in mine.keys() & other.keys() if mine[name] != other[name]}),
-    ):
+    for kind, ids in kinds.items():
         if ids:
             some = ", ".join(sorted(ids, key=lambda name: (len(name), name))[:MAX_IDS])
             lines.append(f"{len(ids)} training row(s) {kind}: {some}{', ...' if len(ids) > MAX_IDS else ''}")
@@ -297,17 +296,11 @@ def differing_rows(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
 def training_rows(run: dict[str, Any]) -> dict[str, str]:
     """Id -> content of the run's training rows. Raises `InputError` if they can no longer be read as they
     were."""
-    from samerun.tools.trials.rows import read_rows
-
-    script = task_scripts.path_of(run["fingerprint"]["task"])
-    with tempfile.TemporaryDirectory() as folder:
-        settings = Path(folder) / "settings.json"
-        task_scripts.write_settings(settings, run["arguments"])
-        arguments, task_class = task_scripts.read_command(script, ["--config", str(settings)])
-    if not hasattr(arguments, "text_column"):
+    task = task_of_run(run)
+    if not hasattr(task.arguments, "text_column"):
         raise InputError("only rows of text tasks are listed")
-    rows, _, _ = read_rows(task_class(arguments))
-    return {str(row[arguments.id_column]): as_json(row) for row in rows["train"]}
+    rows, _, _ = read_rows(task)
+    return {str(row[task.arguments.id_column]): as_json(row) for row in rows["train"]}
 
 
 def report(runs: list[dict[str, Any]]) -> list[str]:
@@ -322,7 +315,7 @@ def report(runs: list[dict[str, Any]]) -> list[str]:
         lines += [f"{name} and [0], {line}" for line in differing_rows(run, runs[0])]
     metrics = [
         name
-        for name in dict.fromkeys(name for run in runs for name in run["metrics"])
+        for name in runs[0]["metrics"]
         if name.startswith(("eval_", "test_", "best_", "train_loss", "train_runtime", "peak_memory"))
         and all(isinstance(run["metrics"].get(name), int | float) for run in runs)
     ]

@@ -46,6 +46,10 @@ CLASSES = {
     "image_classify": transformers.AutoModelForImageClassification,
     "segment": transformers.AutoModelForSemanticSegmentation,
 }
+NOT_SUPPORTED = {
+    "titlegen": "its decoder generates token by token",
+    "segment3d": "MONAI's network is not from transformers",
+}
 QUANTIZED = ["Gather", "Gemm", "MatMul"]  # int8 convolutions are slow in ONNX Runtime
 MAX_TOKENS = 512  # of a text in the comparison
 
@@ -120,7 +124,8 @@ def export(folder: Path, model: Any, processor: Any) -> tuple[Any, dict[str, tor
     """(the model as an ONNX graph for any batch size and text length, the inputs that it was traced with).
     Raises `InputError`."""
     try:
-        from transformers.exporters import ExportedModel, OnnxConfig  # the first: new in transformers 5.23
+        from transformers.exporters import OnnxConfig
+        from transformers.exporters.base import ExportedModel  # noqa: F401 - new in transformers 5.23
         from transformers.exporters.exporter_onnx import OnnxExporter
 
         exporter = OnnxExporter()
@@ -132,36 +137,29 @@ def export(folder: Path, model: Any, processor: Any) -> tuple[Any, dict[str, tor
         for name, x in inputs.items()
     }
     try:
-        exported: ExportedModel = exporter.export(model, inputs, OnnxConfig(dynamic_shapes=dynamic))
+        return exporter.export(model, inputs, OnnxConfig(dynamic_shapes=dynamic)), inputs
     except Exception as error:  # torch's, onnxscript's and transformers' own
         raise InputError(
             f"{folder}: torch cannot export {type(model).__name__} to ONNX ({in_short(error)})"
         ) from error
-    return exported, inputs
 
 
 def longest(model: Any, processor: Any) -> int:
     """Tokens of the longest text in the comparison."""
-    limits = (
-        getattr(processor, "model_max_length", None),
-        getattr(model.config, "max_position_embeddings", None),
-        MAX_TOKENS,
-    )
-    return min(limit for limit in limits if limit is not None)
+    positions = getattr(model.config, "max_position_embeddings", None) or MAX_TOKENS
+    return min(getattr(processor, "model_max_length", MAX_TOKENS), positions, MAX_TOKENS)
 
 
 @torch.no_grad()
 def difference(model: Any, onnx: OnnxModel, processor: Any) -> float:
     """The largest difference of ONNX Runtime's logits from torch's over several lengths and batch sizes;
     relative for logits above 1."""
-    tokens, largest = longest(model, processor), 0.0
+    tokens, differences = longest(model, processor), []
     for rows, size in ((1, 1), (1, tokens), (3, tokens // 2 + 1), (5, min(17, tokens))):
         inputs = inputs_of(model, processor, rows, size)
         expected = model(**inputs).logits
-        largest = max(
-            largest, float(((onnx(**inputs).logits - expected).abs() / expected.abs().clamp(min=1)).max())
-        )
-    return largest
+        differences.append(((onnx(**inputs).logits - expected).abs() / expected.abs().clamp(min=1)).max())
+    return float(torch.stack(differences).max())
 
 
 def quantized(exported: Any, inputs: dict[str, torch.Tensor]) -> Any:
@@ -222,23 +220,16 @@ def measure(folder: Path, task_name: str, graphs: dict[str, OnnxModel], argv: li
     table = {metric: [scores[name][metric] for name in models] for metric in shown}
     table["rows per second of CPU time"] = [len(split) / seconds[name] for name in models]
     width = max(map(len, table)) + 2
-    lines = [f"{'':<{width}}{''.join(f'{name:>12}' for name in models)}"]
-    for row, values in table.items():
-        lines.append(
-            f"{row:<{width}}{''.join('           -' if v is None else f'{v:>12.4f}' for v in values)}"
-        )
-    return lines
+    cells = {row: ["-" if x is None else f"{x:.4f}" for x in values] for row, values in table.items()}
+    rows = {"": models, **cells}
+    return [f"{name:<{width}}{''.join(f'{cell:>12}' for cell in row)}" for name, row in rows.items()]
 
 
 def main(argv: list[str]) -> int:
     """Returns the exit code. Raises `InputError`."""
     parser = task_scripts.parser(__doc__, allow_abbrev=False)
-    parser.add_argument(
-        "model", type=Path, metavar="MODEL_FOLDER", help="the folder best/ of a run or another exported model"
-    )
-    parser.add_argument(
-        "--output_dir", type=Path, help="default: MODEL_FOLDER_onnx or MODEL_FOLDER_onnx_int8"
-    )
+    parser.add_argument("model", type=Path, metavar="MODEL_FOLDER", help="best/ of a run, or one like it")
+    parser.add_argument("--output_dir", type=Path, metavar="FOLDER")
     parser.add_argument("--int8", action="store_true", help="int8 weights: a quarter of the size")
     parser.add_argument("--test_file", help="rows to compare quality and time on")
     options, rest = parser.parse_known_args(argv)
@@ -246,14 +237,9 @@ def main(argv: list[str]) -> int:
         raise InputError(f"unknown arguments {' '.join(rest)}; a task's own arguments need --test_file")
     task = task_scripts.task_of(options.model)
     if task not in CLASSES:
-        why = (
-            "its decoder generates token by token"
-            if task == "titlegen"
-            else "MONAI's network is not from transformers"
-        )
         raise InputError(
-            f"{options.model} is a model of {task}, which cannot be exported: {why}. Supported: "
-            f"{', '.join(CLASSES)}"
+            f"{options.model} is a model of {task}, which cannot be exported: {NOT_SUPPORTED[task]}. "
+            f"Supported: {', '.join(CLASSES)}"
         )
     name = options.model.resolve().name + ("_onnx_int8" if options.int8 else "_onnx")
     output = options.output_dir or options.model.resolve().with_name(name)
@@ -280,15 +266,8 @@ def main(argv: list[str]) -> int:
     weights = sum(parameter.nbytes for parameter in model.parameters()) / 1e6
     print(f"written        {output} ({size:.1f} MB; torch's weights are {weights:.1f} MB)")
     if options.test_file is not None:
-        print(
-            *measure(
-                options.model,
-                task,
-                graphs,
-                ["--test_file", options.test_file, "--log_level=warning", *rest],
-            ),
-            sep="\n",
-        )
+        words = ["--test_file", options.test_file, "--log_level=warning", *rest]
+        print(*measure(options.model, task, graphs, words), sep="\n")
     return 0
 
 

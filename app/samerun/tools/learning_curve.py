@@ -32,8 +32,7 @@ from samerun import task_scripts
 from samerun.errors import InputError, TrainingError
 from samerun.files import write_json
 from samerun.reports.figures import BLUE, GREY, new_figure
-from samerun.tools.trials.command import Command, print_table, run_all, run_script
-from samerun.tools.trials.rows import files_of, open_rows, write_lines
+from samerun.tools.trials import Command, files_of, open_rows, print_table, run_all, run_script, write_lines
 
 ALL = "all"
 
@@ -68,7 +67,7 @@ def learning_curve(options: argparse.Namespace, command: Command, folder: Path) 
     if not repeats:
         raise InputError(f"--repeats {options.repeats}: expected at least 1")
     settings = {"--rows": numbers, "--seed": options.seed, "--repeats": options.repeats}
-    task, rows, _ = open_rows(options, command, folder, **settings)
+    task, rows, _ = open_rows(command, folder, **settings)
     metric = f"{'test' if task.arguments.do_predict else 'eval'}_{task.best_metric}"
     jobs = [partial(train, command, folder, rows, number, seed) for number in numbers for seed in repeats]
     metrics, curve = run_all(jobs, options.processes), []

@@ -22,7 +22,6 @@ Exit codes: 0 every fp32 setup is the same; 1 a setup differs or failed; 2 bad i
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import shutil
 from dataclasses import asdict, dataclass
@@ -32,6 +31,7 @@ from typing import Any
 from samerun import task_scripts
 from samerun.console import plain_table
 from samerun.errors import InputError
+from samerun.files import write_json
 from samerun.parsing import as_dict
 from samerun.plan import CPU_TOKENS, batch_of
 from samerun.run_folder import library_versions
@@ -40,7 +40,6 @@ from samerun.tools.moving.outcome import (
     PREDICTIONS_TOLERANCE,
     TOLERANCE,
     Difference,
-    Outcome,
     compare,
     read_outcome,
 )
@@ -49,7 +48,6 @@ from samerun.tools.moving.setups import (
     REFERENCE,
     SETUPS,
     Setup,
-    batch_arguments,
     launch_arguments,
     launcher,
     run_observed,
@@ -129,27 +127,25 @@ def run_setups(options: argparse.Namespace, setups: list[Setup], arguments: Any)
     fails."""
     shutil.rmtree(options.output_dir / "observed", ignore_errors=True)
     rows: list[Row] = []
-    reference: Outcome | None = None
     for setup in setups:
         processes = options.processes if setup.several else 1
         problem = run_setup(options, setup, processes, arguments)
-        outcome = None
         if problem is None:
             try:
                 outcome = read_outcome(options.output_dir / setup.name, options.output_dir / "observed")
             except (OSError, ValueError, KeyError) as error:
                 problem = f"its files cannot be read: {error}"
-        if reference is None:
-            if outcome is None:
-                raise InputError(
-                    f"the command fails in one process, so there is nothing to compare with: {problem}"
-                )
+        if problem is not None and not rows:
+            raise InputError(
+                f"the command fails in one process, so there is nothing to compare with: {problem}"
+            )
+        if problem is not None:
+            rows.append(Row(setup, processes, None, f"failed: {problem}", False))
+        elif not rows:
             reference = outcome
             rows.append(Row(setup, processes, None, "reference", True))
-            for place in outcome.random_calls:
+            for place in reference.random_calls:
                 print(f"random numbers that are not by row, other ones in each setup: {place}")
-        elif outcome is None:
-            rows.append(Row(setup, processes, None, f"failed: {problem}", False))
         else:
             difference = compare(outcome, reference)
             rows.append(Row(setup, processes, difference, *verdict(setup, difference)))
@@ -164,7 +160,7 @@ def run_setup(options: argparse.Namespace, setup: Setup, processes: int, argumen
         start = launcher(setup, processes)
     except FileNotFoundError as error:
         return str(error)
-    batch = batch_arguments(setup, processes, *own_batch(arguments, gpus(options.device) > 0))
+    batch = batch_arguments(setup, processes, arguments, on_gpu=gpus(options.device) > 0)
     steps = options.steps
     warmup = {} if arguments.warmup_steps is None else {"warmup_steps": min(arguments.warmup_steps, steps)}
     changes = {
@@ -178,17 +174,24 @@ def run_setup(options: argparse.Namespace, setup: Setup, processes: int, argumen
     return problem and f"{problem} ({folder}.log)"
 
 
-def own_batch(arguments: Any, on_gpu: bool) -> tuple[int, int | None, int | None]:
-    """(global batch size, rows of a micro-batch or None, tokens of a micro-batch or None) of the command in
-    one process."""
+def batch_arguments(setup: Setup, processes: int, arguments: Any, on_gpu: bool) -> dict[str, Any]:
+    """Arguments for the command's global batch in one process, in `accumulation` times as many
+    micro-batches."""
     batch, rows = batch_of(arguments, 1), arguments.per_device_train_batch_size
-    has_tokens = "max_length" in as_dict(arguments)
+    global_batch_size, tokens = batch.global_batch_size, batch.max_tokens
     if arguments.gradient_accumulation_steps:
         rows = batch.micro_batch_size
-    elif has_tokens and rows is None and batch.max_tokens is None and not on_gpu:
+    elif "max_length" in as_dict(arguments) and rows is None and tokens is None and not on_gpu:
         # The default limit of tokens, in rows: accumulation then always makes micro-batches smaller.
         rows = max(1, CPU_TOKENS // (arguments.max_length or 512))
-    return batch.global_batch_size, rows, batch.max_tokens
+    process_rows = -(-global_batch_size // processes)
+    rows = -(-min(process_rows, rows or process_rows) // setup.accumulation)
+    return {
+        "global_batch_size": global_batch_size,
+        "gradient_accumulation_steps": "none",
+        "per_device_train_batch_size": rows if tokens is None else "none",
+        "max_tokens_per_micro_batch": "none" if tokens is None else max(1, tokens // setup.accumulation),
+    }
 
 
 def verdict(setup: Setup, difference: Difference) -> tuple[str, bool]:
@@ -245,10 +248,12 @@ def write_report(options: argparse.Namespace, rows: list[Row]) -> None:
     """Writes parity.json: the table, the command and the machine."""
     setups = []
     for row in rows:
-        values = {} if row.difference is None else asdict(row.difference)
-        infinite = [name for name, x in values.items() if isinstance(x, float) and not math.isfinite(x)]
-        setup = {**asdict(row.setup), "processes": row.processes}
-        setup["difference"] = {**values, **dict.fromkeys(infinite)} or None
+        setup, difference = asdict(row.setup), None
+        if row.difference is not None:
+            difference = asdict(row.difference)
+            infinite = [n for n, x in difference.items() if isinstance(x, float) and not math.isfinite(x)]
+            difference |= dict.fromkeys(infinite)
+        setup |= {"processes": row.processes, "difference": difference}
         setups.append({**setup, "verdict": row.verdict, "passed": row.passed})
     report = {
         "command": [str(options.script), *options.arguments],
@@ -257,5 +262,4 @@ def write_report(options: argparse.Namespace, rows: list[Row]) -> None:
         "versions": library_versions(),
         "setups": setups,
     }
-    path = options.output_dir / "parity.json"
-    path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(options.output_dir / "parity.json", report)

@@ -79,7 +79,7 @@ class LaunchFile:
     deepspeed: bool
     device: str  # as torch names the GPUs
     fsdp: bool
-    variables: dict[str, str]  # set by `accelerate launch` for DeepSpeed, FSDP and torch.compile
+    variables: dict[str, str]  # set by `accelerate launch`
 
 
 def main(argv: list[str]) -> int:
@@ -223,14 +223,14 @@ def read_launch_file(name: str) -> LaunchFile:
         )
     if problems := file_problems(name, content):
         raise InputError(*problems)
-    section, kind = content.get("deepspeed_config") or {}, content.get("distributed_type")
+    kind = content.get("distributed_type")
     return LaunchFile(
         name=name,
         processes=int(content.get("num_processes") or 1),
         machines=int(content.get("num_machines") or 1),
         use_cpu=bool(content.get("use_cpu", False)),
         precision=str(content.get("mixed_precision") or "no").lower(),
-        deepspeed_file=section.get("deepspeed_config_file"),
+        deepspeed_file=(content.get("deepspeed_config") or {}).get("deepspeed_config_file"),
         deepspeed=kind == "DEEPSPEED",
         fsdp=kind == "FSDP",
         device=DEVICES.get(kind, "cuda"),
@@ -239,15 +239,20 @@ def read_launch_file(name: str) -> LaunchFile:
 
 
 def launch_variables(content: dict[str, Any]) -> dict[str, str]:
-    """The environment variables that `accelerate launch` sets for DeepSpeed, FSDP and torch.compile."""
-    settings, inline = deepspeed.INLINE_SETTINGS, content.get("deepspeed_config") or {}
-    variables = {
-        **{variable: str(inline[name]).lower() for name, variable in settings.items() if name in inline},
-        **{
-            f"ACCELERATE_{k.upper()}": str(value) for k, value in (content.get("dynamo_config") or {}).items()
-        },
-        **({fsdp.SWITCH: "true"} if content.get("distributed_type") == "FSDP" else {}),
-    }
+    """The environment variables that `accelerate launch` sets, but for those of processes and devices."""
+    inline, kind = content.get("deepspeed_config") or {}, content.get("distributed_type")
+    variables = {"ACCELERATE_MIXED_PRECISION": str(content.get("mixed_precision") or "no").lower()}
+    if kind == "DEEPSPEED":
+        variables["ACCELERATE_USE_DEEPSPEED"] = "true"
+    if inline.get("deepspeed_config_file"):
+        variables["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = inline["deepspeed_config_file"]
+    for name, variable in deepspeed.INLINE_SETTINGS.items():
+        if name in inline:
+            variables[variable] = str(inline[name]).lower()
+    for name, value in (content.get("dynamo_config") or {}).items():
+        variables[f"ACCELERATE_{name.upper()}"] = str(value)
+    if kind == "FSDP":
+        variables[fsdp.SWITCH] = "true"
     for name, value in (content.get("fsdp_config") or {}).items():
         if value is not None:
             name = name.removeprefix("fsdp_").replace("transformer_layer_cls", "transformer_cls")
@@ -301,16 +306,10 @@ def set_launch_variables(file: LaunchFile | None, processes: int, use_cpu: bool)
     if processes > 1:
         sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
         os.environ.update(sizes, RANK="0", LOCAL_RANK="0")
-    if file is None:
-        if processes > 1:
-            os.environ["TORCHELASTIC_RUN_ID"] = "plan"
-        return
-    precision = file.precision
-    os.environ.update(file.variables, ACCELERATE_MIXED_PRECISION=precision, ACCELERATE_USE_CPU=str(use_cpu))
-    if file.deepspeed:
-        os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
-    if file.deepspeed_file is not None:
-        os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = file.deepspeed_file
+    if file is not None:
+        os.environ.update(file.variables, ACCELERATE_USE_CPU=str(use_cpu))
+    elif processes > 1:
+        os.environ["TORCHELASTIC_RUN_ID"] = "plan"
 
 
 def load(task: Any, arguments: Any, launch: Launch, problems: list[str]) -> tuple[Any, Any]:
@@ -414,13 +413,12 @@ def memory_report(
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
         print(f"memory         not known in advance: a dry run of the model fails ({reason})")
         return 0
-    optim, first = task.arguments.optim, next(iter(dry_runs.values()))
-    shipped = [
-        row(name, other)
-        for name, other in shipped_layouts(layout, several_machines)
-        if not optim_arguments.check_launch(optim, {} if other.stage else None, None, other.fsdp is not None)
-        and not (first.quantization_savings and (other.stage or other.fsdp))  # which shard weights
-    ]
+    optim, first, shipped = task.arguments.optim, next(iter(dry_runs.values())), []
+    for name, other in shipped_layouts(layout, several_machines):
+        config = {} if other.stage else None
+        needs_whole = first.quantization_savings and (other.stage or other.fsdp)  # which shard weights
+        if not needs_whole and not optim_arguments.check_launch(optim, config, None, other.fsdp is not None):
+            shipped.append(row(name, other))
     print(f"model          {first.parameters:,} weights, {first.trainable:,} of them trained")
     print(f"\nGiB per {'GPU' if layout.on_gpu else 'process'}, for micro-batches of {first.input_size}\n")
     print(*table([planned, *sorted(shipped, key=lambda r: r.cost)], gpu_memory), sep="\n")
@@ -446,10 +444,11 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
     processes."""
     from samerun.memory import Layout, with_fsdp, with_zero
 
-    layouts = []
+    layouts, several = [], planned.world_size > 1
+    step = True, planned.accumulation, several
+    plain = Layout(planned.world_size, planned.precision, *step, state_bytes=planned.state_bytes)
     for path in sorted(LAUNCH_FILES.glob("*.yaml")):
         file = read_launch_file(f"{LAUNCH_FILES.name}/{path.name}")
-        several = planned.world_size > 1
         if file.use_cpu or (file.machines > 1) != several_machines:
             continue
         if file.fsdp and planned.precision == "fp16":
@@ -457,18 +456,15 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
         shards, usable_precision = file.deepspeed or file.fsdp, file.precision in ("no", planned.precision)
         if not shards and ((file.processes > 1) != several or not usable_precision):
             continue
-        step = True, planned.accumulation, several
-        layout = Layout(planned.world_size, planned.precision, *step, state_bytes=planned.state_bytes)
         same_precision = file.precision == planned.precision
         name = file.name if same_precision else f"{file.name} --mixed_precision {planned.precision}"
         if file.deepspeed:
             config = deepspeed.read_config(file.deepspeed_file, search=(LAUNCH_FILES.parent,))
-            layout = with_zero(layout, config)
+            layouts.append((name, with_zero(plain, config)))
         elif file.fsdp:
-            layout = with_fsdp(layout, fsdp.read_settings(file.variables, []))
-        elif not same_precision and several and not several_machines:
-            continue  # another shipped file has this precision
-        layouts.append((name, layout))
+            layouts.append((name, with_fsdp(plain, fsdp.read_settings(file.variables, []))))
+        elif same_precision or not several or several_machines:  # or another file has this precision
+            layouts.append((name, plain))
     return layouts
 
 
@@ -477,8 +473,7 @@ def table(rows: list[Row], gpu_memory: float | None) -> list[str]:
     from samerun import memory
 
     titles = ("weights", "gradients", "optimizer", "activations", "exchange", "  peak", "  host")
-    names = [row.name.removeprefix(f"{LAUNCH_FILES.name}/") for row in rows]
-    names = [name if name == PLANNED else name.partition(" ")[0] for name in names]
+    names = [row.name if row.name == PLANNED else Path(row.name.partition(" ")[0]).name for row in rows]
     width = max(map(len, names))
     lines = ["  ".join([f"{'':{width}}", *titles, *(["needs"] if gpu_memory else [])])]
     for name, row in zip(names, rows, strict=True):
@@ -511,7 +506,3 @@ def recommend(planned: Row, shipped: list[Row], gpu_memory: float) -> int:
             "--gradient_checkpointing, --mixed_precision bf16, or a smaller model"
         )
     return 0 if planned in fitting else DOES_NOT_FIT
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -23,8 +23,7 @@ from __future__ import annotations
 
 import csv
 import json
-import tempfile
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,11 +43,18 @@ from samerun.runtime import Launch
 from samerun.task import Section
 from samerun.text.multi_label_scores import sigmoid
 from samerun.text.single_label import softmax
-from samerun.tools.examining.rows import Rows, joined, of_text_split, of_texts
+from samerun.tools.data_report import Rows, joined, of_text_split, of_texts
+from samerun.tools.trials import task_of_run
 
 MAX_TEXT = 300
 SHOWN = 10  # rows on the console
 ADDED = ("problem", "suggestion", "doubt")
+KINDS = {  # the beginning of a problem -> the title of the rows with it
+    "label": "Likely wrong labels",
+    "text as": "Texts that occur before",
+    "empty": "Empty texts",
+    "cut": "Cut texts",
+}
 
 
 @dataclass(frozen=True)
@@ -63,23 +69,29 @@ class HeldOut:
     tables: dict[str, Table]  # of all splits
     rows: dict[str, Rows]
 
-    def cell(self, names: Sequence[str]) -> str:
-        """Labels as a cell of --label_column."""
-        return (self.task.arguments.label_separator or "|").join(names)
+    @property
+    def table(self) -> Table:
+        return self.tables[self.split]
+
+    def cells(self, chosen: np.ndarray) -> list[str]:
+        """The labels of each row of a (rows, labels) bool array, as cells of --label_column."""
+        separator = self.task.arguments.label_separator or "|"
+        return [separator.join(self.labels[label] for label in np.flatnonzero(row)) for row in chosen]
 
 
 def read_held_out(folder: Path) -> HeldOut:
     """Reads a folder of a cross-validation or of a training. Raises `InputError`."""
     try:
         if (folder / "cross_validation.json").exists():
-            words = json.loads((folder / "command.json").read_text(encoding="utf-8"))["command"]
-            return _of_folds(folder, words)
-        run = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
-        with tempfile.TemporaryDirectory() as settings:
-            file = Path(settings) / "settings.json"
-            task_scripts.write_settings(file, {**run["arguments"], "test_file": None})
-            words = [run["fingerprint"]["task"], "--config", str(file)]
-            return _of_training(folder, words)
+            script, *words = json.loads((folder / "command.json").read_text(encoding="utf-8"))["command"]
+            arguments, task_class = task_scripts.read_command(task_scripts.path_of(script), words)
+            task, read = task_class(arguments), _of_folds
+        else:
+            run = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+            task, read = task_of_run(run, test_file=None), _of_training
+        if (getattr(task.arguments, "problem_type", "regression") or "").startswith("regression"):
+            raise InputError("only rows of text classification with one or several labels are supported")
+        return read(folder, task)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InputError(
             f"{folder}: holds no predictions of rows that a model has not seen ({error}); name the "
@@ -87,8 +99,7 @@ def read_held_out(folder: Path) -> HeldOut:
         ) from None
 
 
-def _of_folds(folder: Path, words: list[str]) -> HeldOut:
-    task = _task(words)
+def _of_folds(folder: Path, task: Any) -> HeldOut:
     arguments, columns = task.arguments, (*task.text_columns, *task.target_columns)
     read = {name: read_split(arguments, name, columns, (arguments.id_column,)) for name in ("train", "test")}
     tables = {name: table for name, table in read.items() if table is not None}
@@ -107,8 +118,8 @@ def _of_folds(folder: Path, words: list[str]) -> HeldOut:
     return HeldOut(task, "train", labels, given, probabilities, tables, rows)
 
 
-def _of_training(folder: Path, words: list[str]) -> HeldOut:
-    task, path = _task(words), folder / BEST_PREDICTIONS
+def _of_training(folder: Path, task: Any) -> HeldOut:
+    path = folder / BEST_PREDICTIONS
     if not path.exists():
         raise InputError(f"{folder}: has no {path.name}; train with --report_to html, or use cross-validate")
     modes = Modes(train=True, evaluate=True, predict=False)
@@ -129,15 +140,6 @@ def _texts(task: Any, table: Table) -> list[str]:
     """The texts of each row as one; a missing one is empty."""
     columns = [[cell or "" for cell in table.columns[name]] for name in task.text_columns]
     return list(joined(*columns))
-
-
-def _task(words: list[str]) -> Any:
-    arguments, task_class = task_scripts.read_command(
-        task_scripts.path_of(words[0]), ["--output_dir", task_scripts.NO_OUTPUT_DIR, *words[1:]]
-    )
-    if (getattr(arguments, "problem_type", "regression") or "").startswith("regression"):
-        raise InputError("only rows of text classification with one or several labels are supported")
-    return task_class(arguments)
 
 
 def doubts(probabilities: np.ndarray, given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -169,38 +171,29 @@ def _means(values: np.ndarray, chosen: np.ndarray, empty: float) -> np.ndarray:
     return np.where(count > 0, (values * chosen).sum(axis=0) / np.maximum(count, 1), empty)
 
 
-def names_of(chosen: np.ndarray, labels: Sequence[str]) -> list[tuple[str, ...]]:
-    """The labels of each row of a (rows, labels) bool array."""
-    return [tuple(labels[label] for label in np.flatnonzero(row)) for row in chosen]
-
-
-def problems_of(held_out: HeldOut, suggested: np.ndarray) -> dict[int, list[str]]:
-    """What is wrong with the rows of the held-out split, in words, by row."""
-    found: dict[int, list[str]] = {}
+def problems_of(held_out: HeldOut, suggested: np.ndarray) -> list[list[str]]:
+    """What is wrong with each row of the held-out split, in words."""
     own = held_out.rows[held_out.split]
-    for row in np.flatnonzero((suggested != held_out.given).any(axis=1)).tolist():
-        found.setdefault(row, []).append("label")
+    found = [["label"] * wrong for wrong in (suggested != held_out.given).any(axis=1).tolist()]
     first_with: dict[Hashable, str] = {}
     # Last the held-out rows, so that they are compared with all others.
     for name, rows in sorted(held_out.rows.items(), key=lambda item: item[0] == held_out.split):
         for row, key in enumerate(rows.similar):
-            known = first_with.setdefault(key, held_out.tables[name].where(row))
-            if name == held_out.split and known != held_out.tables[name].where(row):
-                found.setdefault(row, []).append(f"text as {known}")
-    for row, blank in enumerate(own.blank):
-        if blank:
-            found.setdefault(row, []).append("empty")
+            place = held_out.tables[name].where(row)
+            known = first_with.setdefault(key, place)
+            if name == held_out.split and known != place:
+                found[row].append(f"text as {known}")
+    for row in np.flatnonzero(own.blank):
+        found[row].append("empty")
     if own.limit is not None:
-        for row in np.flatnonzero(own.lengths >= own.limit).tolist():
-            found.setdefault(row, []).append(f"cut: reaches the limit of {own.limit} tokens")
+        for row in np.flatnonzero(own.lengths >= own.limit):
+            found[row].append(f"cut: reaches the limit of {own.limit} tokens")
     return found
 
 
-def write_csv(
-    path: Path, held_out: HeldOut, order: Sequence[int], added: Callable[[int], tuple[str, str, str]]
-) -> None:
+def write_csv(path: Path, held_out: HeldOut, order: Sequence[int], added: Sequence[Sequence[str]]) -> None:
     """Writes the held-out rows in this order, with the columns that a training reads and those of `ADDED`."""
-    table, labels = held_out.tables[held_out.split], names_of(held_out.given, held_out.labels)
+    table, given = held_out.table, held_out.cells(held_out.given)
     # Those of --label_columns stay as they are.
     named = () if held_out.task.arguments.label_columns else held_out.task.target_columns
     columns = [name for name in table.columns if name not in named]
@@ -209,7 +202,7 @@ def write_csv(
         writer.writerow([*columns, *named, *ADDED])
         for row in order:
             cells = [table.columns[name][row] for name in columns]
-            writer.writerow([*cells, *(held_out.cell(labels[row]) for _ in named), *added(row)])
+            writer.writerow([*cells, *(given[row] for _ in named), *added[row]])
 
 
 def main(argv: list[str]) -> int:
@@ -219,52 +212,38 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--csv", type=Path, metavar="FILE")
     parser.add_argument("--listed", type=int, default=200, metavar="N")
     options = parser.parse_args(argv)
-    page, table = options.output or options.folder / "rows.html", options.csv or options.folder / "rows.csv"
+    page, file = options.output or options.folder / "rows.html", options.csv or options.folder / "rows.csv"
     held_out = read_held_out(options.folder)
     doubt, suggested = doubts(held_out.probabilities, held_out.given)
     problems = problems_of(held_out, suggested)
     order = np.argsort(-doubt, kind="stable").tolist()
-    given, better = (names_of(chosen, held_out.labels) for chosen in (held_out.given, suggested))
-
-    def added(row: int) -> tuple[str, str, str]:
-        suggestion = held_out.cell(better[row]) if better[row] != given[row] else ""
-        return "; ".join(problems.get(row, [])), suggestion, f"{doubt[row]:.4f}"
-
-    texts = _texts(held_out.task, held_out.tables[held_out.split])
-    listed: dict[str, list[int]] = {"label": [], "text as": [], "empty": [], "cut": []}
-    for row in order:
-        for kind, rows in listed.items():
-            if any(problem.startswith(kind) for problem in problems.get(row, [])):
-                rows.append(row)
-
-    def cells(row: int) -> list[str]:
-        return [
-            held_out.tables[held_out.split].where(row),
-            texts[row][:MAX_TEXT],
-            held_out.cell(given[row]),
-            *added(row),
-        ]
-
-    header = ["row", "text", "given", *ADDED]
-    titles = ("Likely wrong labels", "Texts that occur before", "Empty texts", "Cut texts")
-    sections = [
-        Section(f"{title}: {len(rows)}", "", header, [cells(row) for row in rows[: options.listed]])
-        for title, rows in zip(titles, listed.values(), strict=True)
-        if rows
-    ]
-    summary = [
-        f"{len(texts)} {held_out.split} rows; each prediction is of a model that has not seen the row."
-    ]
+    texts, table = _texts(held_out.task, held_out.table), held_out.table
+    given, better = held_out.cells(held_out.given), held_out.cells(suggested)
+    suggestions = [new if new != old else "" for old, new in zip(given, better, strict=True)]
+    added = [*zip(map("; ".join, problems), suggestions, (f"{value:.4f}" for value in doubt), strict=True)]
+    listed = {
+        title: [row for row in order if any(text.startswith(kind) for text in problems[row])]
+        for kind, title in KINDS.items()
+    }
+    sections = []
+    for title, rows in listed.items():
+        shown = rows[: options.listed]
+        cells = [[table.where(row), texts[row][:MAX_TEXT], given[row], *added[row]] for row in shown]
+        if rows:
+            sections.append(Section(f"{title}: {len(rows)}", "", ["row", "text", "given", *ADDED], cells))
+    number = f"{len(texts)} {held_out.split} rows"
+    summary = [f"{number}; each prediction is of a model that has not seen the row."]
     write_text(
         page, render("layout.html.j2", title="Rows to check", summary=summary, plots={}, sections=sections)
     )
-    write_csv(table, held_out, order, added)
-    for title, rows in zip(titles, listed.values(), strict=True):
-        print(f"{title.lower():<26}{len(rows)} of {len(texts)} {held_out.split} rows")
+    write_csv(file, held_out, order, added)
+    for title, rows in listed.items():
+        print(f"{title.lower():<26}{len(rows)} of {number}")
     first = [
-        [*cells(row)[:1], texts[row][:60], *cells(row)[2:3], added(row)[1]] for row in listed["label"][:SHOWN]
+        [table.where(row), texts[row][:60], given[row], suggestions[row]]
+        for row in listed[KINDS["label"]][:SHOWN]
     ]
     if first:
         print("", *plain_table(["row", "text", "given", "suggestion"], first), sep="\n")
-    print(f"\nlook through {page}; correct {table}")
+    print(f"\nlook through {page}; correct {file}")
     return 0

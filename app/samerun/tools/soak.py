@@ -33,12 +33,12 @@ import os
 import random
 import re
 import runpy
-import select
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -46,12 +46,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import psutil
 
 from samerun import task_scripts
 from samerun.errors import InputError
+from samerun.files import write_json
+from samerun.run_folder import STATUS, read_metrics
 from samerun.tools.moving.setups import APART, signals_unwind
 
 KILLED = -signal.SIGKILL
@@ -69,58 +71,50 @@ class Kill:
     one_rank: bool = False  # only one process of the job
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A run that has ended."""
-
-    code: int  # exit code; negative: the signal
-    seconds: float
-    disk_calls: list[str]  # each with its file, relative to the run's folder
-
-
-StartRun = Callable[[Path, Kill | None], Ended]
-
-
 class Soak:
-    """The runs of one command. `start`(folder, kill) starts a run in a folder and waits until it ends or is
-    killed."""
+    """The runs of one command."""
 
-    def __init__(self, folder: Path, start: StartRun, seed: int, counts_disk_calls: bool) -> None:
-        self.folder, self.start, self.counts_disk_calls = folder, start, counts_disk_calls
-        self.random = random.Random(seed)
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.folder = options, options.output_dir
+        self.random = random.Random(options.seed)
         self.kill_points: Counter[str] = Counter()
         self.problems: list[str] = []
         self.kills = self.runs = 0
 
-    def run(self, kills: int) -> None:
+    def run(self) -> None:
         """Makes the uninterrupted run, then killed runs until there were enough kills or a problem."""
-        self.straight = self.start(self.folder / "straight", None)
-        if self.straight.code:
+        started = time.monotonic()
+        code, self.disk_calls = self._start(self.folder / "straight", None)
+        self.seconds = time.monotonic() - started
+        if code:
             raise SystemExit(
                 f"error: the command fails without being killed; see {self.folder / 'straight.log'}"
             )
-        print(
-            f"straight       {self.straight.seconds:.1f} s, "
-            f"{len(self.straight.disk_calls) or 'unknown'} call(s) to disk"
-        )
-        while self.kills < kills and not self.problems:
-            self._killed_run(self.folder / f"run_{self.runs}", kills)
+        print(f"straight       {self.seconds:.1f} s, {len(self.disk_calls) or 'unknown'} call(s) to disk")
+        while self.kills < self.options.kills and not self.problems:
+            self._killed_run(self.folder / f"run_{self.runs}")
 
-    def _killed_run(self, folder: Path, kills: int) -> None:
+    def _killed_run(self, folder: Path) -> None:
         """Kills and resumes one run until it is done and compares it. Deletes the folder of an equal run."""
         before = self.kills
         while True:
-            kill = self._next_kill() if self.kills < kills else None
-            ended = self.start(folder, kill)
-            if ended.code == 0:
+            kill = self._next_kill() if self.kills < self.options.kills else None
+            code, calls = self._start(folder, kill)
+            if code == 0:
                 break
-            if ended.code != KILLED:
+            if code != KILLED:
                 self.problems.append(
-                    f"{folder.name}: ended with exit code {ended.code} after {self.kills - before} kill(s)"
+                    f"{folder.name}: ended with exit code {code} after {self.kills - before} kill(s)"
                 )
                 return
             self.kills += 1
-            self.kill_points[self._kill_point(folder, kill, ended)] += 1
+            if kill.disk_call is not None:
+                call, _, file = calls[-1].partition(" ")
+                where = f"{call} in {Path(file).parts[0].strip('.').removesuffix('.unfinished')}"
+            else:
+                state = read_metrics(folder / STATUS).get("state", "before the run began")
+                where = f"{'one rank, ' if kill.one_rank else ''}by the clock: {state}"
+            self.kill_points[where] += 1
         self.runs += 1
         different = differences(self.folder / "straight", folder)
         self.problems += [f"{folder.name}: {difference}" for difference in different]
@@ -132,22 +126,40 @@ class Soak:
             shutil.rmtree(folder)
 
     def _next_kill(self) -> Kill:
-        if self.counts_disk_calls and self.random.random() < 0.5:
-            return Kill(disk_call=self.random.randrange(len(self.straight.disk_calls)))
-        one_rank = not self.counts_disk_calls and self.random.random() < 0.5
-        earliest = 0.0 if self.counts_disk_calls else 0.25  # of the duration: launchers start slowly
-        return Kill(seconds=self.random.uniform(earliest, 1) * self.straight.seconds, one_rank=one_rank)
+        if self.options.launch:  # launchers start slowly
+            seconds = self.random.uniform(0.25, 1) * self.seconds
+            return Kill(seconds, one_rank=self.random.random() < 0.5)
+        if self.random.random() < 0.5:
+            return Kill(disk_call=self.random.randrange(len(self.disk_calls)))
+        return Kill(self.random.uniform(0, 1) * self.seconds)
 
-    def _kill_point(self, folder: Path, kill: Kill, ended: Ended) -> str:
-        """What a kill hit, in words."""
-        if kill.disk_call is not None:
-            call, _, file = ended.disk_calls[-1].partition(" ")
-            return f"{call} in {Path(file).parts[0].strip('.').removesuffix('.unfinished')}"
-        try:
-            state = json.loads((folder / "status.json").read_text(encoding="utf-8"))["state"]
-        except FileNotFoundError:
-            state = "before the run began"
-        return f"{'one rank, ' if kill.one_rank else ''}by the clock: {state}"
+    def _start(self, folder: Path, kill: Kill | None) -> tuple[int, list[str]]:
+        """Starts a run in a folder and waits until it ends or is killed. Returns (exit code, or minus the
+        signal; in a fork, the calls of `DISK_CALLS`, each with its file, relative to the run's folder)."""
+        until = time.monotonic() + self.options.timeout
+        was_killed = False
+        with folder.with_suffix(".log").open("ab") as log, tempfile.TemporaryFile() as report:
+            process = start(self.options, folder, log, report, kill and kill.disk_call)
+            try:
+                if kill is not None and kill.seconds is not None:
+                    try:
+                        process.wait(kill.seconds)
+                    except psutil.TimeoutExpired:
+                        was_killed = True
+                        family = [*process.children(recursive=True), process]
+                        ranks = [member for member in family if _is_rank(member, self.options.script)]
+                        _kill([self.random.choice(ranks)] if kill.one_rank and ranks else family)
+                code = _wait(process, until)
+            except BaseException:  # such as Ctrl-C, which the run does not get
+                if process.is_running():
+                    _kill([*process.children(recursive=True), process])
+                    process.wait()
+                raise
+            report.seek(0)
+            calls = report.read().decode(errors="replace")
+        for place in (folder.resolve(), folder):
+            calls = calls.replace(f"{place}/", "")
+        return KILLED if was_killed else code, calls.splitlines()
 
 
 def main(argv: list[str]) -> int:
@@ -160,16 +172,13 @@ def main(argv: list[str]) -> int:
             )
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
-    (folder / "soak.json").write_text("{}\n", encoding="utf-8")
-    if options.launch:
-        start = partial(run_launched, options, random.Random(options.seed))
-    else:
+    write_json(folder / "soak.json", {})
+    if not options.launch:
         for library in ("accelerate", "datasets", "torch", "transformers"):
             importlib.import_module(library)  # once, for all forked runs
-        start = partial(run_forked, options)
-    soak = Soak(folder, start, options.seed, counts_disk_calls=not options.launch)
+    soak = Soak(options)
     with signals_unwind():
-        soak.run(options.kills)
+        soak.run()
     report = {
         "kills": soak.kills,
         "runs": soak.runs,
@@ -178,7 +187,7 @@ def main(argv: list[str]) -> int:
         "launch": options.launch,
         "seed": options.seed,
     }
-    (folder / "soak.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / "soak.json", report)
     print(*(f"{count:>5} x {point}" for point, count in soak.kill_points.most_common()), sep="\n")
     print(
         f"{soak.kills} kill(s) over {soak.runs} run(s): {len(soak.problems)} problem(s)",
@@ -212,40 +221,24 @@ def arguments_for(options: argparse.Namespace, folder: Path) -> list[str]:
     return [*options.arguments, *task_scripts.as_words(changed)]
 
 
-def run_forked(options: argparse.Namespace, folder: Path, kill: Kill | None) -> Ended:
-    """Runs the script in a fork of this process."""
-    reader, writer = os.pipe()
-    started = time.monotonic()
-    log = folder.with_suffix(".log").open("ab")
+def start(
+    options: argparse.Namespace, folder: Path, log: BinaryIO, report: BinaryIO, kill_at: int | None
+) -> psutil.Process:
+    """Starts the script in a session of its own: under the launcher of --launch, or as a fork of this
+    process, for which `report` and `kill_at` are those of `_watch_disk`."""
+    arguments = arguments_for(options, folder)
+    if options.launch:
+        command = [*options.launch, str(options.script), *arguments]
+        streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        return psutil.Popen(command, start_new_session=True, **streams)
     process = os.fork()
     if process == 0:
-        os.close(reader)
-        disk_call = None if kill is None else kill.disk_call
-        _run_script(options.script, arguments_for(options, folder), log.fileno(), writer, disk_call)
-    try:
-        os.close(writer)
-        log.close()
-        if kill is not None and kill.seconds is not None:
-            time.sleep(kill.seconds)
-            _kill_group(process)
-        calls = _read_calls(reader, started + options.timeout)
-    except BaseException:  # such as Ctrl-C, which the run does not get
-        _kill_group(process)
-        os.waitpid(process, 0)
-        raise
-    code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    seconds = time.monotonic() - started
-    return Ended(
-        code, seconds, [call.replace(f"{folder.resolve()}/", "").replace(f"{folder}/", "") for call in calls]
-    )
+        _run_script(options.script, arguments, log.fileno(), report.fileno(), kill_at)
+    return psutil.Process(process)
 
 
 def _run_script(script: Path, arguments: list[str], log: int, report: int, kill_at: int | None) -> NoReturn:
-    """Runs the script as Python does, with `log` as stdout and stderr, and ends the process.
-
-    Writes a line "CALL FILE" to `report` for each of the `DISK_CALLS`. Call number `kill_at` (from 0) kills
-    the process by SIGKILL instead.
-    """
+    """Runs the script as Python does, with `log` as stdout and stderr, and ends the process."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # that of `signals_unwind` is the parent's
             signal.signal(number, signal.SIG_DFL)
@@ -268,6 +261,8 @@ def _run_script(script: Path, arguments: list[str], log: int, report: int, kill_
 
 
 def _watch_disk(report: int, kill_at: int | None) -> None:
+    """Writes a line "CALL FILE" to `report` for each of the `DISK_CALLS`. Call number `kill_at` (from 0)
+    kills this process and its workers by SIGKILL instead."""
     count, lock = 0, threading.Lock()
 
     def counted(name: str, call: Callable, target: Any, *rest: Any, **named: Any) -> Any:
@@ -276,63 +271,12 @@ def _watch_disk(report: int, kill_at: int | None) -> None:
             file = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else os.fspath(target)
             os.write(report, f"{name} {file}\n".encode())
             if count == kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.killpg(0, signal.SIGKILL)
             count += 1
         return call(target, *rest, **named)
 
     for name in DISK_CALLS:
         setattr(os, name, partial(counted, name, getattr(os, name)))
-
-
-def _read_calls(reader: int, until: float) -> list[str]:
-    """The child's disk calls until it ends. Raises `SystemExit` at the time `until`."""
-    data = b""
-    while True:
-        ready, _, _ = select.select([reader], [], [], max(0.0, until - time.monotonic()))
-        if not ready:
-            raise SystemExit("error: a run hung and was killed")
-        part = os.read(reader, 65536)
-        if not part:
-            os.close(reader)
-            return data.decode(errors="replace").splitlines()
-        data += part
-
-
-def _kill_group(process: int) -> None:
-    """Kills the child and the workers of its DataLoader."""
-    try:
-        os.killpg(process, signal.SIGKILL)
-    except ProcessLookupError:
-        os.kill(process, signal.SIGKILL)  # it has not created its group yet
-
-
-def run_launched(
-    options: argparse.Namespace, chance: random.Random, folder: Path, kill: Kill | None
-) -> Ended:
-    """Runs the script under the launcher of --launch. `chance` chooses the rank to kill."""
-    command = [*options.launch, str(options.script), *arguments_for(options, folder)]
-    started = time.monotonic()
-    with folder.with_suffix(".log").open("ab") as log:
-        process = psutil.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
-    was_killed = False
-    try:
-        if kill is not None:
-            try:
-                process.wait(kill.seconds)
-            except psutil.TimeoutExpired:
-                was_killed = True
-                family = [*process.children(recursive=True), process]
-                ranks = [member for member in family if _is_rank(member, options.script)]
-                _kill([chance.choice(ranks)] if kill.one_rank and ranks else family)
-        code = _wait(process, started + options.timeout)
-    except BaseException:  # such as Ctrl-C, which the job does not get
-        if process.is_running():
-            _kill([*process.children(recursive=True), process])
-            process.wait()
-        raise
-    return Ended(KILLED if was_killed else code, time.monotonic() - started, [])
 
 
 def _is_rank(process: psutil.Process, script: Path) -> bool:

@@ -32,7 +32,7 @@ import optuna
 from samerun import task_scripts
 from samerun.errors import InputError
 from samerun.task import check_metric, higher_is_better
-from samerun.tools.trials.command import Command, claim, has_runs, print_table, run_all, run_script
+from samerun.tools.trials import Command, claim, has_runs, print_table, run_all, run_script
 
 REFUSED = 3  # so many refused trials without any run mean that the command itself is at fault
 
@@ -68,18 +68,9 @@ def _between(low: str, high: str, log: bool) -> optuna.distributions.BaseDistrib
     return optuna.distributions.FloatDistribution(float(low), float(high), log)
 
 
-def values_to_check(space: Space) -> list[dict[str, Any]]:
-    """Argument values to validate before the first run: every choice, both ends of every range."""
-    checked = []
-    for name, values in space.items():
-        choices = getattr(values, "choices", None) or (values.low, values.high)
-        checked += [{name: choice} for choice in choices]
-    return checked
-
-
-def _values(distribution: optuna.distributions.BaseDistribution) -> str:
-    choices = getattr(distribution, "choices", None)
-    return ",".join(choices) if choices else f"{distribution.low}:{distribution.high}"
+def _values(values: optuna.distributions.BaseDistribution) -> tuple:
+    """The choices, or both ends of a range."""
+    return getattr(values, "choices", None) or (values.low, values.high)
 
 
 def open_study(folder: Path, space: Space, metric: str, greater_is_better: bool, seed: int) -> optuna.Study:
@@ -99,9 +90,11 @@ def open_study(folder: Path, space: Space, metric: str, greater_is_better: bool,
             try:
                 optuna.distributions.check_distribution_compatibility(trial.distributions[name], space[name])
             except ValueError:
+                known = trial.distributions[name]
+                values = ("," if hasattr(known, "choices") else ":").join(map(str, _values(known)))
                 raise InputError(
                     f"--search {name}: the sweep in {folder} has trials with other values of it "
-                    f"({_values(trial.distributions[name])}); give those, or name another --output_dir"
+                    f"({values}); give those, or name another --output_dir"
                 ) from None
     # A resumed sweep needs another seed, or it would sample the same values again.
     study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials), constant_liar=True)
@@ -154,7 +147,7 @@ def sweep(options: argparse.Namespace, command: Command, folder: Path) -> None:
     if options.trials < 1:
         raise InputError(f"--trials {options.trials}: expected at least 1")
     space = read_space(options.search)
-    for changes in [{}, *values_to_check(space)]:
+    for changes in [{}, *({name: value} for name, values in space.items() for value in _values(values))]:
         arguments = command.arguments(changes)
     plain = replace(arguments, metrics=None, metric_for_best_model=None)  # --metrics are slow to load
     task = command.task_class(plain)

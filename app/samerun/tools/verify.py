@@ -37,8 +37,7 @@ from samerun.parsing import names_of
 from samerun.reports.tracker import read_history
 from samerun.run_folder import CHECKPOINTS, HISTORY, RUN_FILE
 from samerun.tools import diff
-from samerun.tools.moving import activations
-from samerun.tools.moving.outcome import relative
+from samerun.tools.moving.outcome import first_difference, read_activations, relative
 from samerun.tools.moving.setups import APART, OVERRIDES, run_observed
 
 DEPARTS = 1
@@ -63,9 +62,9 @@ REASONS = (
 def main(argv: list[str]) -> int:
     options = read_options(argv)
     run = read_run(options.run)
-    start, steps = choose_steps(options, run)
+    options.start, options.steps = choose_steps(options, run)
     claim(options)
-    return verify(options, run, start, steps)
+    return verify(options, run)
 
 
 def read_options(argv: list[str]) -> argparse.Namespace:
@@ -136,62 +135,54 @@ def remove_made(work: Path) -> None:
         work.rmdir()
 
 
-def verify(options: argparse.Namespace, run: dict[str, Any], start: int, steps: int) -> int:
+def verify(options: argparse.Namespace, run: dict[str, Any]) -> int:
     """Repeats the steps and prints the verdict. Returns the exit code."""
+    start, end = options.start, options.start + options.steps
     where = f"checkpoint step_{start}" if start else "the beginning"
-    print(f"repeating      steps {start + 1} to {start + steps} from {where}", flush=True)
-    problem = repeat(options, run, "here", start, steps, options.launcher, options.arguments)
-    here = options.work_dir / "here"
-    try:
-        again = read_run(here)
-    except InputError:
-        print(f"differs        the job fails here: {problem}")
-        return DEPARTS
-    precision = {run["mixed_precision"], again["mixed_precision"]} - {"no"}
-    tolerance = options.tolerance or ROUNDING[precision.pop() if precision else "no"]
-    both = [step for step in again["history"] if start < step <= start + steps and step in run["history"]]
-    worst = {step: departure(again["history"][step], run["history"][step], tolerance) for step in both}
-    departed = [step for step in both if worst[step][1] > 1]
+    print(f"repeating      steps {start + 1} to {end} from {where}", flush=True)
+    problem, both = repeat(options, run, "here", options.steps, options.launcher, options.arguments), []
+    with contextlib.suppress(InputError):
+        again = read_run(options.work_dir / "here")
+        both = [step for step in again["history"] if start < step <= end and step in run["history"]]
     if problem is not None or not both:
         print(f"differs        the job fails here: {problem or 'no step was logged'}")
         return DEPARTS
-    if not departed:
-        loss = max(relative(again["history"][step]["loss"], run["history"][step]["loss"]) for step in both)
-        print(
-            f"the same       losses of {len(both)} logged step(s) agree to {loss:.1e}; the run can go on here"
-        )
-        remove_made(options.work_dir)
-        return 0
-    name = worst[departed[0]][0]
-    values = [each["history"][departed[0]][name] for each in (again, run)]
-    print(
-        f"differs        step {departed[0]}: {name} {values[0]:.7g} here, {values[1]:.7g} there "
-        f"({relative(*values):.1e}; rounding: {tolerance:.0e})"
-    )
-    print(*explain(options, run, again, start, tolerance), sep="\n")
-    return DEPARTS
+    tolerance = options.tolerance or max(ROUNDING[each["mixed_precision"]] for each in (run, again))
+    for step in both:
+        name, size = departure(again["history"][step], run["history"][step], tolerance)
+        if size > 1:
+            values = [each["history"][step][name] for each in (again, run)]
+            print(
+                f"differs        step {step}: {name} {values[0]:.7g} here, {values[1]:.7g} there "
+                f"({relative(*values):.1e}; rounding: {tolerance:.0e})"
+            )
+            print(*explain(options, run, again, tolerance), sep="\n")
+            return DEPARTS
+    loss = max(relative(again["history"][step]["loss"], run["history"][step]["loss"]) for step in both)
+    print(f"the same       losses of {len(both)} logged step(s) agree to {loss:.1e}; the run can go on here")
+    remove_made(options.work_dir)
+    return 0
 
 
 def repeat(
     options: argparse.Namespace,
     run: dict[str, Any],
     name: str,
-    start: int,
     steps: int,
     launcher: list[str],
-    arguments: list[str],
+    words: list[str],
 ) -> str | None:
-    """Does steps of the run in the folder `name` of the work folder. Returns the reason if that fails."""
-    folder = options.work_dir / name
-    batch = run["plan"]["batch"]
+    """Does steps of the run in the folder `name` of the work folder, with `words` as further arguments.
+    Returns the reason if that fails."""
+    folder, file = options.work_dir / name, options.work_dir / f"{name}.json"
+    checkpoint = str(options.run / CHECKPOINTS / f"step_{options.start}") if options.start else None
     settings = {
         **run["arguments"], **CHANGES, "output_dir": str(folder), "overwrite_output_dir": False,
-        "gradient_accumulation_steps": None, "global_batch_size": batch["global_batch_size"],
-        "resume_from_checkpoint": str(options.run / CHECKPOINTS / f"step_{start}") if start else None,
+        "gradient_accumulation_steps": None, "resume_from_checkpoint": checkpoint,
+        "global_batch_size": run["plan"]["batch"]["global_batch_size"],
     }  # fmt: skip
-    file = options.work_dir / f"{name}.json"
     task_scripts.write_settings(file, settings)
-    words = ["--config", str(file), *arguments, *task_scripts.as_words(APART)]
+    words = ["--config", str(file), *words, *task_scripts.as_words(APART)]
     limits = {"steps": steps, "timeout": options.timeout}
     problem = run_observed(launcher, run["script"], words, options.work_dir, name, **limits)
     return problem and f"{problem} ({folder}.log)"
@@ -206,31 +197,24 @@ def departure(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float) ->
 
 
 def explain(
-    options: argparse.Namespace, run: dict[str, Any], again: dict[str, Any], start: int, tolerance: float
+    options: argparse.Namespace, run: dict[str, Any], again: dict[str, Any], tolerance: float
 ) -> list[str]:
     """Lines on where the first step departs and why."""
     files = names_of(task_scripts.load(run["script"])[0], reads=True)  # they may be in another place here
-    plain = task_scripts.chosen_words(options.arguments, lambda name: name in files)
-    plain += ["--use_cpu", "true", "--mixed_precision", "no", "--deepspeed", "none"]
-    problem = repeat(options, run, "plain", start, 1, [sys.executable], plain)
+    words = task_scripts.chosen_words(options.arguments, lambda name: name in files)
+    words += ["--use_cpu", "true", "--mixed_precision", "no", "--deepspeed", "none"]
+    problem = repeat(options, run, "plain", 1, [sys.executable], words)
+    runs = (read_activations(options.work_dir / "observed", name) for name in ("here", "plain"))
     if problem is not None:
-        lines = [f"first module   not found: the plain run fails: {problem}"]
+        first = f"not found: the plain run fails: {problem}"
+    elif found := first_difference(*runs, tolerance):
+        first = "{}, row {}: {:.1e} from one process on the CPU in fp32".format(*found)
     else:
-        ours, theirs = (activations.read(options.work_dir / "observed", name) for name in ("here", "plain"))
-        found = activations.first_difference(ours, theirs, tolerance)
-        if found is None:
-            lines = [
-                "first module   none: one process on this machine's CPU in fp32 computes the same first "
-                "step; data, checkpoint or libraries are not those of the run"
-            ]
-        else:
-            module, row, size = found
-            lines = [f"first module   {module}, row {row}: {size:.1e} from one process on the CPU in fp32"]
+        first = (
+            "none: one process on this machine's CPU in fp32 computes the same first step; data, checkpoint "
+            "or libraries are not those of the run"
+        )
     described = [{key: value for key, value in each.items() if key != "script"} for each in (run, again)]
-    changed = [
-        line
-        for values_of in (diff.facts_of, diff.arguments_of)
-        for line in diff.differing(described, values_of)
-        if line.strip().startswith(REASONS)
-    ]
-    return [*lines, "likely reasons (there, here):", *(changed or ["  none is recorded"])]
+    lines = [line for of in (diff.facts_of, diff.arguments_of) for line in diff.differing(described, of)]
+    changed = [line for line in lines if line.strip().startswith(REASONS)] or ["  none is recorded"]
+    return [f"first module   {first}", "likely reasons (there, here):", *changed]

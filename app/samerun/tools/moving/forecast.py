@@ -146,12 +146,11 @@ def measure(job: Job, setups: list[Setup | None]) -> tuple[Times, list[str]]:
         fastest = min(trial["step"] for trial in found["trials"])
         for trial in found["trials"]:
             total = sum(parts(job.plan, times._replace(step=trial["step"]), evaluates).values())
-            memory = (
-                trial["memory"] and f"{trial['memory'] / 2**30:.2f}, {metrics['peak_memory_mb'] / 1024:.2f}"
-            )
+            memory, mark = "", "fastest" if trial["step"] == fastest else ""
+            if trial["memory"]:
+                memory = f"{trial['memory'] / 2**30:.2f}, {metrics['peak_memory_mb'] / 1024:.2f}"
             rate = job.plan.num_rows / job.plan.steps_per_epoch / trial["step"]
-            mark = "fastest" if trial["step"] == fastest else ""
-            rows.append([name, _argument(trial), f"{rate:,.1f}", duration(total), memory or "", mark])
+            rows.append([name, _argument(trial), f"{rate:,.1f}", duration(total), memory, mark])
     if first is None:
         raise InputError(*failures)
     header = ["launcher", "micro-batch", "rows/s", "whole run", "GiB estimated, used", ""]

@@ -27,7 +27,7 @@ def observe_steps(folder: Path, stop_after: int = 0) -> None:
     """Records this process's training steps in FOLDER/NAME.rank_R.jsonl, where NAME is the name of the output
     folder. A line: {"step": from 0, "rows": of this process, in the order of its forward passes,
     "learning_rates": by parameter group}. `stop_after`: the process asks the run to stop after so many steps,
-    and records what the modules compute in the first one (`samerun.tools.moving.activations`); 0: never."""
+    and records what the modules compute in the first one; 0: never."""
     sys.meta_path.insert(0, _Finder(folder, stop_after))
 
 
@@ -45,15 +45,13 @@ class _Finder(importlib.abc.MetaPathFinder):
         execute = spec.loader.exec_module
 
         def execute_and_record(module: ModuleType) -> None:
-            from samerun.tools.moving import activations, meter, recorder  # import torch
+            from samerun.tools.moving import meter, recorder  # import torch
 
             execute(module)
             if self.stop_after == MEASURE:
                 meter.measure(module, self.folder)
-                return
-            recorder.record(module, self.folder, self.stop_after)
-            if self.stop_after:
-                activations.record(module, self.folder)
+            else:
+                recorder.record(module, self.folder, self.stop_after)
 
         spec.loader.exec_module = execute_and_record
         return spec

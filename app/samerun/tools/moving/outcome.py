@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from samerun.files import read_lines
 from samerun.tools.moving.observer import read_steps
 
 TOLERANCE = 1e-5  # of weights, losses and gradient norms, relative: fp32 rounding of sums in another order
@@ -78,8 +79,7 @@ def read_outcome(folder: Path, observed: Path) -> Outcome:
     from safetensors.torch import load_file
 
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    with (folder / "history.jsonl").open(encoding="utf-8") as file:
-        events = [json.loads(line) for line in file]
+    events = list(read_lines(folder / "history.jsonl"))
     checkpoint = folder / "checkpoints" / f"step_{run['plan']['total_steps']}"
     steps = read_steps(observed, folder.name, run["world_size"])
     arrays, random = observed.glob(f"{folder.name}.predictions_*.npz"), observed / f"{folder.name}.random.txt"
@@ -195,3 +195,32 @@ def relative(ours: float | None, theirs: float | None) -> float:
 def _largest(differences: Any) -> float:
     """The largest difference; NaN counts as infinite."""
     return max((math.inf if math.isnan(number) else number for number in differences), default=0.0)
+
+
+def read_activations(folder: Path, name: str) -> dict[str, dict[str, float]]:
+    """The records of all processes of a run."""
+    found: dict[str, dict[str, float]] = {}
+    for path in sorted(folder.glob(f"{name}.activations.rank_*.json")):
+        for module, rows in json.loads(path.read_text(encoding="utf-8")).items():
+            found.setdefault(module, {}).update(rows)
+    return found
+
+
+def first_difference(
+    ours: dict[str, dict[str, float]], theirs: dict[str, dict[str, float]], tolerance: float
+) -> tuple[str, str, float] | None:
+    """(module, row, difference relative to the larger norm) of the first module, in the order of `theirs`,
+    some of whose rows differ by more than `tolerance`; of the row that differs most. None without one."""
+    for module, rows in theirs.items():
+        own = ours.get(module, {})
+        differences = {row: _relative(own[row], norm) for row, norm in rows.items() if row in own}
+        worst = max(differences, key=differences.get, default=None)
+        if worst is not None and differences[worst] > tolerance:
+            return module, worst, differences[worst]
+    return None
+
+
+def _relative(ours: float, theirs: float) -> float:
+    if not (math.isfinite(ours) and math.isfinite(theirs)):
+        return 0.0 if str(ours) == str(theirs) else math.inf
+    return abs(ours - theirs) / max(abs(ours), abs(theirs), 1e-30)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import traceback
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -17,80 +19,79 @@ from torch.utils._pytree import tree_iter
 
 from samerun.kernels import dropout
 
+WRAPPERS = ("module.", "_checkpoint_wrapped_module.", "_orig_mod.")  # of DDP, checkpointing, torch.compile
 OURS = ("/torch/", "/samerun/")  # of a file's path: the line that matters is outside of these
 
 
 def record(engine: ModuleType, folder: Path, stop_after: int = 0) -> None:
-    """Wraps functions of `engine`, `samerun.training`. Records the steps (`observer.observe_steps`); the
-    floating-point predictions of each evaluation, such as logits, in FOLDER/NAME.predictions_STEP.npz; and in
-    FOLDER/NAME.random.txt which lines of code draw random tensors that are not by row, in the first step of a
-    run of one process with dropout by row. `stop_after`: see `observer.observe_steps`."""
-    fit, evaluate_of_training = engine.Training.fit, engine.Training._evaluate
-    seed_step, train_step, evaluate = engine.seed_step, engine.train_step, engine.evaluate
-    current: dict[str, Any] = {}  # "file" and "random" while `fit` runs, "step", "steps", "predictions"
+    """Wraps functions of `engine`, `samerun.training`. Records the steps (`observer.observe_steps`) and the
+    floating-point predictions of each evaluation, such as logits, in FOLDER/NAME.predictions_STEP.npz. In the
+    first step also, in FOLDER/NAME.random.txt, which lines of code draw random tensors that are not by row,
+    in a run of one process with dropout by row; and with `stop_after` (see there) what the modules compute,
+    in FOLDER/NAME.activations.rank_R.json."""
+    fit, train_step, evaluate = engine.Training.fit, engine.train_step, engine.evaluate
+    current: dict[str, Any] = {}  # while `fit` runs
 
     def fit_observed(training: Any) -> Any:
-        launch, name = training.run.launch, training.folder.name
         folder.mkdir(parents=True, exist_ok=True)
-        if launch.world_size == 1 and launch.dropout_by_row:
-            current["random"] = folder / f"{name}.random.txt"
-        with (folder / f"{name}.rank_{launch.rank}.jsonl").open("a", encoding="utf-8") as current["file"]:
+        current["training"], current["steps"] = training, 0
+        path = folder / f"{training.folder.name}.rank_{training.run.launch.rank}.jsonl"
+        with path.open("a", encoding="utf-8") as current["file"]:
             return fit(training)
-
-    def evaluate_of_training_observed(training: Any) -> Any:
-        name = f"{training.folder.name}.predictions_{training.state.step}.npz"
-        current["predictions"] = folder / name
-        return evaluate_of_training(training)
 
     def evaluate_observed(*inputs: Any, **named: Any) -> tuple[Any, Any]:
         metrics, predictions = evaluate(*inputs, **named)
         if predictions is not None:  # on rank 0
+            training = current["training"]
             floats = {name: array for name, array in predictions.items() if array.dtype.kind == "f"}
-            np.savez(current["predictions"], **floats)
+            np.savez(folder / f"{training.folder.name}.predictions_{training.state.step}.npz", **floats)
         return metrics, predictions
-
-    def seed_step_observed(seed: int, step: int, *rest: Any) -> None:
-        current["step"] = step
-        seed_step(seed, step, *rest)
 
     def train_step_observed(
         run: Any, model: Any, optimizer: Any, task: Any, micro_batches: list, *rest: Any, **named: Any
     ):
-        if "file" in current:  # skips the idle step in which a resumed run allocates its optimizer state
-            rows = [row for batch in micro_batches for row in batch.rows.tolist() if row >= 0]
-            rates = [group["lr"] for group in optimizer.param_groups]
-            line = {"step": current["step"], "rows": rows, "learning_rates": rates}
-            current["file"].write(json.dumps(line) + "\n")
-            current["file"].flush()
-            current["steps"] = current.get("steps", 0) + 1
-            if current["steps"] == stop_after:
-                signal.raise_signal(signal.SIGTERM)  # the engine finishes this step
         step = partial(train_step, run, model, optimizer, task, micro_batches, *rest, **named)
-        return _watched(step, current.pop("random")) if "random" in current else step()
-
-    engine.Training.fit, engine.Training._evaluate = fit_observed, evaluate_of_training_observed
-    engine.seed_step, engine.train_step = seed_step_observed, train_step_observed
-    engine.evaluate = evaluate_observed
-
-
-def _watched(step: partial, path: Path) -> Any:
-    """Writes the lines of code that draw random tensors in this step to `path`."""
-    watch, of_other_layout = RandomCalls(), dropout.DropoutMask.keys_of_other_layout
-    dropout.DropoutMask.keys_of_other_layout = lambda mask: watch.keys_of_other_layout(mask)
-    try:
-        with watch:
+        if "training" not in current:  # the idle step in which a resumed run allocates its optimizer state
             return step()
-    finally:
-        dropout.DropoutMask.keys_of_other_layout = of_other_layout
-        path.write_text("".join(f"{place}\n" for place in sorted(watch.places)), encoding="utf-8")
+        training = current["training"]
+        rows = [row for batch in micro_batches for row in batch.rows.tolist() if row >= 0]
+        rates = [group["lr"] for group in optimizer.param_groups]
+        line = {"step": training.state.step, "rows": rows, "learning_rates": rates}
+        current["file"].write(json.dumps(line) + "\n")
+        current["file"].flush()
+        current["steps"] += 1
+        if current["steps"] == stop_after:
+            signal.raise_signal(signal.SIGTERM)  # the engine finishes this step
+        launch, name = training.run.launch, training.folder.name
+        with contextlib.ExitStack() as watches:
+            if current["steps"] == 1 and stop_after:
+                path = folder / f"{name}.activations.rank_{launch.rank}.json"
+                watches.enter_context(Watch(model, task, path))
+            if current["steps"] == 1 and launch.world_size == 1 and launch.dropout_by_row:
+                watches.enter_context(RandomCalls(folder / f"{name}.random.txt"))
+            return step()
+
+    engine.Training.fit = fit_observed
+    engine.train_step, engine.evaluate = train_step_observed, evaluate_observed
 
 
 class RandomCalls(TorchDispatchMode):
-    """Collects the lines of code that draw random tensors."""
+    """Writes the lines of code that draw random tensors while it is entered to a file."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__()
+        self.path = path
         self.places: set[str] = set()
+
+    def __enter__(self) -> Any:
+        self.keys = dropout.DropoutMask.keys_of_other_layout
+        dropout.DropoutMask.keys_of_other_layout = lambda mask: self.keys_of_other_layout(mask)
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        dropout.DropoutMask.keys_of_other_layout = self.keys
+        self.path.write_text("".join(f"{place}\n" for place in sorted(self.places)), encoding="utf-8")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -108,3 +109,59 @@ class RandomCalls(TorchDispatchMode):
     def keys_of_other_layout(self, mask: Any) -> Any:
         self.add("dropout of a tensor whose first dimension is not of rows")
         return mask.keys([dropout.OTHER + mask.places[0]])
+
+
+class Watch:
+    """A context manager that records the forward passes of a training step in a file: "MODULE CALL" -> row ->
+    norm of the module's output for the row, without padding, in the order of the passes. Outputs whose first
+    dimension is not of rows are left out."""
+
+    def __init__(self, model: torch.nn.Module, task: Any, path: Path) -> None:
+        self.model, self.task, self.path = model, task, path
+        self.found: dict[str, dict[str, float]] = {}
+        self.batch: Any = None
+        self.calls: Counter[str] = Counter()
+
+    def __enter__(self) -> None:
+        self.loss_sum, self.task.loss_sum = self.task.loss_sum, self._loss_sum
+        self.hooks = [
+            module.register_forward_hook(lambda _module, _inputs, output, name=name: self._add(name, output))
+            for name, module in self.model.named_modules()
+        ]
+
+    def __exit__(self, *_: Any) -> None:
+        self.task.loss_sum = self.loss_sum
+        for hook in self.hooks:
+            hook.remove()
+        self.path.write_text(json.dumps(self.found), encoding="utf-8")
+
+    def _loss_sum(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        self.batch = batch
+        self.calls.clear()
+        try:
+            return self.loss_sum(model, batch)
+        finally:
+            self.batch = None  # gradient checkpointing computes modules again in the backward pass
+
+    def _add(self, name: str, output: Any) -> None:
+        tensor = output
+        while not isinstance(tensor, torch.Tensor):
+            if isinstance(tensor, dict):
+                tensor = list(tensor.values())
+            if not isinstance(tensor, list | tuple) or not tensor:
+                return
+            tensor = tensor[0]
+        if self.batch is None or tensor.dim() == 0 or len(tensor) != len(self.batch.rows):
+            return
+        for wrapper in WRAPPERS:
+            name = name.replace(wrapper, "")
+        self.calls[name] += 1
+        values = tensor.detach().double()
+        mask = self.batch.inputs.get("attention_mask")
+        if mask is not None and mask.dim() == 2 and values.dim() > 1 and values.shape[1] == mask.shape[1]:
+            values = values * mask.view(*mask.shape, *[1] * (values.dim() - 2))
+        norms = values.flatten(1).norm(dim=1).tolist() if values.dim() > 1 else values.abs().tolist()
+        rows = self.found.setdefault(f"{name or 'model'} {self.calls[name]}", {})
+        rows.update(
+            {str(row): norm for row, norm in zip(self.batch.rows.tolist(), norms, strict=True) if row >= 0}
+        )

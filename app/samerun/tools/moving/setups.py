@@ -104,25 +104,6 @@ def launch_arguments(setup: Setup) -> dict[str, str]:
     return {"deepspeed": file, "mixed_precision": setup.precision}
 
 
-def batch_arguments(
-    setup: Setup, processes: int, global_batch_size: int, micro_batch_size: int | None, max_tokens: int | None
-) -> dict[str, str]:
-    """Arguments for the same global batch in `accumulation` times as many micro-batches. `micro_batch_size`
-    (rows) or `max_tokens`: the command's own limit of a micro-batch."""
-    rows, tokens = "none", "none"
-    if max_tokens is not None:
-        tokens = max(1, max_tokens // setup.accumulation)
-    else:
-        process_rows = -(-global_batch_size // processes)
-        rows = -(-min(process_rows, micro_batch_size or process_rows) // setup.accumulation)
-    return {
-        "global_batch_size": str(global_batch_size),
-        "gradient_accumulation_steps": "none",
-        "per_device_train_batch_size": str(rows),
-        "max_tokens_per_micro_batch": str(tokens),
-    }
-
-
 def run_observed(
     start: list[str],
     script: Path,

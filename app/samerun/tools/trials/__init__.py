@@ -1,2 +1,282 @@
 """Shared by `samerun sweep`, `cross-validate` and `learning-curve`: many runs of one command, each in its own
-folder."""
+folder, with different arguments or on a part of a text task's rows."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from samerun import task_scripts
+from samerun.console import plain_table
+from samerun.data.splits import read_split
+from samerun.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_STOPPED,
+    InputError,
+    StopRequested,
+    TrainingError,
+    collecting,
+    raise_problems,
+)
+from samerun.files import write_json, write_text
+from samerun.run_folder import CHECKPOINTS, METRICS, STATUS, read_metrics
+from samerun.tools.moving.setups import APART
+
+LOG_LINES = 5  # of a rejected run, shown in the error message
+# Arguments that files of some rows replace.
+REPLACED = ("dataset_name", "dataset_split", "max_train_samples", "max_eval_samples")
+# In the output of torchrun and accelerate, which end with 1 for every code of a process but 0.
+REFUSED = re.compile(rf"^ *exitcode +: {EXIT_BAD_INPUT} ", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line: `launcher`, `script`, `words`."""
+
+    launcher: list[str]
+    script: Path
+    words: list[str]
+    task_class: type
+
+    def with_changes(self, changes: dict[str, Any]) -> list[str]:
+        """The command line with changed arguments, each given once: the changed ones are last. None leaves an
+        argument out."""
+        kept = task_scripts.chosen_words(self.words, lambda name: name not in changes)
+        given = {name: value for name, value in changes.items() if value is not None}
+        return [*self.launcher, str(self.script), *kept, *task_scripts.as_words(given)]
+
+    def arguments(self, changes: dict[str, Any]) -> Any:
+        """The validated arguments of a run. Raises `InputError`."""
+        first = len(self.launcher) + 1
+        return task_scripts.read_command(self.script, self.with_changes(changes)[first:])[0]
+
+    def run(self, folder: Path, changes: dict[str, Any]) -> dict[str, Any] | None:
+        """Runs the command in `folder` without uploads, or resumes it, unless it is already done. Writes its
+        output to FOLDER.log. Returns the metrics, or None if the training failed.
+
+        Raises `InputError` if the command rejects its input, `StopRequested` if it was stopped.
+        """
+        before = _status(folder)
+        if before[0] != "done":
+            # A trial that ended without a checkpoint, as with --save_strategy no, starts again.
+            resumes = any((folder / CHECKPOINTS).glob("step_*"))
+            start = {
+                "resume_from_checkpoint": "auto" if resumes else None,
+                "overwrite_output_dir": None if resumes else "true",
+            }
+            words = self.with_changes({**start, **changes, **APART, "output_dir": folder})
+            log = folder.with_name(f"{folder.name}.log")
+            with log.open("ab") as file:
+                begin = file.tell()
+                code = subprocess.run(words, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
+            said = log.read_bytes()[begin:].decode(errors="replace")
+            if code == EXIT_BAD_INPUT or (code and REFUSED.search(said)):
+                lines = said.splitlines()
+                errors = [line for line in lines if line.lstrip().startswith(("error", "- "))]
+                raise InputError(
+                    f"{shlex.join(words)} failed ({log}): {' '.join((errors or lines)[-LOG_LINES:])}"
+                )
+            after = _status(folder)
+            if code == EXIT_STOPPED or (after != before and after[0] == "stopped"):
+                raise StopRequested(f"{folder}; the same command resumes it")
+            if code:
+                return None
+        return read_metrics(folder / METRICS)
+
+
+def run_script(
+    parser: argparse.ArgumentParser,
+    argv: list[str],
+    work: Callable[[argparse.Namespace, Command, Path], None],
+) -> int:
+    """Adds the options that both scripts share, parses them, locks --output_dir and calls `work`(options,
+    command, folder), which calls `claim`. Returns the exit code."""
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--launch", metavar='"..."')
+    options = parser.parse_args(argv)
+    try:
+        launcher = shlex.split(options.launch) if options.launch else [sys.executable]
+        if shutil.which(launcher[0]) is None:
+            raise InputError(
+                f"--launch {options.launch}: {launcher[0]} is no program here; correct its name, or "
+                "install it"
+            )
+        if options.processes < 1:
+            raise InputError(f"--processes {options.processes}: expected at least 1")
+        command = Command(launcher, options.script, options.arguments, task_scripts.load(options.script)[1])
+        folder = Path(command.arguments({}).output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / ".trials.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(
+                    f"--output_dir {folder} is in use by another process; "
+                    "for several runs at a time use --processes"
+                ) from None
+            work(options, command, folder)
+    except (InputError, TrainingError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except (StopRequested, KeyboardInterrupt) as error:
+        print(f"stopped: {error}", file=sys.stderr)
+        return EXIT_STOPPED
+    return 0
+
+
+def claim(folder: Path, command: Command, **settings: Any) -> None:
+    """Records the command and the `settings` that decide its runs. Raises `InputError` if the folder has runs
+    of others."""
+    file, given = folder / "command.json", {"command": [str(command.script), *command.words], **settings}
+    if has_runs(folder) and file.exists():
+        known = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(known, dict):  # a version before recorded the command alone
+            known = {"command": known}
+        different = [name for name in given if known.get(name) != given[name]]
+        if "command" in different:
+            raise InputError(
+                f"--output_dir {folder} has runs of another command ({shlex.join(known['command'])}); "
+                "name another folder"
+            )
+        if different:
+            raise InputError(
+                f"--output_dir {folder} has runs with other {' and '.join(different)}; name another folder"
+            )
+    write_json(file, given)
+
+
+def has_runs(folder: Path) -> bool:
+    """Whether any run in `folder` has begun. One whose input was rejected has not: its command may be
+    corrected."""
+    return any(folder.glob(f"*/{STATUS}"))
+
+
+def run_all(jobs: list[Callable[[], Any]], processes: int) -> list[Any]:
+    """Runs the jobs, `processes` at a time, and returns their results. After an error no further job starts;
+    the error is raised when the running ones have ended."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(processes) as pool:
+        futures = [pool.submit(_run_unless, stop, job) for job in jobs]
+        try:
+            wait(futures)
+        finally:
+            stop.set()  # also after Ctrl-C
+    return [future.result() for future in futures]
+
+
+def _run_unless(stop: threading.Event, job: Callable[[], Any]) -> Any:
+    if stop.is_set():
+        return None
+    try:
+        return job()
+    except BaseException:
+        stop.set()
+        raise
+
+
+def _status(folder: Path) -> tuple[str | None, int]:
+    """(the state of a run, when it was written). Launchers have exit codes of their own for a run that was
+    stopped."""
+    path = folder / STATUS
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["state"], path.stat().st_mtime_ns
+    except (OSError, ValueError, KeyError):
+        return None, 0
+
+
+def print_table(header: list[str], rows: list[list[Any]]) -> None:
+    """Prints a table; floats with four decimals."""
+    cells = [
+        [f"{cell:.4f}" if isinstance(cell, float) else "-" if cell is None else str(cell) for cell in row]
+        for row in rows
+    ]
+    print("", *plain_table(header, cells), sep="\n")
+
+
+# The rows of a text task
+
+
+def open_rows(
+    command: Command, folder: Path, **settings: Any
+) -> tuple[Any, list[dict[str, Any]], list[tuple[str, ...]]]:
+    """(the task, training rows with ids, the labels of each). Claims the folder for the command, `settings`
+    and the rows, and writes the files that all runs share. Raises `InputError`."""
+    arguments = command.arguments({})
+    if not hasattr(arguments, "text_column"):
+        raise InputError(f"{command.script}: only text tasks are supported, such as app/classify.py")
+    if arguments.mixing_weights:
+        raise InputError(
+            "--mixing_weights is not supported, because every run has rows of all files; leave it out"
+        )
+    if arguments.streaming:
+        raise InputError("--streaming is not supported, because all rows are read at once; leave it out")
+    task = command.task_class(arguments)
+    splits, labels, names = read_rows(task)
+    content = json.dumps([splits, labels, names], sort_keys=True, default=str).encode()
+    claim(folder, command, **settings, rows=hashlib.sha256(content).hexdigest())
+    if names and not arguments.label_file and not getattr(arguments, "label_columns", None):
+        write_text(folder / "labels.txt", "".join(f"{name}\n" for name in names))  # a part may lack one
+    if "validation" in splits:
+        write_lines(folder / "validation.jsonl", splits["validation"])
+    return task, splits["train"], labels
+
+
+def files_of(folder: Path, **files: Path) -> dict[str, Any]:
+    """Arguments of a run on these files and those that all runs share."""
+    shared = {"label_file": folder / "labels.txt", "validation_file": folder / "validation.jsonl"}
+    files |= {name: path for name, path in shared.items() if path.exists()}
+    return {**dict.fromkeys(REPLACED, "none"), **files, "encoding": "utf-8"}
+
+
+def task_of_run(run: dict[str, Any], **changes: Any) -> Any:
+    """The task of a run with changed arguments. `run`: its run.json. Raises `InputError`."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Path(folder) / "settings.json"
+        task_scripts.write_settings(settings, {**run["arguments"], **changes})
+        script = task_scripts.path_of(run["fingerprint"]["task"])
+        arguments, task_class = task_scripts.read_command(script, ["--config", str(settings)])
+    return task_class(arguments)
+
+
+def read_rows(task: Any) -> tuple[dict[str, list[dict[str, Any]]], list[tuple[str, ...]], list[str]]:
+    """(rows with ids by split: "train", and "validation" if the arguments name it; labels of each training
+    row, () for tasks without labels; label list). Raises `InputError`."""
+    arguments = task.arguments
+    columns = (*task.text_columns, *task.target_columns)
+    tables, rows, problems = {}, {}, []
+    for split in ("train", "validation"):
+        with collecting(problems):
+            # Targets before ids, as in other runs: a CoNLL file has words and tags alone.
+            table = read_split(arguments, split, columns, (*task.target_columns, arguments.id_column))
+            if table is not None:
+                tables[split] = table
+            elif split == "train":
+                problems.append("no train rows: give --train_file or --dataset_name")
+    raise_problems(problems)
+    for split, table in tables.items():
+        cells = {arguments.id_column: range(len(table)), **table.columns}
+        for name in cells.keys() & table.classes.keys():  # a class is one label
+            cells[name] = [[cell] if isinstance(cell, str) else cell for cell in cells[name]]
+        rows[split] = [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
+    targets = task.read_targets(task.as_texts(tables["train"], "train"), "train", [])
+    return rows, getattr(targets, "rows", [()] * len(rows["train"])), getattr(targets, "names", [])
+
+
+def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Writes a jsonl file."""
+    write_text(path, (json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

@@ -1,1 +1,0 @@
-"""Parts of `samerun data-report`."""
