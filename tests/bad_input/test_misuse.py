@@ -7,7 +7,6 @@ exit code 0, or with 2 and a message; it writes into its output folder only, and
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import importlib
 import os
 import random
@@ -19,6 +18,7 @@ import masks_job
 import pytest
 from images_job import write_folder
 from launchers import as_words, write_csv
+from run_folders import contents
 
 NUMBER = int(os.environ.get("MISUSE", 12))
 TASKS = ("classify", "titlegen", "image_classify", "segment")
@@ -80,11 +80,6 @@ def drawn(chance: random.Random, field: dataclasses.Field) -> str:
     return chance.choice(WORDS)
 
 
-def content(folder: Path) -> dict[str, str]:
-    files = [p for p in folder.rglob("*") if p.is_file() and p.name != ".lock" and "cache" not in p.parts]
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(NUMBER))
 def test_a_command_of_random_arguments(number, script, tmp_path):
@@ -98,9 +93,9 @@ def test_a_command_of_random_arguments(number, script, tmp_path):
     if chance.random() < 0.3:  # the folder holds a run
         usually = as_words(**usual(task, tmp_path))
         assert script(task, usually).code == 0
-    before = content(tmp_path)
+    before = contents(tmp_path)
     ended = script(task, words)
-    after = content(tmp_path)
+    after = contents(tmp_path)
     said = f"{task} {more}\n{ended.err}"
     assert ended.code in (0, 2), said
     assert "Traceback" not in ended.err, said
