@@ -27,6 +27,7 @@ import forks
 import hypothesis
 import launchers
 import pytest
+import running
 import title_job
 from in_process import script  # noqa: F401 - a fixture
 from launchers import JOBS, Launched
@@ -42,12 +43,6 @@ hypothesis.settings.load_profile("without a clock")
 # Under nohup the suite and its jobs would ignore SIGHUP, and a test that sends it would hang.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-LAUNCHER_VARIABLES = (
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "MASTER_ADDR",
-    "MASTER_PORT",
-    "TORCHELASTIC_RUN_ID", "DS_ACCELERATOR",
-)  # fmt: skip
-
 
 def pytest_configure(config: pytest.Config) -> None:
     """Hides GPUs from all tests but those of tests/gpu: before CUDA counts them, which it does once."""
@@ -61,11 +56,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         parameters, fixtures = getattr(item, "callspec", None), set(item.fixturenames)
         of_titles = parameters is not None and any(text in parameters.id for text in ("titles", "titlegen"))
-        of_either = {
-            "launched",
-            "outcome",
-            "finished_run",
-        } & fixtures  # test_parity requests runs of both tasks by name
+        # test_parity requests runs of both tasks by name.
+        of_either = {"launched", "outcome", "finished_run"} & fixtures
         if "pair" in fixtures:
             item.add_marker(pytest.mark.xdist_group("two machines"))
         elif (of_titles and of_either) or (not of_either and {"titled", "title_tokens"} & fixtures):
@@ -100,12 +92,7 @@ def arguments():
 @pytest.fixture
 def environment(monkeypatch):
     """`os.environ` without launcher variables; restored after the test."""
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in LAUNCHER_VARIABLES and not name.startswith("ACCELERATE_")
-    }
-    for name in set(os.environ) - set(clean):
+    for name in set(os.environ) - set(launchers.without_launcher()):
         monkeypatch.delenv(name)
     before = dict(os.environ)
     yield os.environ
@@ -183,6 +170,14 @@ def launched(home: Path) -> Callable[[str], Launched]:
         return launchers.launch(name, home)
 
     return lambda name: launch(name).check()
+
+
+@pytest.fixture
+def start(home: Path) -> Iterator[Callable[..., running.Job]]:
+    """A function (command, folder, steps) that starts a command and waits until the run in `folder` has
+    trained so many steps (see `running`). What is left of it is killed in the end."""
+    with running.running() as begin:
+        yield functools.partial(begin, home)
 
 
 @pytest.fixture
