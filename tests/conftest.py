@@ -14,8 +14,8 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read by the Hugging Face libraries when they are imported
 # evaluate copies a metric's code there; two test processes must not make the folder at the same time.
@@ -196,26 +196,17 @@ def title_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@dataclass(frozen=True)
-class TokenTable:
-    """A run of `samerun parity`: the process, its folder, and the command's --output_dir, which must not be
-    touched."""
-
-    finished: launchers.Finished
-    folder: Path
-    never: Path
-
-
 @pytest.fixture(scope="session")
-def title_tokens(title_home: Path) -> TokenTable:
-    """A run of `samerun parity` on the title job with micro-batches by tokens, in three setups."""
+def title_tokens(title_home: Path) -> SimpleNamespace:
+    """A run of `samerun parity` on the title job with micro-batches by tokens, in three setups: the process
+    (`finished`), its `folder`, and the command's --output_dir, which must not be touched (`never`)."""
     never = title_home / "runs" / "never_tokens"
     options = ["--setups", "zero2,fsdp", "--steps", str(title_job.STEPS)]
     tokens = title_job.MICRO_BATCH_TOKENS
     job = title_job.arguments(streaming=31, max_tokens_per_micro_batch=tokens, output_dir=never)
     command = [*launchers.tool("parity"), *options, "--output_dir", "tokens", str(title_job.SCRIPT)]
     finished = launchers.run([*command, "--from_scratch", *job], title_home, timeout=900)
-    return TokenTable(finished, title_home / "tokens", never)
+    return SimpleNamespace(finished=finished, folder=title_home / "tokens", never=never)
 
 
 @pytest.fixture(scope="session")
