@@ -44,23 +44,18 @@ def write_data(folder: Path) -> None:
 
 def usual(task: str, folder: Path) -> dict[str, object]:
     """Arguments with which the task trains for two steps."""
-    values = {"output_dir": folder / "run", "max_steps": 2, "use_cpu": "true", "report_to": "none"}
-    if task in ("classify", "titlegen"):
-        file = folder / "rows.csv"
-        values |= {
-            "config_name": folder / "bert" / "config.json",
-            "tokenizer_type": "train",
-            "vocab_size": 128,
-        }
-    elif task == "segment":
-        file = folder / "masks"
-        values |= {"config_name": folder / "segformer", "image_size": "32,48"}
-    else:
-        file = folder / "images"
-        values |= {"image_size": "16"}
-    if task != "image_classify":
-        values["from_scratch"] = "true"
-    return values | {"train_file": file, "validation_file": file}
+    text = {"config_name": folder / "bert" / "config.json", "tokenizer_type": "train", "vocab_size": 128}
+    file, own = {
+        "classify": ("rows.csv", text | {"from_scratch": "true"}),
+        "titlegen": ("rows.csv", text | {"from_scratch": "true"}),
+        "image_classify": ("images", {"image_size": "16"}),
+        "segment": (
+            "masks",
+            {"config_name": folder / "segformer", "image_size": "32,48", "from_scratch": "true"},
+        ),
+    }[task]
+    common = {"output_dir": folder / "run", "max_steps": 2, "use_cpu": "true", "report_to": "none"}
+    return {**common, **own, "train_file": folder / file, "validation_file": folder / file}
 
 
 def drawn(chance: random.Random, field: dataclasses.Field) -> str:
@@ -68,9 +63,8 @@ def drawn(chance: random.Random, field: dataclasses.Field) -> str:
     settings = field.metadata
     if settings["choices"] and chance.random() < 0.8:
         return chance.choice(settings["choices"])
-    limits = [
-        settings[name] for name in ("at_least", "above", "at_most", "below") if settings[name] is not None
-    ]
+    named = (settings[name] for name in ("at_least", "above", "at_most", "below"))
+    limits = [limit for limit in named if limit is not None]
     if limits and chance.random() < 0.7:
         return f"{chance.choice(limits) + chance.choice([-1, 0, 0.25, 1, 3]):g}"
     if "bool" in str(field.type) and chance.random() < 0.8:
