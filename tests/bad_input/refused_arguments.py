@@ -109,6 +109,7 @@ YAML = [
     in_yaml("empty", "", r"run\.yaml: expected `name: value` lines, found nothing"),
     in_yaml("tab", "seed: 1\n\tmax_steps: 2\n", r"run\.yaml:2: not valid YAML: found character '\\t'"),
     in_yaml("key twice", "seed: 1\nseed: 2\n", r"run\.yaml:2: .*'seed' appears twice"),
+    in_yaml("UTF-16", "seed: 1\n".encode("utf-16"), r"run\.yaml: not UTF-8 at byte 0; save it as UTF-8"),
     in_yaml("command", "seed: !!python/object/apply:os.system ['touch harmed']\n",
             r"run\.yaml: seed: expected one value, found a list"),
     in_yaml("section", "optimization:\n  seed: 1\n",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from catalogue_case import BOTH, Case
 
 CLASSIFY, TITLEGEN = ("classify",), ("titlegen",)
@@ -108,6 +110,10 @@ PLACES = [
              arguments={"output_dir": folder}, files={f"{folder}/{name}": "mine"})
         for folder, name in [("project", "README.md"), ("run", "checkpoints/mine.ckpt")]
     ),
+    Case("lock that is a link", [r"--output_dir run: its file \.lock is a link; remove it"],
+         files={"mine.txt": "mine"}, make=lambda folder: (folder / "run/.lock").symlink_to("../mine.txt")),
+    Case("lock of somebody else's", [r"--output_dir run: its file \.lock is not a run's; move it away"],
+         files={"mine.txt": "mine"}, make=lambda folder: os.link(folder / "mine.txt", folder / "run/.lock")),
     Case("metrics of somebody else", [r"new: metrics\.json would be replaced"],
          arguments=PRETRAINED | PREDICT | {"model_name_or_path": "models/classifier", "output_dir": "new"},
          files={"new/metrics.json": "{}", "test.csv": "text\nred\n"}, tasks=CLASSIFY),
