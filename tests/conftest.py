@@ -14,8 +14,8 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read by the Hugging Face libraries when they are imported
 # evaluate copies a metric's code there; two test processes must not make the folder at the same time.
@@ -27,6 +27,7 @@ import forks
 import hypothesis
 import launchers
 import pytest
+import running
 import title_job
 from in_process import script  # noqa: F401 - a fixture
 from launchers import JOBS, Launched
@@ -42,12 +43,6 @@ hypothesis.settings.load_profile("without a clock")
 # Under nohup the suite and its jobs would ignore SIGHUP, and a test that sends it would hang.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-LAUNCHER_VARIABLES = (
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "MASTER_ADDR",
-    "MASTER_PORT",
-    "TORCHELASTIC_RUN_ID", "DS_ACCELERATOR",
-)  # fmt: skip
-
 
 def pytest_configure(config: pytest.Config) -> None:
     """Hides GPUs from all tests but those of tests/gpu: before CUDA counts them, which it does once."""
@@ -61,11 +56,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         parameters, fixtures = getattr(item, "callspec", None), set(item.fixturenames)
         of_titles = parameters is not None and any(text in parameters.id for text in ("titles", "titlegen"))
-        of_either = {
-            "launched",
-            "outcome",
-            "finished_run",
-        } & fixtures  # test_parity requests runs of both tasks by name
+        # test_parity requests runs of both tasks by name.
+        of_either = {"launched", "outcome", "finished_run"} & fixtures
         if "pair" in fixtures:
             item.add_marker(pytest.mark.xdist_group("two machines"))
         elif (of_titles and of_either) or (not of_either and {"titled", "title_tokens"} & fixtures):
@@ -100,12 +92,7 @@ def arguments():
 @pytest.fixture
 def environment(monkeypatch):
     """`os.environ` without launcher variables; restored after the test."""
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in LAUNCHER_VARIABLES and not name.startswith("ACCELERATE_")
-    }
-    for name in set(os.environ) - set(clean):
+    for name in set(os.environ) - set(launchers.without_launcher()):
         monkeypatch.delenv(name)
     before = dict(os.environ)
     yield os.environ
@@ -186,6 +173,14 @@ def launched(home: Path) -> Callable[[str], Launched]:
 
 
 @pytest.fixture
+def start(home: Path) -> Iterator[Callable[..., running.Job]]:
+    """A function (command, folder, steps) that starts a command and waits until the run in `folder` has
+    trained so many steps (see `running`). What is left of it is killed in the end."""
+    with running.running() as begin:
+        yield functools.partial(begin, home)
+
+
+@pytest.fixture
 def forked_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tools that are called in this process start Python and launchers with the libraries imported."""
     monkeypatch.setattr(sys, "executable", str(forks.commands() / "python"))
@@ -201,26 +196,17 @@ def title_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@dataclass(frozen=True)
-class TokenTable:
-    """A run of `samerun parity`: the process, its folder, and the command's --output_dir, which must not be
-    touched."""
-
-    finished: launchers.Finished
-    folder: Path
-    never: Path
-
-
 @pytest.fixture(scope="session")
-def title_tokens(title_home: Path) -> TokenTable:
-    """A run of `samerun parity` on the title job with micro-batches by tokens, in three setups."""
+def title_tokens(title_home: Path) -> SimpleNamespace:
+    """A run of `samerun parity` on the title job with micro-batches by tokens, in three setups: the process
+    (`finished`), its `folder`, and the command's --output_dir, which must not be touched (`never`)."""
     never = title_home / "runs" / "never_tokens"
     options = ["--setups", "zero2,fsdp", "--steps", str(title_job.STEPS)]
     tokens = title_job.MICRO_BATCH_TOKENS
     job = title_job.arguments(streaming=31, max_tokens_per_micro_batch=tokens, output_dir=never)
     command = [*launchers.tool("parity"), *options, "--output_dir", "tokens", str(title_job.SCRIPT)]
     finished = launchers.run([*command, "--from_scratch", *job], title_home, timeout=900)
-    return TokenTable(finished, title_home / "tokens", never)
+    return SimpleNamespace(finished=finished, folder=title_home / "tokens", never=never)
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import forks
 import psutil
+import yaml
 from run_folders import check_run_folder
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -32,15 +33,10 @@ DS_CONFIGS = REPOSITORY / "ds_configs"
 # suite's other process 140 s were seen, and some machines have a third of the speed.
 TIMEOUT = 1200
 LAUNCHER_PREFIXES = ("ACCELERATE_", "TORCHELASTIC_", "DEEPSPEED_", "DS_")
-RANK_VARIABLES = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
+RANK_VARIABLES = {
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "MASTER_ADDR",
     "MASTER_PORT",
-    "CROSS_RANK",
-)
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -77,14 +73,9 @@ def run_together(
         # Files, because a worker that outlives its launcher would keep a pipe open.
         out, err = (tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") for _ in range(2))  # noqa: SIM115
         process = subprocess.Popen(
-            command if real else forked(command),
-            cwd=home,
-            env=environment(home),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-        )
+            command if real else forked(command), cwd=home, env=environment(home), stdin=subprocess.DEVNULL,
+            stdout=out, stderr=err, start_new_session=True,
+        )  # fmt: skip
         jobs.append((command, process, out, err))
     try:
         for _, process, _, _ in jobs:
@@ -130,15 +121,19 @@ def _text(file) -> str:
         return file.read()
 
 
-def environment(home: Path) -> dict[str, str]:
-    """This process's environment without launcher variables and GPUs, with caches in `home`."""
-    inherited = {
+def without_launcher() -> dict[str, str]:
+    """This process's environment without the variables that launchers set."""
+    return {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(LAUNCHER_PREFIXES) and name not in RANK_VARIABLES
     }
+
+
+def environment(home: Path) -> dict[str, str]:
+    """This process's environment without launcher variables and GPUs, with caches in `home`."""
     return {
-        **inherited,
+        **without_launcher(),
         "PYTHONPATH": f"{home / 'no_gpu'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep),
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_CACHE": str(home / "cache"),
@@ -171,12 +166,8 @@ def python() -> list[str]:
 def tool(name: str) -> list[str]:
     """The command `samerun NAME`, as an installation starts it."""
     app = str(REPOSITORY / "app")
-    return [
-        sys.executable,
-        "-c",
-        f"import sys; sys.path[0] = {app!r}\nfrom samerun.__main__ import main\nmain()",
-        name,
-    ]
+    code = f"import sys; sys.path[0] = {app!r}\nfrom samerun.__main__ import main\nmain()"
+    return [sys.executable, "-c", code, name]
 
 
 def torchrun(processes: int) -> list[str]:
@@ -216,9 +207,8 @@ def write_corpus(home: Path) -> None:
 
     def row() -> tuple[str, str]:
         labels = [label for label in LABELS if chance.random() < 0.4]
-        words = [
-            f"{chance.choice(labels or LABELS)}{chance.randrange(20)}" for _ in range(chance.randint(3, 60))
-        ]
+        count = chance.randint(3, 60)
+        words = [f"{chance.choice(labels or LABELS)}{chance.randrange(20)}" for _ in range(count)]
         return " ".join(words), "|".join(labels)
 
     write_csv(home / "train.csv", ["text", "labels"], [row() for _ in range(TRAIN_ROWS)])
@@ -236,22 +226,25 @@ def hide_gpus(home: Path) -> None:
     """Hides GPUs from every Python process with `environment`, also if a launcher sets CUDA_VISIBLE_DEVICES
     for its workers."""
     (home / "no_gpu").mkdir()
-    (home / "no_gpu" / "sitecustomize.py").write_text(
-        'import os\n\nos.environ["CUDA_VISIBLE_DEVICES"] = ""\n'
-    )
+    hide = 'import os\n\nos.environ["CUDA_VISIBLE_DEVICES"] = ""\n'
+    (home / "no_gpu" / "sitecustomize.py").write_text(hide)
+
+
+OBSERVER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {app!r})  # before an installed samerun
+from samerun.tools.moving import observer
+del sys.path[0]
+observer.observe_steps(Path({folder!r}))
+"""
 
 
 def observe_steps(home: Path) -> None:
     """Makes every training with `environment` record its steps in observed/ (see
     `samerun.tools.moving.observer`)."""
-    lines = ["import sys", "from pathlib import Path", f"sys.path.append({str(CLASSIFY.parent)!r})"]
-    lines += [
-        "from samerun.tools.moving import observer",
-        "sys.path.pop()",
-        f"observer.observe_steps(Path({str(home / 'observed')!r}))",
-    ]
     with (home / "no_gpu" / "sitecustomize.py").open("a", encoding="utf-8") as file:
-        file.write("\n".join([*lines, ""]))
+        file.write(OBSERVER.format(app=str(CLASSIFY.parent), folder=str(home / "observed")))
 
 
 def write_csv(path: Path, header: list[str], rows: list[tuple[str, ...]]) -> None:
@@ -302,6 +295,19 @@ def training(output_dir: Path, **changed: object) -> list[str]:
         "output_dir": output_dir,
     } | changed
     return [str(CLASSIFY), "--from_scratch", "--do_train", "--do_predict", *as_words(**arguments)]
+
+
+def write_settings(path: Path, words: list[str], here: Path, there: Path | None = None) -> Path:
+    """Writes arguments to a file for --config. What exists in `here` gets an absolute path, below `there` if
+    that is given."""
+    settings: dict[str, object] = {}
+    for word in words:
+        if word.startswith("--"):
+            settings[name := word.removeprefix("--")] = True
+        else:
+            settings[name] = str((there or here) / word) if (here / word).exists() else word
+    path.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    return path
 
 
 # Global batch sizes. The third batch of the 31 rows has one row for 15, so that only one process has a row; 7

@@ -14,6 +14,12 @@ from typing import IO
 import psutil
 from launchers import TIMEOUT, environment
 
+# What makes the common job long enough for any machine to be interrupted in the midst of it.
+ENDLESS = {
+    "max_steps": 100_000, "warmup_steps": 0, "save_steps": 0, "eval_strategy": "no", "eval_steps": None,
+    "global_batch_size": 8, "metric_for_best_model": None,
+}  # fmt: skip
+
 
 @dataclass
 class Job:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from catalogue_case import GOOD, VALID, Case, by_turns, encoded, parquet, train
+from catalogue_case import GOOD, VALID, Case, by_turns, encoded, train
 
 CLASSIFY, TITLEGEN = ("classify",), ("titlegen",)
 PREDICT = {"do_train": "true", "do_predict": "true", "test_file": "test.csv"}
@@ -10,18 +10,15 @@ TRAINED_ON = r"note           4 training rows"
 
 
 def works(name: str, *said: str, tasks: tuple[str, ...] = ("classify", "titlegen"), **made: object) -> Case:
-    return Case(name, list(said) or [TRAINED_ON], tasks, code=0, **made)
+    return Case(name, list(said) or [TRAINED_ON], tasks, **made)
 
 
 FILES = [
     works("GB18030, named", **train(encoded(GOOD, "gb18030"), encoding="gb18030",
                                     validation_file="train.csv")),
-    works("parquet of lists", tasks=CLASSIFY,
-          **train(parquet(text=list("abcd"), labels=[["red", "fruit"], [], ["green"], ["red"]]),
-                  "train.parquet")),
     works("files of several kinds and a pattern, mixed", r"^note           6 training rows",
           r"^note           rows of an epoch: 2 from the 4 of train\.csv, 4 from the 2 of "
-r"part-1\.csv \(--mixing_weights\)$",
+          r"part-1\.csv \(--mixing_weights\)$",
           files={"part-1.csv": "text,TARGET\nred leaf,red\n",
                  "part-2.jsonl": '{"text": "grass", "TARGET": "green"}\n'},
           arguments={"train_file": ["train.csv", "part-*"], "mixing_weights": ["1", "2"]}),
@@ -34,8 +31,6 @@ PLACES = [
                       "output_dir": "résultats 结果 🎉/lauf 1"}),
     works("link to the folder of the run", arguments={"output_dir": "link"},
           make=lambda folder: ((folder / "real").mkdir(), (folder / "link").symlink_to("real"))),
-    works("home in YAML and after =", r"^done           \S+/home/run$",
-          arguments={"config": "run.yaml", "output_dir": None}, files={"run.yaml": "output_dir: ~/run\n"}),
     works("weights as a pickle of tensors", tasks=CLASSIFY,
           arguments={"model_name_or_path": "models/pickle", "from_scratch": None, "config_name": None,
                      "tokenizer_type": None}),
@@ -50,9 +45,6 @@ ROWS = [
     works("rows in training and validation", r"2 of 4 validation texts are in the training rows too",
           files={"valid.csv": VALID.replace("red wine", "red brick wall").replace("blue sky",
               "plain water")}),
-    works("blank texts", r"train\.csv: 2 row\(s\) without a text left out \(line 3, 5\)",
-          **train("text,TARGET\nred apple,red\n  ,green\ngreen fruit,fruit|green\n"
-                   "\u200b,red\ngreen,green\n")),
     works("blank texts to predict", r"test\.csv: 2 row\(s\) have no text; they are kept", arguments=PREDICT,
           files={"test.csv": 'text\nred\n" "\n""\n'}),
     works("test file that is not read", r"--test_file nothing\.csv is not read",
@@ -69,11 +61,9 @@ ROWS = [
 
 LABELS = [
     works("rows without a label", r"train\.csv: 1 row\(s\) have no label",
-          r"valid\.csv: 2 row\(s\) have no label", tasks=CLASSIFY,
+          r"valid\.csv: 2 row\(s\) have no label", r"ROC AUC is undefined for 3 label\(s\)", tasks=CLASSIFY,
           files={"train.csv": GOOD.replace("water,green", "water,"),
-                 "valid.csv": "text,labels\na,\nb,red\nc,\n"}),
-    works("no validation row has a label", r"ROC AUC is undefined for 3 label\(s\)", tasks=CLASSIFY,
-          files={"valid.csv": "text,labels\na,\nb,\n"}),
+                 "valid.csv": "text,labels\na,\nb,\n"}),
     works("unknown labels, ignored",
           r"valid\.csv: 2 label\(s\) of 1 kind\(s\) that the training data does not have are ignored",
           tasks=CLASSIFY, arguments={"unknown_labels": "ignore"},

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from catalogue_models import make_models
 
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory) -> Path:
     """The folder with the catalogue's models, valid and damaged ones."""
-    from catalogue_models import make_models
-
     return make_models(tmp_path_factory.mktemp("models"))
 
 

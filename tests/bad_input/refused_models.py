@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
+import os
 
 from catalogue_case import BOTH, Case
 
@@ -20,34 +19,23 @@ def model(name: str, *said: str, tasks: tuple[str, ...] = BOTH, **changed: objec
 
 
 FOLDERS = [
-    model("empty", r"model models/empty: the folder holds no config\.json \(it holds: nothing\)"),
     model("no_config",
           r"model models/no_config: the folder holds no config\.json \(it holds: model\.safetensors, "),
     model("broken_config",
           r"models/broken_config/config\.json: is no model's configuration \(JSONDecodeError: .*line 2"),
-    model("config_is_a_list", r"models/config_is_a_list/config\.json: is no model's configuration"),
-    model("config_without_type", r"configuration models/config_without_type: .*model_type"),
     model("unknown_type",
-          r"models/unknown_type/config\.json: model_type 'bertt' is unknown to transformers [\d.]+; "
-r"did you mean 'bert'"),
+          r"unknown_type/config\.json: model_type 'bertt' is unknown to transformers .*did you mean 'bert'"),
     model("text_for_a_size", r"configuration models/text_for_a_size: .*hidden_size.*many"),
     model("negative_layers",
           r"configuration models/negative_layers: num_hidden_layers is -1, expected at least 1"),
-    model("wrong_sizes",
-          r"model models/wrong_sizes: .*hidden size \(15\) is not a multiple of the number of attention "
-r"heads"),
+    model("wrong_sizes", r"model models/wrong_sizes: .*hidden size \(15\) is not a multiple of the number"),
     model("fewer_layers",
-          r"model models/fewer_layers: the weights have more layers than its config\.json: 16 "
-r"weights, such as \S+layer\.1\."),
-    Case("decoder with fewer layers", [r"model models/fewer_layers: the weights have more layers"], TITLEGEN,
-         {"decoder_model_name_or_path": "models/fewer_layers", "decoder_layers": None, "tokenizer_type": None,
-          "tokenizer_name": "models/classifier"}),
+          r"model models/fewer_layers: the weights have more layers .*: 16 weights, such as \S+layer\.1\."),
     model("adapter", r"models/adapter/adapter_config\.json: names no base model"),
     model("gaps_in_labels",
           r"model models/gaps_in_labels: id2label in its config\.json numbers its 2 label\(s\) 0, 2, so",
           tasks=CLASSIFY),
-    model("no_weights", r"model models/no_weights: the folder holds no weights, such as model\.safetensors "
-r".*--from_scratch"),
+    model("no_weights", r"model models/no_weights: the folder holds no weights, such as .*--from_scratch"),
     model("cut_weights",
           r"models/cut_weights/model\.safetensors: is no whole safetensors file .*copy it again"),
     model("part_missing",
@@ -55,8 +43,7 @@ r".*--from_scratch"),
     model("broken_index",
           r"models/broken_index/model\.safetensors\.index\.json: cannot be read as an index of weights"),
     model("other_sizes",
-          r"model models/other_sizes: the weights are not those of its config\.json: \S+ is \(.*\) in the "
-r"file"),
+          r"model models/other_sizes: the weights are not those of its config\.json: \S+ is \(.*\) in the"),
     model("more_layers",
           r"model models/more_layers: the weights are not those of its config\.json: 16 of \d+ are missing"),
     model("nan_weights", r"model models/nan_weights: its weight \S+ holds NaN or infinity", tasks=CLASSIFY),
@@ -66,11 +53,9 @@ r"file"),
           r"tokenizer models/no_tokenizer: its vocabulary is empty; the folder lacks tokenizer\.json"),
     model("broken_tokenizer", r"tokenizer models/broken_tokenizer: .*the folder holds: "),
     model("larger_vocabulary",
-          r"the tokenizer has token ids up to \d+, the model only \d+ embeddings; they do not "
-r"belong together"),
+          r"token ids up to \d+, the model only \d+ embeddings; they do not belong together"),
     model("vision", r"models/vision: the model \(vit\) cannot classify texts", tasks=CLASSIFY),
     model("vision", r"models/vision: the model \(vit\) cannot read texts", tasks=TITLEGEN),
-    model("titles", r"models/titles: the model \(encoder-decoder\) cannot classify texts", tasks=CLASSIFY),
     model("gpt2", r"models/gpt2: gpt2 has a decoder only; titles need an encoder-decoder model",
           tasks=TITLEGEN),
     model("bigbird_decoder", r"models/bigbird_decoder: its decoder is a BigBird", tasks=TITLEGEN),
@@ -86,23 +71,12 @@ NAMES = [
          arguments=PRETRAINED | {"model_name_or_path": "models/clasifier"}),
     Case("hub model offline", [r"some/model: is no folder here, and could not be had from the hub"],
          arguments=PRETRAINED | {"model_name_or_path": "some/model"}),
-    Case("data for a configuration", [r"train\.csv: is no model's configuration"],
-         arguments={"config_name": "train.csv"}),
-    Case("run for a model",
-         [r"model run: the folder holds no config\.json \(it holds: best, "],
-         arguments=PRETRAINED | {"model_name_or_path": "run"}),
-    Case("folder without a tokenizer", [r"tokenizer models/config: its vocabulary is empty"],
-         arguments={"tokenizer_type": None, "tokenizer_name": "models/config"}),
     Case("model with code of its own",
          [r"models/own_code: it has Python code of its own, .* --trust_remote_code"],
          arguments=PRETRAINED | {"model_name_or_path": "models/own_code"},
          files={"models/own_code/config.json":
                 '{"model_type": "own", "auto_map": {"AutoConfig": "code.Configuration"}}',
                 "models/own_code/code.py": ""}),
-    Case("tokenizer of another model",
-         [r"token ids up to \d+, the model only \d+ embeddings; .*check --tokenizer_name"],
-         arguments=PRETRAINED | {"model_name_or_path": "models/encoder",
-                                 "tokenizer_name": "models/larger_tokenizer"}),
     Case("jieba over letters", [r"models/classifier has no WordPiece vocabulary that holds Chinese words"],
          arguments={"tokenizer_type": "jieba", "tokenizer_name": "models/classifier"}),
     Case("decoder of another vocabulary", [r"token ids up to \d+, the decoder only \d+ embeddings"], TITLEGEN,
@@ -117,29 +91,14 @@ NAMES = [
     Case("predicting without a classifier",
          [r"models/encoder: has no trained classifier \(classifier\.\w+ is missing\); train first"],
          CLASSIFY, PRETRAINED | PREDICT | {"model_name_or_path": "models/encoder"}, UNLABELLED, late=True),
-    Case("predicting with NaN", [r"its weight \S+ holds NaN"], CLASSIFY,
-         PRETRAINED | PREDICT | {"model_name_or_path": "models/nan_weights"}, UNLABELLED, late=True),
 ]  # fmt: skip
 
 
 PREDICTIONS = {"do_train": "true", "do_predict": "true", "test_file": "valid.csv"}
 
 
-def link(name: str, target: str):
-    return lambda folder: (folder / name).symlink_to(target)
-
-
-def copied(folder: Path) -> None:
-    """A model in the folder of a run's best model."""
-    shutil.rmtree(folder / "run" / "best")
-    shutil.copytree(folder / "models" / "classifier", folder / "run" / "best")
-
-
 PLACES = [
-    Case("no output_dir", [r"--output_dir is missing"], arguments={"output_dir": None}),
     Case("output_dir a file", [r"--output_dir train\.csv: is a file"], arguments={"output_dir": "train.csv"}),
-    Case("output_dir a broken link", [r"--output_dir link: is a file or a link to nowhere"],
-         arguments={"output_dir": "link"}, make=link("link", "gone/x")),
     Case("output_dir where nobody writes", [r"--output_dir /proc/run: cannot be written"],
          arguments={"output_dir": "/proc/run"}),
     Case("output_dir of another run",
@@ -149,47 +108,26 @@ PLACES = [
         Case(f"output_dir with others' {name}",
              [rf"--output_dir {folder}: {name} would be replaced, but no run"],
              arguments={"output_dir": folder}, files={f"{folder}/{name}": "mine"})
-        for folder, name in [("project", "README.md"), ("project", "run.json"), ("run", "tensorboard/mine"),
-                             ("run", "checkpoints/mine.ckpt")]
+        for folder, name in [("project", "README.md"), ("run", "checkpoints/mine.ckpt")]
     ),
     Case("lock that is a link", [r"--output_dir run: its file \.lock is a link; remove it"],
-         files={"mine.txt": "mine"}, make=link("run/.lock", "../mine.txt")),
-    Case("lock of somebody else's", [r"--output_dir new: its file \.lock is not a run's; move it away"],
-         arguments={"output_dir": "new"}, files={"new/.lock": "mine"}),
-    Case("metrics that are no JSON", [r"run/metrics\.json: cannot be read \(Expecting value.*; move it away"],
-         arguments={"overwrite_output_dir": None, "resume_from_checkpoint": "auto"},
-         files={"run/metrics.json": "oops"}),
+         files={"mine.txt": "mine"}, make=lambda folder: (folder / "run/.lock").symlink_to("../mine.txt")),
+    Case("lock of somebody else's", [r"--output_dir run: its file \.lock is not a run's; move it away"],
+         files={"mine.txt": "mine"}, make=lambda folder: os.link(folder / "mine.txt", folder / "run/.lock")),
     Case("metrics of somebody else", [r"new: metrics\.json would be replaced"],
          arguments=PRETRAINED | PREDICT | {"model_name_or_path": "models/classifier", "output_dir": "new"},
          files={"new/metrics.json": "{}", "test.csv": "text\nred\n"}, tasks=CLASSIFY),
-    *(
-        Case(f"predictions over {what}", [said], arguments=PREDICTIONS | {"predictions_file": name},
-             files={"mine.jsonl": "mine"}, make=make)
-        for what, name, said, make in [
-            ("another file", "mine.jsonl", "exists and does not hold predictions", None),
-            ("a link", "link.jsonl", "is a link; name the file itself", link("link.jsonl", "mine.jsonl")),
-            ("a run's metrics", "run/metrics.json", "is reserved for other files of the run", None),
-        ]
-    ),
-    Case("model inside the run that is replaced",
-         [r"--overwrite_output_dir would remove --model_name_or_path run/best, which is read"],
-         arguments=PRETRAINED | {"model_name_or_path": "run/best"}, make=copied),
     Case("data inside the run that is replaced", [r"would remove --train_file run/checkpoints/train\.csv"],
          arguments={"train_file": "run/checkpoints/train.csv"},
          files={"run/checkpoints/train.csv": "text,TARGET\na,red\n"}),
     Case("predictions a folder", [r"--predictions_file run: is a folder; name a file in it"],
-         arguments={"do_train": "true", "do_predict": "true", "test_file": "valid.csv",
-                    "predictions_file": "run"}),
+         arguments=PREDICTIONS | {"predictions_file": "run"}),
     Case("predictions in no folder",
          [r"--predictions_file no/p\.jsonl: folder no does not exist or cannot be written"],
-         arguments={"do_train": "true", "do_predict": "true", "test_file": "valid.csv",
-                    "predictions_file": "no/p.jsonl"}),
+         arguments=PREDICTIONS | {"predictions_file": "no/p.jsonl"}),
     Case("checkpoint missing",
-         [r"run/checkpoints/step_9: is not a checkpoint; give auto or a checkpoint of this run "
-r"\(run/checkpoints/step_1\)"],
+         [r"step_9: is not a checkpoint; give auto or a checkpoint of this run \(run/checkpoints/step_1\)"],
          arguments={"overwrite_output_dir": None, "resume_from_checkpoint": "run/checkpoints/step_9"}),
-    Case("checkpoint damaged", [r"run/checkpoints/step_1: manifest\.json cannot be read"],
-         arguments={"overwrite_output_dir": None, "resume_from_checkpoint": "run/checkpoints/step_1"}),
     Case("every checkpoint damaged",
          [r"checkpoint run/checkpoints/step_1: manifest", r"no complete checkpoint is left"],
          arguments={"overwrite_output_dir": None, "resume_from_checkpoint": "auto"}),

@@ -2,48 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from catalogue_case import Case, lines
 
 CLASSIFY = ("classify",)
-TEXTS = ("red apple pie", "green grass grows", "red brick wall", "plain water")
 TRAINED = {"config_name": None, "from_scratch": None, "tokenizer_type": None}
 
 
-def rows(**columns: Sequence) -> str:
+def rows(**columns: list) -> str:
     """A jsonl file of four texts and these columns."""
-    cells = zip(*columns.values(), strict=True)
-    return lines(
-        *(
-            {"text": text, **dict(zip(columns, row, strict=True))}
-            for text, row in zip(TEXTS, cells, strict=True)
-        )
-    )
+    columns |= {"text": ["red apple pie", "green grass grows", "red brick wall", "plain water"]}
+    return lines(*(dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)))
 
 
-def refused(name: str, said: str, arguments: dict, files: dict[str, str]) -> Case:
-    return Case(name, [said], CLASSIFY, arguments, files)
+def refused(name: str, said: str, given: dict, **columns: list) -> Case:
+    """A training file of these columns."""
+    arguments = {"train_file": "t.jsonl", "validation_file": None} | given
+    return Case(name, [said], CLASSIFY, arguments, {"t.jsonl": rows(**columns)})
 
 
 def single(name: str, said: str, labels: list | None = None, **given: object) -> Case:
     """--problem_type single_label on these labels of the training rows."""
-    arguments = {"problem_type": "single_label", "train_file": "t.jsonl", "validation_file": None}
-    return refused(name, said, arguments | given, {"t.jsonl": rows(labels=labels or ["a", "b", "a", "b"])})
+    return refused(name, said, {"problem_type": "single_label", **given}, labels=labels or ["a", "b"] * 2)
 
 
 def numbers(name: str, said: str, values: list | None = None, **given: object) -> Case:
     """--problem_type regression on these numbers."""
-    arguments = {"problem_type": "regression", "train_file": "t.jsonl", "validation_file": None}
-    arguments |= {"label_column": "score"}
-    return refused(name, said, arguments | given, {"t.jsonl": rows(score=values or [1, 2.5, "3", 4])})
+    arguments = {"problem_type": "regression", "label_column": "score", **given}
+    return refused(name, said, arguments, score=values or [1, 2.5, "3", 4])
 
 
 def pairs(name: str, said: str, second: list | None = None, **given: object) -> Case:
     """Pairs of texts with these second ones."""
-    arguments = {"train_file": "t.jsonl", "validation_file": None, "text_pair_column": "other"}
-    content = rows(labels=["a", "b", "a", "b"], other=second or ["x", "y", "x", "y"])
-    return refused(name, said, arguments | given, {"t.jsonl": content})
+    columns = {"labels": ["a", "b"] * 2, "other": second or ["x", "y"] * 2}
+    return refused(name, said, {"text_pair_column": "other", **given}, **columns)
 
 
 NOT_FOR_ONE = "does not apply to --problem_type single_label; leave it out"
@@ -64,10 +55,6 @@ SINGLE = [
             "softmax has one temperature", calibration="temperature_per_label"),
     single("one label: top 5 of two", "top5_accuracy needs more than 5 labels",
            metric_for_best_model="top5_accuracy"),
-    Case("one label: weights lack a class", ["w.json: no positive weight for 'b'"], CLASSIFY,
-         {"problem_type": "single_label", "train_file": "t.csv", "validation_file": None,
-          "pos_weight": "w.json"},
-         {"t.csv": "text,labels\nx,a\ny,b\nz,a\nw,b\n", "w.json": '{"a": 1}'}),
     Case("one label: unknown in validation",
          [r"valid\.csv:2: label 'new' .*name it in --label_file$"], CLASSIFY,
          {"problem_type": "single_label", "train_file": "t.csv"},
@@ -84,16 +71,13 @@ NUMBERS = [
     numbers("number: a word", r"t\.jsonl:2: score is 'many' .*expected a number", [1, "many", 3, 4]),
     numbers("number: null", r"t\.jsonl:4: score is missing, expected a number", [1, 2, 3, None]),
     numbers("number: not a number", r"t\.jsonl:1: score is 'nan'", ["nan", 2, 3, 4]),
-    numbers("number: a list", r"t\.jsonl:2: score is \[2\]", [1, [2], 3, 4]),
     numbers("number: of one value", "score: its training rows have one value only", [7, 7, 7, 7]),
     numbers("number: too large an offset",
             "score: its training rows have values too close .*subtract an offset",
             [1e9, 1e9 + 1, 1e9, 1e9]),
-    numbers("number: column missing", "field 'price' not found", label_columns="score,price"),
     numbers("number: loss of labels",
             "--loss focal is not for --problem_type regression, which has mse, huber",
             loss="focal"),
-    numbers("number: delta of nothing", "--loss_args: delta is", loss="huber", loss_args="delta=0"),
     numbers("number: weights", f"--pos_weight {NOT_FOR_NUMBERS}", pos_weight="balanced"),
     numbers("number: sampling", f"--sampling {NOT_FOR_NUMBERS}", sampling="class_balanced"),
     numbers("number: smoothing", f"--label_smoothing_factor {NOT_FOR_NUMBERS}", label_smoothing_factor=0.1),
@@ -101,15 +85,12 @@ NUMBERS = [
     Case("number: metric of one value", ["pearson is undefined on these validation rows"], CLASSIFY,
          {"problem_type": "regression", "train_file": "t.csv", "metric_for_best_model": "pearson"},
          {"t.csv": "text,labels\nx,1\ny,2\n", "valid.csv": "text,labels\nx,1\ny,1\n"}),
-    numbers("loss of numbers for labels", "--loss huber is not for --problem_type multi_label",
-            problem_type=None, label_column="score", loss="huber"),
 ]  # fmt: skip
 
 PAIRS = [
     pairs("pair: column missing", "field 'othr' not found.*did you mean 'other'", text_pair_column="othr"),
     pairs("pair: the text itself", "column 'text' is used twice", text_pair_column="text"),
     pairs("pair: null", r"t\.jsonl:2: other is missing, expected a text", ["x", None, "y", "z"]),
-    pairs("pair: a number", r"t\.jsonl:1: other is 7 \(int\), expected a text", [7, "x", "y", "z"]),
     pairs("pair: empty",
             r"t\.jsonl:3: other is empty; give it a text or leave the row out", ["w", "x", "", "z"]),
     pairs("pair: windows", "--long_documents windows is for single texts", long_documents="windows"),

@@ -1,4 +1,4 @@
-"""Sentences with tags that must be rejected."""
+"""Sentences with tags that must be rejected, and unusual ones that must work."""
 
 from __future__ import annotations
 
@@ -51,19 +51,24 @@ CASES = [
     case("a tag that training lacks",
          [r"valid\.jsonl:2: word 1, 'Ben': the tag 'B-ORG' is not in the training data \(1 word"],
          {"valid.jsonl": SENTENCES.replace('["B-PER", "O"]', '["B-ORG", "O"]')}),
-    case("a tag that --label_file lacks", [r"the tag 'B-LOC' is not in the --label_file labels\.txt"],
-         {"labels.txt": "O\nB-PER\nI-PER\n"}, {"label_file": "labels.txt"}),
-    case("no such column", [r"field 'tags' not found; found: tokens, ner_tags; .*did you mean"],
-         {"train.jsonl": SENTENCES.replace('"tags"', '"ner_tags"')}),
     case("CoNLL without tags", [r"train\.conll: has one column; expected a word and, behind a space or tab"],
          **conll("a\nb\n\nc\n")),
     case("CoNLL with a short line", [r"train\.conll:2: 1 column\(s\), expected 2 as in the first line"],
          **conll("a O\nb\n\nc O\n")),
-    case("CoNLL with a wrong tag", [r"train\.conll:4: tags: word 2, 'd': I-X follows nothing"],
-         **conll("a B-X\nb I-X\n\nc O\nd I-X\n")),
     case("CoNLL with ids", [r"test\.conll: has words and tags alone, no column 'nr'; use a jsonl file"],
          {"test.conll": "a O\n"}, {"do_train": "true", "do_predict": "true", "test_file": "test.conll",
                                       "id_column": "nr"}),
     case("a model of another kind", [r"models/titles: the model \(encoder-decoder\) cannot tag words; name"],
          {}, {"config_name": "models/titles"}),
 ]  # fmt: skip
+
+# Training files that must work, and what the run says of them.
+UNUSUAL = {
+    "sentences without words or names, words without tokens": (
+        rows((["a", "\u200b"], ["B-X", "O"]), ([], []), (["b"], ["O"]), (["c" * 300, "d"], ["B-X", "I-X"])),
+        "1 row(s) without a text left out",
+    ),
+    "IOB1": (rows((["a", "b", "c"], ["I-X", "I-X", "B-X"]), (["d"], ["I-X"])), "IOB1 tags, read as IOB2"),
+    "BILOU": (rows((["a", "b", "c"], ["B-X", "I-X", "L-X"]), (["d"], ["U-X"])), "BILOU tags, read as IOB2"),
+    "word classes": (rows((["a", "b"], ["NOUN", "VERB"]), (["c"], ["NOUN"])), "2 tags: NOUN, VERB"),
+}

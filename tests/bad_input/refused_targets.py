@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-
 from catalogue_case import Case, lines, parquet, train
 
 CLASSIFY, TITLEGEN = ("classify",), ("titlegen",)
@@ -31,11 +29,8 @@ LABELS = [
          **cells(["a", 1])),
     Case("blank label in a list", [r"train\.jsonl:1: labels holds an empty label"], CLASSIFY,
          **cells(["a", " "])),
-    Case("lists in one row, text in another",
-         [r"train\.jsonl:2: labels is a text, but a list of texts at train\.jsonl:1"],
-         CLASSIFY, **cells(["a"], "a")),
     Case("mixed forms are found before rows are kept back",
-         [r"train\.jsonl:2: labels is a text, but a list of texts"],
+         [r"train\.jsonl:2: labels is a text, but a list of texts at train\.jsonl:1"],
          CLASSIFY, **train(lines({"text": "a", "labels": ["x"]}, {"text": "b", "labels": "x"}), "train.jsonl",
                            validation_file=None)),
     Case("empty label", [r"train\.csv:2: labels 'a\|\|b' has an empty label"], CLASSIFY,
@@ -45,11 +40,9 @@ LABELS = [
          CLASSIFY, **train("text,labels\nx,\"['a', 'b']\"\n")),
     Case("no row has a label", [r"train\.csv: no row has a label; name the labels with --label_file"],
          CLASSIFY, **train("text,labels\nx,\ny,\n")),
-    Case("label that training lacks",
-         [r"valid\.csv:2: label 'new' is not in the training data \(2 row\(s\)\)",
-         r"--unknown_labels ignore"], CLASSIFY, files={"valid.csv": "text,labels\nx,new\ny,red|new\n"}),
     Case("label misspelt in validation",
-         [r"valid\.csv:2: label 'Red' .*did you mean 'red'", r"label 'gren' .*did you mean 'green'"],
+         [r"valid\.csv:2: label 'Red' .*did you mean 'red'", r"label 'gren' .*did you mean 'green'",
+          r"--unknown_labels ignore"],
          CLASSIFY, files={"valid.csv": "text,labels\nx,Red\ny,gren\n"}),
     Case("label that the model lacks",
          [r"valid\.csv:3: label 'blue' is not in the labels of models/classifier"], CLASSIFY,
@@ -63,15 +56,11 @@ LABELS = [
          {"test.csv": "text,labels\nx,blue\ny,violet|blue\n"}),
     Case("0/1 column with something else", [r"wide\.csv:3: green is '2', expected 0 or 1"],
          CLASSIFY, **wide("text,red,green\na,1,0\nb,0,2\n")),
-    Case("0/1 column missing", [r"column 'grene' not found; found: text, red, green; did you mean 'green'"],
-         CLASSIFY, **wide("text,red,green\na,1,0\n", label_columns="red,grene")),
     Case("label file missing", [r"labels\.txt: cannot be read"], CLASSIFY, {"label_file": "labels.txt"}),
     Case("label file empty", [r"--label_file labels\.txt: holds no label"], CLASSIFY,
          {"label_file": "labels.txt"}, {"labels.txt": " \n"}),
     Case("label file with a label twice", [r"--label_file labels\.txt: 'red' stands twice"],
          CLASSIFY, {"label_file": "labels.txt"}, {"labels.txt": "red\ngreen\nred\n"}),
-    Case("label file in UTF-16", [r"--label_file labels\.txt: holds a list or a NUL"],
-         CLASSIFY, {"label_file": "labels.txt"}, {"labels.txt": "red\ngreen\n".encode("utf-16-le")}),
     Case("label file that is JSON", [r"--label_file labels\.json: holds a list .*write one label per line"],
          CLASSIFY, {"label_file": "labels.json"}, {"labels.json": '["red", "green", "fruit"]'}),
     Case("label file without a label of the data",
@@ -88,7 +77,6 @@ LABELS = [
             ("of true", '{"fruit": true, "green": 2, "red": 1}', "no positive weight for 'fruit'"),
             ("of 400 digits", '{"fruit": 1, "green": 2, "red": 1' + "0" * 400 + "}",
              "no positive weight for 'red'"),
-            ("of NaN", '{"fruit": NaN, "green": 2, "red": 1}', "NaN is not JSON"),
             ("in a list", "[1, 2, 3]", "expected an object, found a list"),
         ]
     ),
@@ -101,17 +89,9 @@ TITLES = [
          TITLEGEN, PREDICT, {"test.csv": "text,title\nx,red\ny,\n"}),
     Case("title null", [r"train\.jsonl:2: title is missing, expected a text"], TITLEGEN,
          **train(lines({"text": "a", "title": "b"}, {"text": "a", "title": None}), "train.jsonl")),
-    Case("title a number", [r"train\.jsonl:1: title is 7 \(int\), expected a text"], TITLEGEN,
-         **train(lines({"text": "a", "title": 7}), "train.jsonl")),
-    Case("text and title from one column", [r"column 'text' is used twice"], TITLEGEN,
-         {"title_column": "text"}),
 ]  # fmt: skip
 
 IDS = [
-    Case("ids that predictions cannot hold",
-         [r"test\.parquet row 1: id is datetime\.date\(2026, 1, 2\) \(date\), expected a text"],
-         arguments=PREDICT | {"test_file": "test.parquet"},
-         files={"test.parquet": parquet(id=[datetime.date(2026, 1, 2)], text=["a"])}),
     Case("ids that are no numbers", [r"test\.parquet row 2: id is nan \(float\)"],
          arguments=PREDICT | {"test_file": "test.parquet"},
          files={"test.parquet": parquet(id=[1.0, float("nan")], text=["a", "b"])}),

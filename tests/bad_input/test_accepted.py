@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import NoReturn
 
 import accepted
 import pytest
-from catalogue_case import TARGETS, Case, command_line, contents, lay_out, lines
+import refused_masks
+import refused_tags
+from catalogue_case import TARGETS, Case, command_line, lay_out, lines
 from in_process import check_evaluated_alike
 from launchers import as_words
+from run_folders import contents, read_json
+
+from samerun.files import read_lines
 
 TRIED = [pytest.param(case, task, id=f"{case.name}-{task}") for case in accepted.CASES for task in case.tasks]
-
-
-def refuse(name: str) -> NoReturn:
-    raise AssertionError(f"{name} is not JSON")
-
-
-def read_json(text: str) -> dict:
-    return json.loads(text, parse_constant=refuse)
 
 
 def output_dir(argv: list[str]) -> Path:
@@ -41,64 +36,45 @@ def test_unusual_input_works(case: Case, task: str, workplace, script, monkeypat
         assert re.search(words.replace("TARGET", TARGETS[task]), ended.out, re.MULTILINE), ended.out
     folder = output_dir(argv)
     assert (folder / "best" / "model.safetensors").is_file()
-    assert read_json((folder / "metrics.json").read_text(encoding="utf-8"))
-    for line in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines():
-        assert read_json(line)
+    assert read_json(folder / "metrics.json")
     assert Path("run/notes.txt").read_text() == "mine"
 
 
 STRANGE = [
-    "😀 👩‍👩‍👧 🇫🇷",
-    "مرحبا بالعالم",
-    "e\u0301 ñ \u202eabc",
-    "a\u2028b\u00a0c",
-    "NA",
-    "007",
+    "😀 👩‍👩‍👧 🇫🇷", "مرحبا بالعالم", "e\u0301 ñ \u202eabc", "a\u2028b\u00a0c", "NA", "007",
     '"quoted", 100%',
-]
-
-
-def strange_rows(folder: Path, task: str) -> None:
-    rows = [
-        {"id": text, "text": f"about {text}", TARGETS[task]: [text] if task == "classify" else text}
-        for text in STRANGE
-    ]
-    for name in ("train", "test"):
-        (folder / f"{name}.jsonl").write_text(lines(*rows), encoding="utf-8")
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("task", TARGETS)
 def test_every_character_comes_back_as_it_was(task, workplace, script):
-    files = {"train_file": "train.jsonl", "validation_file": "train.jsonl", "test_file": "test.jsonl"}
-    case = Case("", [], (task,), {**files, "do_train": "true", "do_predict": "true", "vocab_size": 400})
+    targets = [[text] if task == "classify" else text for text in STRANGE]
+    rows = [
+        {"id": text, "text": f"about {text}", "TARGET": target}
+        for text, target in zip(STRANGE, targets, strict=True)
+    ]
+    given = dict.fromkeys(("train_file", "validation_file", "test_file"), "rows.jsonl")
+    given |= {"do_train": "true", "do_predict": "true", "vocab_size": 400}
+    case = Case("", [], (task,), given, {"rows.jsonl": lines(*rows)})
     lay_out(case, task, workplace)
-    strange_rows(workplace, task)
     ended = script(task, command_line(case, task))
     assert (ended.code, ended.err) == (0, "")
-    found = [
-        read_json(line) for line in Path("run/predictions.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
-    ]
+    found = list(read_lines(Path("run/predictions.jsonl")))
     assert [line["id"] for line in found] == STRANGE
     if task == "classify":
         assert all(list(line["probabilities"]) == STRANGE for line in found)
-        labels = read_json(Path("run/best/config.json").read_text(encoding="utf-8"))["id2label"]
+        labels = read_json(Path("run/best/config.json"))["id2label"]
         assert list(labels.values()) == STRANGE
     else:
-        examples = read_json(Path("run/metrics.json").read_text(encoding="utf-8"))["examples"]
+        examples = read_json(Path("run/metrics.json"))["examples"]
         assert {example["reference"] for example in examples} == set(STRANGE)
 
 
 @pytest.mark.parametrize("task", TARGETS)
 def test_predicting_in_a_finished_runs_folder_keeps_what_the_run_found(task, workplace, script):
     files = {"one.csv": "text\nred wine\n"}
-    training = {
-        "do_train": "true",
-        "do_predict": "true",
-        "test_file": "valid.csv",
-        "output_dir": "done",
-        "learning_rate": 1e-3,
-    }
-    case = Case("", [], (task,), training, files)
+    training = {"do_train": "true", "do_predict": "true", "test_file": "valid.csv", "learning_rate": 1e-3}
+    case = Case("", [], (task,), training | {"output_dir": "done"}, files)
     lay_out(case, task, workplace)
     assert script(task, command_line(case, task)).code == 0
     kept = contents(Path("done"))
@@ -113,14 +89,12 @@ def test_predicting_in_a_finished_runs_folder_keeps_what_the_run_found(task, wor
     lines = Path("p.csv").read_text(encoding="utf-8").splitlines()
     assert (lines[0].split(",")[:2], len(lines)) == (["id", TARGETS[task]], 2)
 
-    assert read_json(Path("done/metrics_one.json").read_text())["test_rows"] == 1
-    added = {"predictions_one.jsonl", "metrics_one.json"}
+    assert read_json(Path("done/metrics_one.json"))["test_rows"] == 1
     now = contents(Path("done"))
-    assert {name for name in now if now[name] != kept.get(name)} <= {*added, ".lock", ".predictions"}
-    assert (
-        oct(Path("done/best/model.safetensors").stat().st_mode)[-3:]
-        == oct(Path("done/run.json").stat().st_mode)[-3:]
-    )
+    added = {name for name in now if now[name] != kept.get(name)}
+    assert added <= {"predictions_one.jsonl", "metrics_one.json"}
+    modes = {oct(Path("done", name).stat().st_mode)[-3:] for name in ("best/model.safetensors", "run.json")}
+    assert len(modes) == 1
 
     # The exported model gives the metrics of its training.
     judge = as_words(
@@ -129,3 +103,28 @@ def test_predicting_in_a_finished_runs_folder_keeps_what_the_run_found(task, wor
     ended = script(task, judge)
     assert (ended.code, ended.err) == (0, "")
     check_evaluated_alike(Path("done"), Path("judged"))
+
+
+@pytest.mark.parametrize("name", refused_tags.UNUSUAL)
+def test_unusual_sentences_are_trained_on_and_tagged(name, workplace, script):
+    files, said = refused_tags.UNUSUAL[name]
+    test = lines(*({"tokens": words} for words in (["a", "b"], "ab c.", [], "北京")))
+    given = {"do_train": "true", "do_predict": "true", "validation_file": "train.jsonl", "max_length": 8}
+    sentences = Case(name, [], ("tag",), given | {"test_file": "test.jsonl"}, files | {"test.jsonl": test})
+    lay_out(sentences, "tag", workplace)
+    ended = script("tag", command_line(sentences, "tag"))
+    assert (ended.code, ended.err) == (0, "")
+    assert said in ended.out
+    predicted = list(read_lines(workplace / "run" / "predictions.jsonl"))
+    assert [line["tokens"] for line in predicted] == [["a", "b"], ["ab", "c", "."], [], ["北", "京"]]
+    assert all(len(line["tags"]) == len(line["tokens"]) for line in predicted)
+
+
+@pytest.mark.parametrize(("case", "predictions"), refused_masks.UNUSUAL)
+def test_unusual_masks_are_trained_on_and_predicted(case, predictions, workplace, script):
+    (task,) = case.tasks
+    lay_out(case, task, workplace)
+    ended = script(task, command_line(case, task))
+    assert (ended.code, ended.err) == (0, "")
+    assert re.search(case.said[0], ended.out), ended.out
+    assert len(list(Path("run/predictions").glob("[!.]*"))) == predictions

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 
@@ -10,8 +9,9 @@ import pytest
 import refused_arguments
 import refused_files
 import refused_models
-from catalogue_case import Case, command_line, contents, lay_out
+from catalogue_case import Case, command_line, lay_out
 from launchers import REPOSITORY, Finished, accelerate, deepspeed, hide_gpus, python, run, torchrun
+from run_folders import contents, read_json
 
 
 def case_of(module, name: str) -> Case:
@@ -43,15 +43,6 @@ def start(launcher: list[str], case: Case, task: str, place) -> Finished:
     return run([*launcher, str(REPOSITORY / "app" / f"{task}.py"), *command_line(case, task)], place)
 
 
-def check_unharmed(before: dict, place) -> None:
-    kept = {
-        name: digest
-        for name, digest in contents(place).items()
-        if not name.startswith("cache/") and name != "run/.lock"
-    }
-    assert kept == before
-
-
 @pytest.mark.slow
 def test_a_process_says_it_once_and_exits_with_2(place):
     lay_out(RAGGED, "classify", place)
@@ -61,7 +52,7 @@ def test_a_process_says_it_once_and_exits_with_2(place):
 
     assert (finished.code, finished.out) == (2, "")
     assert re.fullmatch(rf"error: {RAGGED.said[0]}.*\n", finished.err), finished.err
-    check_unharmed(before, place)
+    assert contents(place) == before
 
 
 def test_debug_shows_where_it_was_found(workplace, script):
@@ -88,20 +79,16 @@ def test_a_job_says_it_once_and_fails(case, task, launcher, place):
     assert finished.code != 0
     assert len(re.findall(rf"^error: .*{case.said[0]}", finished.err, re.MULTILINE)) == 1, finished.err
     assert not re.search(case.said[0], finished.out)
-    check_unharmed(before, place)
+    assert contents(place) == before
 
 
 @pytest.mark.slow
 def test_a_job_with_fewer_rows_than_processes_trains(place):
-    case = Case(
-        "",
-        [],
-        arguments={"train_file": "one.csv", "validation_file": "one.csv"},
-        files={"one.csv": "text,labels\nred,red\n"},
-    )
+    files = {"train_file": "one.csv", "validation_file": "one.csv"}
+    case = Case("", [], arguments=files, files={"one.csv": "text,labels\nred,red\n"})
     lay_out(case, "classify", place)
     shutil.rmtree(place / "run")
 
     start(torchrun(2), case, "classify", place).check()
 
-    assert json.loads((place / "run" / "metrics.json").read_text(encoding="utf-8"))["best_step"] == 1
+    assert read_json(place / "run" / "metrics.json")["best_step"] == 1

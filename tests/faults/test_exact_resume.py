@@ -19,33 +19,19 @@ from samerun.tools.soak import differences
 pytestmark = pytest.mark.slow
 
 STEPS = {
-    "max_steps": 5,
-    "save_steps": 2,
-    "eval_steps": 2,
-    "save_total_limit": 9,
-    "early_stopping_patience": 5,
-    "ema_decay": 0.5,
-    "keep_best": 2,
-}
+    "max_steps": 5, "save_steps": 2, "eval_steps": 2, "save_total_limit": 9, "early_stopping_patience": 5,
+    "ema_decay": 0.5, "keep_best": 2, "per_device_train_batch_size": 4,
+}  # fmt: skip
 
 
 def title_command(folder):
-    settings = STEPS | {
-        "deepspeed": "ds_configs/zero3.json",
-        "per_device_train_batch_size": 4,
-        "max_title_length": 6,
-    }
+    settings = STEPS | {"deepspeed": "ds_configs/zero3.json", "max_title_length": 6}
     options = title_job.arguments(output_dir=folder, **settings)
     return [*torchrun(2), str(title_job.SCRIPT), "--from_scratch", "--do_train", *options]
 
 
 def text_command(folder):
-    settings = STEPS | {
-        "deepspeed": "partitioned.json",
-        "mixed_precision": "bf16",
-        "global_batch_size": 14,
-        "per_device_train_batch_size": 4,
-    }
+    settings = STEPS | {"deepspeed": "partitioned.json", "mixed_precision": "bf16", "global_batch_size": 14}
     return [*torchrun(2), *training(folder, **settings)]
 
 
@@ -53,11 +39,8 @@ def text_command(folder):
 def test_going_on_ends_with_the_same_bytes(command, place, request, tmp_path):
     place, straight, other = request.getfixturevalue(place), tmp_path / "straight", tmp_path / "other"
     run(command(straight), place).check()
-    assert sorted(path.name for path in (straight / "checkpoints").iterdir()) == [
-        "step_2",
-        "step_4",
-        "step_5",
-    ]
+    saved = sorted(path.name for path in (straight / "checkpoints").iterdir())
+    assert saved == ["step_2", "step_4", "step_5"]
     shutil.copytree(straight, other)
     for step in (4, 5):
         shutil.rmtree(other / "checkpoints" / f"step_{step}")

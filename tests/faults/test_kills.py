@@ -1,7 +1,6 @@
 """kill -9 at random moments, and the bytes of the run that was never killed. `samerun soak` does the same
 for longer."""
 
-import json
 import shutil
 import signal
 import sys
@@ -11,6 +10,7 @@ import launchers
 import psutil
 import pytest
 from launchers import tool, training
+from run_folders import read_json
 
 from samerun.task_scripts import read_command, run_tool
 from samerun.tools import soak as soak_tool
@@ -20,30 +20,19 @@ pytestmark = pytest.mark.slow
 
 # Dropout, accumulation, evaluations and checkpoints that do not come together, an end in the midst of an
 # epoch.
-OF_A_RUN = {
-    "per_device_train_batch_size": 4,
-    "max_steps": 8,
-    "save_steps": 2,
-    "eval_steps": 3,
-    "early_stopping_patience": 3,
-}
-
-
-def soak(home, folder, command, *options):
-    words = [*tool("soak"), "--output_dir", str(folder), *options]
-    finished = launchers.run([*words, *command], home, timeout=900, real=True).check()
-    return finished, json.loads((folder / "soak.json").read_text(encoding="utf-8"))
-
-
-def classify(folder):
-    return training(folder, global_batch_size=32, **OF_A_RUN)
+SETTINGS = {
+    "per_device_train_batch_size": 4, "global_batch_size": 32, "max_steps": 8, "save_steps": 2,
+    "eval_steps": 3, "early_stopping_patience": 3,
+}  # fmt: skip
 
 
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(home, tmp_path):
-    _, report = soak(home, tmp_path / "soak", classify(tmp_path / "never"), "--kills", "2")
+    words = [*tool("soak"), "--output_dir", str(tmp_path / "soak"), "--kills", "2"]
+    launchers.run([*words, *training(tmp_path / "never", **SETTINGS)], home, timeout=900, real=True).check()
+    report = read_json(tmp_path / "soak" / "soak.json")
     assert (report["kills"], report["wrong"]) == (2, [])
+    # By the clock, and at calls that flush or rename; the machine's pace decides.
     assert sum(report["where"].values()) == 2
-    print(report["where"])  # by the clock, and at calls that flush or rename; the machine's pace decides
 
 
 @pytest.mark.parametrize("launch", [[], ["--launch", sys.executable]])
@@ -77,27 +66,21 @@ def test_the_mirror_and_the_hub_are_left_alone(tmp_path):
 def test_what_a_kill_could_spoil_is_seen(launched, tmp_path):
     straight = launched("python").folder
     assert differences(straight, straight) == []
+
+    def last_byte(data):
+        return data[:-1] + b"\1"
+
     for name, spoil, message in [
-        ("best/model.safetensors", lambda data: data[:-1] + b"\1", "best/model.safetensors differs"),
-        (
-            "checkpoints/step_6/optimizer.safetensors",
-            lambda data: data[:-1] + b"\1",
-            "optimizer.safetensors differs",
-        ),
+        ("best/model.safetensors", last_byte, "best/model.safetensors differs"),
+        ("checkpoints/step_6/optimizer.safetensors", last_byte, "optimizer.safetensors differs"),
         ("history.jsonl", lambda data: data + data.splitlines(keepends=True)[-1], "history.jsonl differs"),
         ("predictions.jsonl", None, "predictions.jsonl is missing"),
-        (
-            "metrics.json",
-            lambda data: data.replace(b'"train_steps": 6', b'"train_steps": 7'),
-            "train_steps 6 and 7",
-        ),
+        ("metrics.json", lambda data: data.replace(b'_steps": 6', b'_steps": 7'), "train_steps 6 and 7"),
     ]:
-        other = tmp_path / name.replace("/", "_")
-        shutil.copytree(straight, other)
+        other = shutil.copytree(straight, tmp_path / name.replace("/", "_"))
         content = (other / name).read_bytes()
         (other / name).unlink()
         if spoil is not None:
             (other / name).write_bytes(spoil(content))
-        found = differences(straight, other)
-        assert len(found) == 1
-        assert message in found[0]
+        (found,) = differences(straight, other)
+        assert message in found

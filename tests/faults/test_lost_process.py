@@ -1,23 +1,20 @@
 """A process of a job dies or falls silent: the job ends, says whose fault it was, and leaves nobody
 behind."""
 
-import json
 import signal
 
 import pytest
-from launchers import TIMEOUT, deepspeed, torchrun, training
-from running import running, wait_for
+from launchers import TIMEOUT, deepspeed, forked, torchrun, training
+from run_folders import read_json
+from running import ENDLESS, wait_for
 
 from samerun.checkpoint import list_checkpoints
 from samerun.reports.tracker import read_history
 
 pytestmark = pytest.mark.slow
 
-# Long enough for any machine to lose a process in the midst of it. --ddp_timeout: 10 is the least, and too
-# little for the start of a job on a machine that is very busy.
-ENDLESS = {"max_steps": 100_000, "warmup_steps": 0, "save_steps": 0, "eval_strategy": "no",
-           "eval_steps": None,
-           "global_batch_size": 8, "metric_for_best_model": None, "ddp_timeout": 20}  # fmt: skip
+# --ddp_timeout: 10 is the least, and too little for the start of a job on a machine that is very busy.
+LOST = ENDLESS | {"ddp_timeout": 20}
 ZERO2 = {"deepspeed": "ds_configs/zero2.json"}
 
 HANGS_IN_STEP_5 = """
@@ -37,18 +34,8 @@ AdamW.step = counted
 """
 
 
-@pytest.fixture
-def start():
-    with running() as begin:
-        yield begin
-
-
-def status_of(folder):
-    return json.loads((folder / "status.json").read_text(encoding="utf-8"))
-
-
-def test_a_process_that_stops_ends_the_job_and_is_named(start, home, tmp_path):
-    job = start(home, [*deepspeed(2), *training(tmp_path, **ENDLESS, **ZERO2)], tmp_path)
+def test_a_process_that_stops_ends_the_job_and_is_named(start, tmp_path):
+    job = start([*deepspeed(2), *training(tmp_path, **LOST, **ZERO2)], tmp_path)
     stopped, other = job.worker(0), job.worker(1)
     stopped.send_signal(signal.SIGSTOP)
     other.wait(TIMEOUT)
@@ -71,7 +58,7 @@ def test_a_process_that_hangs_ends_the_job_and_is_named(start, home, tmp_path):
     (hang / "sitecustomize.py").write_text(HANGS_IN_STEP_5)
     path = f"{hang}:{home / 'no_gpu'}"
     quick = ["env", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=3", f"PYTHONPATH={path}"]
-    job = start(home, [*quick, *torchrun(2), *training(tmp_path / "run", **ENDLESS)], tmp_path / "run")
+    job = start([*quick, *forked(torchrun(2)), *training(tmp_path / "run", **LOST)], tmp_path / "run")
     assert job.wait() != 0
     (line,) = [line for line in job.text().splitlines() if line.startswith("error on rank 0")]
     assert "rank 1 (" in line
@@ -79,31 +66,27 @@ def test_a_process_that_hangs_ends_the_job_and_is_named(start, home, tmp_path):
         "did not enter a collective that others wait in: it hangs, or computes for longer than --ddp_timeout"
         in line
     )
-    assert status_of(tmp_path / "run")["state"] == "failed"
+    assert read_json(tmp_path / "run" / "status.json")["state"] == "failed"
 
 
-def test_a_process_that_is_killed_ends_the_job_at_once(start, home, tmp_path):
-    job = start(
-        home, [*deepspeed(2), *training(tmp_path, **ENDLESS | {"ddp_timeout": 1800}, **ZERO2)], tmp_path
-    )
+def test_a_process_that_is_killed_ends_the_job_at_once(start, tmp_path):
+    job = start([*deepspeed(2), *training(tmp_path, **ENDLESS, **ZERO2)], tmp_path)
     job.worker(1).kill()
     assert job.wait() != 0
     said = job.text()
-    assert "--local_rank=1" in next(
-        line for line in said.splitlines() if "exits with return code = -9" in line
-    )
-    assert status_of(tmp_path)["state"] == "failed"
+    assert "--local_rank=1" in next(line for line in said.splitlines() if "return code = -9" in line)
+    assert read_json(tmp_path / "status.json")["state"] == "failed"
 
 
-def test_torchruns_restart_goes_on_from_the_newest_checkpoint(start, home, tmp_path):
+def test_torchruns_restart_goes_on_from_the_newest_checkpoint(start, tmp_path):
     """That two processes go on to the same bytes is what test_exact_resume.py shows."""
     settings = {"max_steps": 60, "eval_steps": 20, "save_steps": 10, "global_batch_size": 7}
     command = [*torchrun(2), "--max_restarts", "2"]
-    job = start(home, [*command, *training(tmp_path, **settings), "--overwrite_output_dir"], tmp_path)
+    job = start([*command, *training(tmp_path, **settings), "--overwrite_output_dir"], tmp_path)
     wait_for(lambda: bool(list_checkpoints(tmp_path / "checkpoints")), job)
     job.worker(1).kill()
     job.descendants = []  # the next ones are others
     assert job.wait() == 0, job.text()
     assert f"resume         {tmp_path / 'checkpoints'}" in job.text()
     assert [event["step"] for event in read_history(tmp_path) if "loss" in event] == list(range(1, 61))
-    assert status_of(tmp_path)["state"] == "done"
+    assert read_json(tmp_path / "status.json")["state"] == "done"

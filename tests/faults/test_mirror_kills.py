@@ -1,18 +1,15 @@
 """kill -9 while a checkpoint is uploaded; then the disk is lost. The mirror always has a whole run to go on
 from, and the end has the bytes of the run that was never killed."""
 
-import json
 import random
 import shutil
-import signal
-import subprocess
-import tempfile
 import time
 
 import pytest
 import slow_mirror_job
 import vector_task
-from launchers import as_words, environment, forked, machines, python, run, run_together
+from launchers import as_words, forked, machines, python, run, run_together
+from run_folders import read_json
 
 from samerun.files import file_record
 from samerun.tools.soak import differences
@@ -37,62 +34,48 @@ def newest_whole(mirror):
     complete = sorted(path.parent for path in mirror.glob("*_step_*/manifest.json") if is_json(path))
     if not complete:
         return 0
-    manifest = json.loads((complete[-1] / "manifest.json").read_text())
-    for name, record in manifest["files"].items():
+    for name, record in read_json(complete[-1] / "manifest.json")["files"].items():
         assert file_record(complete[-1] / name) == record, (complete[-1], name)
     return int(complete[-1].name.split("_")[0])
 
 
 def is_json(path):
     try:
-        json.loads(path.read_text())
+        read_json(path)
     except ValueError:
         return False
     return True
 
 
-def kill_while_it_uploads(home, arguments, folder, chance):
-    """Returns (the output, whether an upload was under way)."""
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
-        process = subprocess.Popen(
-            forked(arguments), cwd=home, env=environment(home), stdin=subprocess.DEVNULL, stdout=output,
-            stderr=output, start_new_session=True,
-        )  # fmt: skip
-        uploads = folder / "checkpoints"
-        while process.poll() is None and not list(uploads.glob(".step_*.mirror_*.unfinished")):
-            time.sleep(0.005)
-        time.sleep(chance.uniform(0, 2 * UPLOAD_SECONDS))
-        process.send_signal(signal.SIGKILL)  # the fork ends with it
-        process.wait()
-        time.sleep(0.2)
-        output.seek(0)
-        return output.read(), bool(list(uploads.glob(".step_*.mirror_*.unfinished")))
-
-
-def soak(home, tmp_path, kills, seed=0):
-    """Kills the job so many times. Returns how many kills hit an upload."""
-    steps, chance, hits = 8 * kills, random.Random(seed), 0
+def test_after_kills_during_uploads_the_mirror_always_resumes(start, home, tmp_path):
+    steps, chance, hits = 8 * KILLS, random.Random(0), 0
     mirror, folder = tmp_path / "mirror", tmp_path / "run"
     run(command(tmp_path / "straight", steps), home).check()
     resumed = [*command(folder, steps, mirror), "--resume_from_checkpoint", "auto"]
-    for _ in range(kills):
+
+    def uploads():
+        return list(folder.glob("checkpoints/.step_*.mirror_*.unfinished"))
+
+    for _ in range(KILLS):
         before = newest_whole(mirror)
         shutil.rmtree(folder, ignore_errors=True)
-        text, was_uploading = kill_while_it_uploads(home, resumed, folder, chance)
-        assert ("was fetched from the mirror" in text) == (before > 0), text
+        job = start(forked(resumed), None)
+        while job.process.poll() is None and not uploads():
+            time.sleep(0.005)
+        time.sleep(chance.uniform(0, 2 * UPLOAD_SECONDS))
+        job.process.kill()  # the fork ends with it
+        job.process.wait()
+        time.sleep(0.2)
+        hits += bool(uploads())
+        assert ("was fetched from the mirror" in job.text()) == (before > 0), job.text()
         assert newest_whole(mirror) >= before
-        hits += was_uploading
+    assert hits > 0
     shutil.rmtree(folder)
     run(resumed, home).check()
     assert differences(tmp_path / "straight", folder) == []
     newest = max(mirror.glob("*_step_*"), key=lambda path: int(path.name.split("_")[0]))
     assert differences(tmp_path / "straight", newest) == []
     assert len(list(mirror.glob("*_step_*"))) == 2  # nothing of half an upload is left
-    return hits
-
-
-def test_after_kills_during_uploads_the_mirror_always_resumes(home, tmp_path):
-    assert soak(home, tmp_path, KILLS) > 0
 
 
 def test_two_machines_without_a_shared_disk_go_on_from_the_mirror(home, tmp_path):

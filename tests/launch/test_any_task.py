@@ -8,7 +8,6 @@ weights and, whenever a model is evaluated or saved, the running statistics, whi
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 import torch
 import vector_task
 from launchers import as_words, run, tool, torchrun
+from run_folders import read_json
 from safetensors.torch import load_file
 from torch import nn
 from vector_task import Arguments, Regression
@@ -35,13 +35,12 @@ JOB = {
     "learning_rate": 1e-2, "optim_args": "eps=1e-6", "max_grad_norm": 0.05, "warmup_steps": 2, "max_steps": 6,
     "global_batch_size": 15, "eval_strategy": "steps", "eval_steps": 3, "save_steps": 3, "logging_steps": 1,
     "per_device_eval_batch_size": 2,  # both processes have rows of the validation file
-    "report_to": "none",
+    "report_to": "none", "do_train": True, "do_predict": True,
 }  # fmt: skip
 
 
 def job(output_dir: Path, *more: str) -> list[str]:
-    named = as_words(**JOB)
-    return ["--do_train", "--do_predict", *named, "--output_dir", str(output_dir), *more]
+    return [*as_words(**JOB, output_dir=output_dir), *more]
 
 
 def make_task(model="linear"):
@@ -65,10 +64,8 @@ def test_activations_are_computed_again_and_gradients_stay_the_same(monkeypatch)
     model.zero_grad()
     checkpoint_activations(model)
     task.loss_sum(model, batch).backward()
-    assert all(
-        torch.equal(weight.grad, gradient)
-        for weight, gradient in zip(model.parameters(), expected, strict=True)
-    )
+    for weight, gradient in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(weight.grad, gradient)
     assert (plain, len(calls)) == (2, 2 + 4)
 
 
@@ -81,9 +78,8 @@ def test_layers_with_batch_norm_are_not_computed_again():
 
 @pytest.mark.parametrize("model", [nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2))])
 def test_a_model_without_layers_to_compute_again(model):
-    with pytest.raises(
-        InputError, match=f"{type(model).__name__} has no layers in an nn.ModuleList or nn.Sequential without"
-    ):
+    said = f"{type(model).__name__} has no layers in an nn.ModuleList or nn.Sequential without"
+    with pytest.raises(InputError, match=said):
         checkpoint_activations(model)
 
 
@@ -91,11 +87,8 @@ def test_inputs_take_the_precision_of_the_weights_and_labels_keep_theirs():
     """ZeRO keeps weights in half precision and casts nothing."""
     task, batch, model = make_task("cnn")
     cast = batch.to(torch.device("cpu"), input_dtype(SimpleNamespace(fsdp=None), model.bfloat16()))
-    assert (cast.inputs["x"].dtype, cast.labels.dtype, cast.rows.dtype) == (
-        torch.bfloat16,
-        torch.float32,
-        torch.int64,
-    )
+    kinds = (cast.inputs["x"].dtype, cast.labels.dtype, cast.rows.dtype)
+    assert kinds == (torch.bfloat16, torch.float32, torch.int64)
     loss = task.loss_sum(model, cast)
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(task.loss_sum(model.float(), batch).item(), rel=0.02)
@@ -136,19 +129,18 @@ def one_process(place, train) -> Path:
 def test_every_launch_trains_the_same_model(place):
     """With SGD and momentum, on streamed rows, which are others in the second epoch. Its evaluations are
     those of averaged weights."""
-    setups = ["--setups", "fsdp", "--steps", "6", "--output_dir", "table"]
-    sgd = as_words(optim="sgd", optim_args="momentum=0.9", learning_rate="0.1")
-    streamed = ["--streamed", "true", "--ema_decay", "0.5"]
-    run([*tool("parity"), *setups, SCRIPT, *job(place / "never", *streamed, *sgd)], place).check()
-    table = json.loads((place / "table" / "parity.json").read_text(encoding="utf-8"))
-    assert [setup["verdict"] for setup in table["setups"][1:]] == ["the same"]
-    assert max(setup["difference"]["weights"] for setup in table["setups"][1:]) <= 1e-5
+    setups = as_words(setups="fsdp", steps=6, output_dir="table")
+    changed = {"optim": "sgd", "optim_args": "momentum=0.9", "learning_rate": 0.1, "ema_decay": 0.5}
+    words = job(place / "never", *as_words(**changed, streamed=True))
+    run([*tool("parity"), *setups, SCRIPT, *words], place).check()
+    (_, fsdp) = read_json(place / "table" / "parity.json")["setups"]
+    assert fsdp["verdict"] == "the same"
+    assert fsdp["difference"]["weights"] <= 1e-5
 
 
 def test_the_exported_model_gives_the_predictions(one_process):
-    assert {"run.json", "history.jsonl", "metrics.json", "README.md", "best"} <= {
-        path.name for path in one_process.iterdir()
-    }
+    names = {path.name for path in one_process.iterdir()}
+    assert {"run.json", "history.jsonl", "metrics.json", "README.md", "best"} <= names
     model = vector_task.build_model("cnn").eval()
     model.load_state_dict(load_file(one_process / "best" / "model.safetensors"))
     rows = vector_task.generate("test", vector_task.ROWS["test"], seed=2)
@@ -157,7 +149,7 @@ def test_the_exported_model_gives_the_predictions(one_process):
     lines = list(read_lines(one_process / "predictions.jsonl"))
     assert [line["id"] for line in lines] == list(range(len(rows)))
     assert torch.tensor([line["outputs"] for line in lines]).sub(expected).abs().max() < 1e-6
-    metrics = json.loads((one_process / "metrics.json").read_text(encoding="utf-8"))
+    metrics = read_json(one_process / "metrics.json")
     assert metrics["test_loss"] == pytest.approx(metrics["eval_loss"], rel=0.5)
     assert "train_tokens_per_second" not in metrics
 
@@ -180,11 +172,8 @@ def test_the_statistics_of_batch_norm_are_rank_0s_on_every_process(one_process, 
     # Over the rows, which both processes evaluated.
     assert [event["eval_spread"] for event in evaluations] == [0, 0]
     saved = load_file(folder / "checkpoints" / "step_6" / "model.safetensors")
-    of_rank_0 = sum(
-        float(tensor.float().sum())
-        for name, tensor in saved.items()
-        if "running" in name or "tracked" in name
-    )
+    statistics = [saved[name] for name in saved if "running" in name or "tracked" in name]
+    of_rank_0 = sum(float(tensor.float().sum()) for tensor in statistics)
     assert evaluations[-1]["eval_statistics"] == pytest.approx(of_rank_0, rel=1e-6)
     # Another sample than one process sees, and much the same training.
     alone = [event for event in read_lines(one_process / "history.jsonl") if "eval_loss" in event]
@@ -201,7 +190,7 @@ def test_a_process_that_runs_out_of_memory_cuts_its_micro_batches_and_all_follow
     assert [line[15:] for line in said.splitlines() if "out of memory" in line] == [
         "out of memory: micro-batches have at most 1 rows; the global batch does not change"
     ]
-    assert json.loads((folder / "status.json").read_text(encoding="utf-8"))["micro_batch_parts"] == 4
+    assert read_json(folder / "status.json")["micro_batch_parts"] == 4
     expected, found = (load_file(path / "best" / "model.safetensors") for path in (place / "roomy", folder))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
@@ -210,7 +199,5 @@ def test_a_process_that_runs_out_of_memory_cuts_its_micro_batches_and_all_follow
 def test_no_memory_in_a_later_step_ends_the_job(place):
     finished = run([*torchrun(2), SCRIPT, *job(place / "exchanging", "--out_of_memory", "3")], place)
     assert finished.code != 0
-    assert (
-        "step 2: out of memory on a batch of 7 rows x 64. Try a smaller --per_device_train_batch_size beside"
-        in finished.err
-    )
+    said = "step 2: out of memory on a batch of 7 rows x 64. Try a smaller --per_device_train_batch_size"
+    assert said in finished.err

@@ -1,11 +1,12 @@
 """Every shipped launch file: it is what it says, and it starts a real run with nothing but the number of
 processes changed."""
 
-import json
-
 import pytest
+import torch
 import yaml
 from launchers import ACCELERATE_CONFIGS, DS_CONFIGS, JOBS, REPOSITORY, accelerate, run, training
+from run_folders import read_json
+from safetensors.torch import load_file
 
 from samerun.reports.tracker import read_history
 
@@ -13,10 +14,6 @@ CONFIGS = sorted(path.name for path in ACCELERATE_CONFIGS.glob("*.yaml"))
 WIZARD = REPOSITORY / "tests" / "fixtures" / "accelerate_config"
 # fp16 needs a GPU; the latter joins what multi_node_ddp.yaml and zero2.yaml have.
 NOT_STARTED = {"ddp_fp16.yaml", "multi_node_zero2.yaml"}
-
-
-def read_run(folder):
-    return json.loads((folder / "run.json").read_text(encoding="utf-8"))
 
 
 def read_yaml(name):
@@ -47,7 +44,7 @@ def test_an_accelerate_config_is_complete_and_names_files_that_exist(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name.removesuffix(".yaml") for name in CONFIGS if name not in NOT_STARTED])
 def test_an_accelerate_config_starts_what_it_promises(name, launched):
-    run_file, config = read_run(launched(name).folder), read_yaml(f"{name}.yaml")
+    run_file, config = read_json(launched(name).folder / "run.json"), read_yaml(f"{name}.yaml")
 
     assert run_file["launcher"] == "accelerate"
     assert run_file["world_size"] == JOBS[name].processes
@@ -64,7 +61,7 @@ def test_an_accelerate_config_starts_what_it_promises(name, launched):
 @pytest.mark.slow
 def test_a_deepspeed_file_starts_under_the_deepspeed_launcher(launched, home):
     """The others are started by an accelerate config."""
-    run_file = read_run(launched("deepspeed_zero2").folder)
+    run_file = read_json(launched("deepspeed_zero2").folder / "run.json")
     in_force, job = run_file["deepspeed_config"], JOBS["deepspeed_zero2"]
 
     assert (run_file["launcher"], run_file["world_size"], run_file["zero_stage"]) == ("deepspeed", 2, 2)
@@ -75,32 +72,25 @@ def test_a_deepspeed_file_starts_under_the_deepspeed_launcher(launched, home):
     assert not (home / "compiled").exists()  # no compiler or ninja is needed
 
 
-def losses(folder):
-    return [event["loss"] for event in read_history(folder) if "loss" in event]
-
-
 @pytest.mark.slow
 def test_bf16_is_in_force_and_the_weights_stay_fp32(launched):
-    from safetensors.torch import load_file
-
-    folder = launched("ddp_bf16").folder
-    plain = launched("single_gpu").folder
-
-    assert (read_run(plain)["mixed_precision"], read_run(folder)["mixed_precision"]) == ("no", "bf16")
-    assert losses(folder) != losses(plain)
-    assert losses(folder) == pytest.approx(losses(plain), rel=0.02)
-    assert {str(tensor.dtype) for tensor in load_file(folder / "best" / "model.safetensors").values()} == {
-        "torch.float32"
-    }
+    folder, plain = launched("ddp_bf16").folder, launched("single_gpu").folder
+    found = [read_json(each / "run.json")["mixed_precision"] for each in (plain, folder)]
+    assert found == ["no", "bf16"]
+    fp32, bf16 = (
+        [event["loss"] for event in read_history(each) if "loss" in event] for each in (plain, folder)
+    )
+    assert bf16 != fp32
+    assert bf16 == pytest.approx(fp32, rel=0.02)
+    weights = load_file(folder / "best" / "model.safetensors").values()
+    assert {tensor.dtype for tensor in weights} == {torch.float32}
 
 
 @pytest.mark.slow
-def test_settings_of_deepspeed_that_the_wizard_of_accelerate_wrote_are_in_force(home):
-    folder = home / "runs" / "wizard"
-    finished = run(
-        [*accelerate(str(WIZARD / "zero2.yaml"), 2), *training(folder, max_grad_norm=1.0, max_steps=2)], home
-    ).check()
-    run_file = read_run(folder)
+def test_settings_of_deepspeed_that_the_wizard_of_accelerate_wrote_are_in_force(home, tmp_path):
+    launcher = accelerate(str(WIZARD / "zero2.yaml"), 2)
+    finished = run([*launcher, *training(tmp_path, max_grad_norm=1.0, max_steps=2)], home).check()
+    run_file = read_json(tmp_path / "run.json")
 
     assert "ZeRO-2 (deepspeed_config of the accelerate config)" in finished.out
     assert (run_file["zero_stage"], run_file["mixed_precision"], run_file["world_size"]) == (2, "bf16", 2)

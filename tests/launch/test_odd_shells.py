@@ -1,13 +1,14 @@
 """Shells that are not as usual: no home, no console, no folder of the script on Python's path, size
 limits."""
 
-import json
 import os
 import subprocess
 import sys
 
 import pytest
-from launchers import CLASSIFY, python, run, training, write_corpus
+from launchers import CLASSIFY, as_words, python, run, training, write_corpus
+from run_folders import read_json
+from running import ENDLESS
 
 
 def in_shell(command, *shell):
@@ -29,11 +30,10 @@ def test_without_a_home_or_a_reader_a_run_under_deepspeed_ends_well(home, tmp_pa
     # Accelerate would take the last one as "no DeepSpeed".
     variables = "PYTHONSAFEPATH=1 HOME=/proc/nonexistent ACCELERATE_USE_CPU=true"
     command = [*python(), *training(tmp_path, deepspeed="ds_configs/zero2.json")]
-    finished = run(
-        in_shell(command, f'{variables} "$@" 2>&- | head -1; exit ${{PIPESTATUS[0]}}'), home
-    ).check()
+    shell = f'{variables} "$@" 2>&- | head -1; exit ${{PIPESTATUS[0]}}'
+    finished = run(in_shell(command, shell), home).check()
     assert len(finished.out.splitlines()) == 1
-    assert json.loads((tmp_path / "status.json").read_text())["state"] == "done"
+    assert read_json(tmp_path / "status.json")["state"] == "done"
 
 
 @pytest.mark.slow
@@ -42,23 +42,19 @@ def test_a_file_that_may_not_grow_is_named(tmp_path, script, monkeypatch):
     predictions."""
     home = tmp_path  # not the tests' common one, where steps are observed: that writes files, too
     write_corpus(home)
-    settings = {"eval_strategy": "no", "eval_steps": None, "save_steps": 0, "metric_for_best_model": None}
-    command = [*python(), *training(tmp_path / "run", max_steps=2000, warmup_steps=0, **settings)]
     # The first start fills the cache, whose files are larger.
     monkeypatch.chdir(home)
-    assert (
-        script("classify", training(tmp_path / "fill", max_steps=1, warmup_steps=0, **settings)[1:]).code == 0
-    )
+    fill = training(tmp_path / "fill", **ENDLESS | {"max_steps": 1})
+    assert script("classify", fill[1:]).code == 0
+    command = [*python(), *training(tmp_path / "run", **ENDLESS | {"max_steps": 2000})]
     finished = run(in_shell(command, 'ulimit -f 8; "$@"'), home)
     check_end(finished, tmp_path / "run" / "history.jsonl", "--resume_from_checkpoint auto resumes")
-    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
+    assert read_json(tmp_path / "run" / "status.json")["state"] == "failed"
 
-    predict = {
-        "--do_predict": "true",
-        "--model_name_or_path": tmp_path / "fill" / "best",
-        "--test_file": "test.csv",
-    }
-    words = [str(word) for pair in {**predict, "--output_dir": tmp_path / "new"}.items() for word in pair]
+    words = as_words(
+        do_predict=True, model_name_or_path=tmp_path / "fill" / "best", test_file="test.csv",
+        output_dir=tmp_path / "new",
+    )  # fmt: skip
     assert script("classify", words).code == 0
     (tmp_path / "new" / "predictions.jsonl").unlink()
     finished = run(in_shell([*python(), str(CLASSIFY), *words], 'ulimit -f 1; "$@"'), home)

@@ -1,13 +1,14 @@
 """What a run leaves in its folder, what it says while it runs, and what later commands may do to the
 folder."""
 
-import hashlib
-import json
+import csv
 import re
 import shutil
 
 import pytest
-from launchers import CLASSIFY, JOBS, LABELS, TEST_ROWS, as_words, forked, python, run, torchrun, training
+import torch
+from launchers import CLASSIFY, JOBS, LABELS, TEST_ROWS, as_words, forked, run, torchrun, training
+from run_folders import contents, read_json
 
 from samerun.files import read_lines
 from samerun.reports.tracker import read_history
@@ -35,20 +36,6 @@ SPEEDS = ["samples_per_second", "tokens_per_second", "step_time_p50", "step_time
 OPTIONS = {"global_batch_size": 15, "save_steps": 3, "metric_for_best_model": "f1_samples"}
 
 
-@pytest.fixture(scope="module")
-def finished_run(home):
-    """A run of one process with dropout and TensorBoard: (its folder, its end)."""
-    folder = home / "contract" / "one"
-    command = [*python(), *training(folder, **OPTIONS, learning_rate=0.02, report_to="tensorboard")]
-    return folder, run(command, home).check()
-
-
-@pytest.fixture
-def folder(finished_run, tmp_path):
-    """A copy of the finished run's folder that a test may change."""
-    return shutil.copytree(finished_run[0], tmp_path / "run")
-
-
 @pytest.fixture
 def train(script, home, monkeypatch):
     """A function that runs the job with dropout in this process: (output folder, arguments with a value,
@@ -61,115 +48,85 @@ def train(script, home, monkeypatch):
     return start
 
 
-def contents(folder):
-    """What is in a folder: a hash per file, apart from the lock and the list of files, which every run
-    opens."""
-    files = sorted(
-        path for path in folder.rglob("*") if path.is_file() and path.name not in (".lock", ".predictions")
-    )
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+@pytest.fixture
+def finished_run(home, train):
+    """The folder of a run with TensorBoard, made once."""
+    folder = home / "contract" / "one"
+    if not folder.exists():
+        ended = train(folder, {"learning_rate": 0.02, "report_to": "tensorboard"})
+        assert ended.code == 0, ended.err
+    return folder
 
 
-def read_json(path):
-    return json.loads(path.read_text(encoding="utf-8"))
+@pytest.fixture
+def folder(finished_run, tmp_path):
+    """A copy of the finished run's folder that a test may change."""
+    return shutil.copytree(finished_run, tmp_path / "run")
 
 
 def test_the_folder_holds_what_the_contract_says(finished_run):
-    folder, _ = finished_run
+    folder = finished_run
     names = "run.json status.json history.jsonl speed.jsonl metrics.json best checkpoints predictions.jsonl"
     expected = {*names.split(), "tensorboard", "README.md", ".lock", ".predictions"}
     assert {path.name for path in folder.iterdir()} == expected
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {"step_3", "step_6"}
-    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= {
-        path.name for path in (folder / "best").iterdir()
-    }
+    exported = {path.name for path in (folder / "best").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= exported
     assert any(path.name.startswith("events.out.tfevents") for path in (folder / "tensorboard").rglob("*"))
     assert not [path for path in folder.rglob("*") if path.name.endswith((".unfinished", ".old", ".tmp"))]
     assert not [path for path in folder.rglob("*") if path.suffix in (".bin", ".pt", ".pkl", ".pth")]
 
 
 def test_run_json_has_what_was_requested_and_what_was_in_force(finished_run):
-    import torch
-
-    found = read_json(finished_run[0] / "run.json")
+    found = read_json(finished_run / "run.json")
 
     assert found["line_schema_versions"] == {"history.jsonl": 1, "predictions.jsonl": 1}
     assert found["arguments"]["learning_rate"] == 0.02
     assert found["arguments"]["lr_scheduler_type"] == "linear"
     assert (found["launcher"], found["world_size"], found["device"]) == ("python", 1, "cpu")
     assert (found["mixed_precision"], found["zero_stage"], found["deepspeed_config"]) == ("no", 0, None)
-    shape = {
-        "global_batch_size": 15,
-        "world_size": 1,
-        "micro_batch_size": 15,
-        "accumulation": 15,
-        "max_tokens": 2048,
-    }
-    shape["follows_processes"] = False
-    assert found["plan"]["batch"] == shape  # on a CPU as many passes as tokens ask for
-    assert (found["plan"]["num_rows"], found["plan"]["steps_per_epoch"], found["plan"]["total_steps"]) == (
-        31,
-        3,
-        6,
-    )
+    plan = found["plan"]
+    shape = {"global_batch_size": 15, "world_size": 1, "micro_batch_size": 15, "follows_processes": False}
+    # On a CPU as many passes as tokens ask for.
+    assert plan["batch"] == {**shape, "accumulation": 15, "max_tokens": 2048}
+    assert (plan["num_rows"], plan["steps_per_epoch"], plan["total_steps"]) == (31, 3, 6)
     # A CUDA build may leave its mark out.
     assert found["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert found["versions"].keys() >= {"python", "transformers", "accelerate", "deepspeed", "datasets"}
     assert set(found["pos_weight"]) == set(LABELS)
 
 
-@pytest.mark.parametrize("name", JOBS)
-def test_run_json_shows_how_the_global_batch_was_shared_out(name, launched):
-    found, job = read_json(launched(name).folder / "run.json"), JOBS[name]
-    batch = found["plan"]["batch"]
-
-    assert (batch["global_batch_size"], batch["world_size"]) == (job.global_batch_size, job.processes)
-    assert batch["micro_batch_size"] <= (job.micro_batch_size or job.global_batch_size)
-    by_rows = job.max_tokens is None and (job.micro_batch_size is not None or job.zero_stage > 0)
-    assert (batch["max_tokens"] is None) == by_rows
-    assert job.max_tokens in (None, batch["max_tokens"])
-    if batch["max_tokens"] is not None:
-        return
-    capacity = job.processes * batch["micro_batch_size"] * batch["accumulation"]
-    assert 0 <= capacity - job.global_batch_size < job.processes * batch["accumulation"]
-
-
 def test_history_has_every_step_and_every_evaluation(finished_run):
-    events = read_history(finished_run[0])
+    events = read_history(finished_run)
     steps = [event for event in events if "loss" in event]
     evaluations = [event for event in events if "eval_loss" in event]
 
     assert [event["step"] for event in steps] == [1, 2, 3, 4, 5, 6]
     assert all(event.keys() == {"step", "epoch", "loss", "learning_rate", "grad_norm"} for event in steps)
-    assert [event["learning_rate"] for event in steps] == pytest.approx(
-        [0.01, 0.02, 0.02, 0.015, 0.01, 0.005]
-    )
+    rates = [event["learning_rate"] for event in steps]
+    assert rates == pytest.approx([0.01, 0.02, 0.02, 0.015, 0.01, 0.005])
     assert [event["step"] for event in evaluations] == [3, 6]
     assert all(event.keys() >= {f"eval_{metric}" for metric in METRICS} for event in evaluations)
 
 
 def test_metrics_are_the_best_models(finished_run):
-    folder, _ = finished_run
-    metrics = read_json(folder / "metrics.json")
-    best = max(
-        (event for event in read_history(folder) if "eval_loss" in event),
-        key=lambda event: event["eval_f1_samples"],
-    )
+    metrics = read_json(finished_run / "metrics.json")
+    evaluations = [event for event in read_history(finished_run) if "eval_loss" in event]
+    best = max(evaluations, key=lambda event: event["eval_f1_samples"])
 
     assert metrics.keys() >= {f"{split}_{metric}" for split in ("eval", "test") for metric in METRICS}
     assert metrics.keys() >= {"train_loss", "peak_memory_mb", *(f"train_{speed}" for speed in SPEEDS)}
     assert (metrics["best_step"], metrics["best_metric"]) == (best["step"], best["eval_f1_samples"])
     assert all(metrics[key] == value for key, value in best.items() if key.startswith("eval_"))
-    assert [row["label"] for row in metrics["eval_per_label"]] == list(
-        read_json(folder / "run.json")["pos_weight"]
-    )
+    labels = [row["label"] for row in metrics["eval_per_label"]]
+    assert labels == list(read_json(finished_run / "run.json")["pos_weight"])
 
 
 def test_labels_are_those_above_the_exported_models_thresholds(finished_run):
     """That plain transformers gives these probabilities is what test_cards.py shows."""
-    config = read_json(finished_run[0] / "best" / "config.json")
+    config = read_json(finished_run / "best" / "config.json")
     thresholds = dict(zip(config["id2label"].values(), config["thresholds"], strict=True))
-    lines = list(read_lines(finished_run[0] / "predictions.jsonl"))
+    lines = list(read_lines(finished_run / "predictions.jsonl"))
     assert len(lines) == TEST_ROWS
     for line in lines:
         for label, threshold in thresholds.items():
@@ -179,30 +136,36 @@ def test_labels_are_those_above_the_exported_models_thresholds(finished_run):
 
 
 def test_the_predictions_give_the_metrics_of_the_test_rows(finished_run):
-    metrics = read_json(finished_run[0] / "metrics.json")
-    found = diff.read_run(finished_run[0])["resampled"]
+    metrics = read_json(finished_run / "metrics.json")
+    found = diff.read_run(finished_run)["resampled"]
     assert {"tuned_f1_micro", "average_precision_macro"} <= found.keys()
     for name, values in found.items():
         assert values[0] == pytest.approx(metrics[f"test_{name}"], abs=0.01)  # at 6 digits some rows tie
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_the_output_is_rank_0s_and_says_each_thing_once(name, launched):
+def test_a_job_says_each_thing_once_and_predicts_every_row_once(name, launched, home):
+    """Only rank 0 says it; rows are in the order of the file."""
     lines = [line for finished in launched(name).finished for line in finished.out.splitlines()]
     # What is not the script's own is the log of DeepSpeed's launcher, and what Accelerate's logs when
     # DeepSpeed is loaded.
     ours = [line for line in lines if not OF_DEEPSPEED.match(line)]
 
     assert [line for line in ours if not line.startswith(HEADINGS)] == []
-    assert {heading: sum(line.startswith(heading) for line in ours) for heading in ONCE} == dict.fromkeys(
-        ONCE, 1
-    )
+    counts = {heading: sum(line.startswith(heading) for line in ours) for heading in ONCE}
+    assert counts == dict.fromkeys(ONCE, 1)
     evaluations = 1 if (JOBS[name].resumes or ("", 0))[1] > 3 else 2
     assert sum(line.startswith("step ") for line in ours) == evaluations
     errors = [line for finished in launched(name).finished for line in finished.err.splitlines()]
     assert not [
         line for line in errors if line.startswith("Traceback") or "Warning" in line or "it/s]" in line
     ]
+
+    predictions = list(read_lines(launched(name).folder / "predictions.jsonl"))
+    with (home / "test.csv").open(newline="", encoding="utf-8") as file:
+        assert [line["id"] for line in predictions] == [row["id"] for row in csv.DictReader(file)]
+    assert all(line["probabilities"].keys() == set(LABELS) for line in predictions)
+    assert all(0 <= chance <= 1 for line in predictions for chance in line["probabilities"].values())
 
 
 @pytest.mark.parametrize("start", ["--overwrite_output_dir", "--resume_from_checkpoint=step_3"])
@@ -250,10 +213,8 @@ def test_predicting_with_the_best_model_needs_no_labels_and_leaves_the_run_alone
     after = contents(folder)
     assert {name: after.get(name) for name in before} == before
     again = list(read_lines(folder / "predictions_unlabelled.jsonl"))
-    assert [(line["id"], line["labels"]) for line in again] == [
-        (line["id"], line["labels"]) for line in predicted
-    ]
     for line, earlier in zip(again, predicted, strict=True):
+        assert (line["id"], line["labels"]) == (earlier["id"], earlier["labels"])
         assert line["probabilities"] == pytest.approx(earlier["probabilities"], rel=0, abs=2e-6)
     assert read_json(folder / "metrics_unlabelled.json")["test_rows"] == metrics["test_rows"]
 

@@ -1,36 +1,22 @@
 """Requests to stop, as they reach a job under every launcher: whoever is asked, all stop at one step, which
 is saved."""
 
-import functools
-import hashlib
-import json
 import os
 import signal
 
 import pytest
 from launchers import accelerate, deepspeed, python, torchrun, training
-from running import running
+from run_folders import read_json
+from running import ENDLESS
 
 from samerun.checkpoint import damage, list_checkpoints
+from samerun.reports.tracker import read_history
+from samerun.tools.soak import differences
 
 pytestmark = pytest.mark.slow
 
 TERM, USR1, INT, KILL = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGKILL
-# Long enough for any machine to be asked in the middle of it.
-ENDLESS = {"max_steps": 100_000, "warmup_steps": 0, "save_steps": 0, "eval_strategy": "no",
-           "eval_steps": None, "global_batch_size": 8, "metric_for_best_model": None}  # fmt: skip
 DS_FILE = {"deepspeed": "ds_configs/zero1.json"}
-
-
-@pytest.fixture
-def start(home):
-    """Starts a command and waits until it has trained for some steps; kills what is left of it in the end."""
-    with running() as begin:
-        yield functools.partial(begin, home)
-
-
-def read_json(path):
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def launcher(number):
@@ -61,7 +47,6 @@ def test_a_request_stops_every_process_at_one_step_which_is_saved(name, start, t
     job = start([*command(), *training(tmp_path, **ENDLESS, **changed)], tmp_path)
     ask(job)
     ended = job.wait()
-    print(f"{name}: exit code {ended}")
     assert code is None or ended == code, job.text()
     check_stopped(tmp_path, job.text(), reason, ENDLESS["max_steps"])
 
@@ -72,32 +57,19 @@ def check_stopped(folder, said, reason, steps):
     assert reason in found["reason"].split(", "), said  # a launcher may add the signal that it passes on
     (path,) = list_checkpoints(folder / "checkpoints")
     assert (path.name, damage(path)) == (f"step_{found['step']}", None)
-    last = json.loads((folder / "history.jsonl").read_text(encoding="utf-8").splitlines()[-1])
-    assert last["step"] == found["step"] < steps
+    assert read_history(folder)[-1]["step"] == found["step"] < steps
     (line,) = [line for line in said.splitlines() if line.startswith("stopped on request")]
     assert f"step {found['step']} of {steps} is saved in {path}; the same command with" in line
     assert 'classify.py", line' not in said  # launchers show how they ended, the script does not
 
 
-def contents(folder):
-    """A hash per file of what two equal runs have in common: clocks, sizes of this machine and the lock are
-    left out."""
-    files = [
-        *folder.glob("best/*"),
-        *folder.glob("checkpoints/step_*/*.safetensors"),
-        folder / "history.jsonl",
-    ]
-    files.append(folder / "predictions.jsonl")
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
 def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(
     start, home, tmp_path, script, monkeypatch
 ):
-    settings = {"max_steps": 60, "eval_steps": 20, "save_steps": 20,
-                "global_batch_size": 7,
-                "early_stopping_patience": 9, "per_device_train_batch_size": 3,
-                "dataloader_num_workers": 1}  # fmt: skip
+    settings = {
+        "max_steps": 60, "eval_steps": 20, "save_steps": 20, "early_stopping_patience": 9,
+        "global_batch_size": 7, "per_device_train_batch_size": 3, "dataloader_num_workers": 1,
+    }  # fmt: skip
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
     job = start([*python(), *training(stopped, **settings)], stopped, steps=5)
     everyone(INT)(job)
@@ -109,4 +81,4 @@ def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(
         assert ended.code == 0, ended.err
         assert ("resume  " in ended.out) == bool(more)
     assert read_json(stopped / "status.json")["state"] == "done"
-    assert contents(stopped) == contents(whole)
+    assert differences(whole, stopped) == []

@@ -6,8 +6,11 @@ import json
 
 import pytest
 from in_process import check_weights
-from launchers import REPOSITORY, accelerate, as_words, hide_gpus, python, run, torchrun, write_bert_config
+from launchers import REPOSITORY, accelerate, as_words, hide_gpus, run, torchrun, write_bert_config
 from sampling.names import draw_rows
+
+from samerun.files import read_lines
+from samerun.reports.tracker import read_history
 
 pytestmark = pytest.mark.slow
 SCRIPT = str(REPOSITORY / "app" / "tag.py")
@@ -36,21 +39,22 @@ def command(folder, **changed):
 
 
 def check_alike(folder, other):
-    losses, weights, lines = [], [], []
+    losses, lines = [], []
     for place in (folder, other):
-        events = map(json.loads, (place / "history.jsonl").read_text(encoding="utf-8").splitlines())
+        events, predictions = read_history(place), read_lines(place / "predictions.jsonl")
         losses.append([v for event in events for key, v in event.items() if key in ("loss", "eval_loss")])
-        weights.append(place / "best" / "model.safetensors")
-        lines.append((place / "predictions.jsonl").read_text(encoding="utf-8").splitlines())
+        lines.append([(line["tokens"], line["tags"]) for line in predictions])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    weights = (place / "best" / "model.safetensors" for place in (folder, other))
     check_weights(*weights, 3e-5)  # 1.1e-5 on a CPU with AMX
     assert len(lines[0]) == 11
-    for line, same in zip(*(map(json.loads, each) for each in lines), strict=True):
-        assert (line["tokens"], line["tags"]) == (same["tokens"], same["tags"])
+    assert lines[0] == lines[1]
 
 
-def test_tags_train_and_predict_the_same_where_weights_are_shared_out(home):
-    run([*python(), *command(home / "one")], home).check()
+def test_tags_train_and_predict_the_same_where_weights_are_shared_out(home, script, monkeypatch):
+    monkeypatch.chdir(home)
+    ended = script("tag", command(home / "one")[1:])
+    assert ended.code == 0, ended.err
     zero3 = command(home / "zero3", deepspeed="ds_configs/zero3.json")
     run([*torchrun(2), *zero3], home).check()
     check_alike(home / "zero3", home / "one")

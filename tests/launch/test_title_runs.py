@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+from run_folders import read_json
 from title_job import ROWS
 
+from samerun.files import read_lines
 from samerun.tools import diff
 
 
 @pytest.mark.slow
 def test_the_titles_are_the_same_whatever_process_wrote_them(titled):
-    found, expected = (
-        [json.loads(line) for line in (titled(name) / "predictions.jsonl").open(encoding="utf-8")]
-        for name in ("ddp", "one")
-    )
-    assert [line["id"] for line in found] == [json.loads(line)["id"] for line in ROWS.open(encoding="utf-8")][
-        40:
-    ]
+    found, expected = (list(read_lines(titled(name) / "predictions.jsonl")) for name in ("ddp", "one"))
+    assert [line["id"] for line in found] == [line["id"] for line in read_lines(ROWS)][40:]
     assert [line["title"] for line in found] == [line["title"] for line in expected]
     # An untrained model writes much the same title for all documents; how sure it is differs.
     scores, theirs = (
@@ -31,7 +26,7 @@ def test_the_titles_are_the_same_whatever_process_wrote_them(titled):
 @pytest.mark.slow
 def test_what_a_run_leaves(titled):
     folder = titled("one")
-    metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    metrics = read_json(folder / "metrics.json")
     assert metrics["rouge_tokenizer"] == "characters"
     names = ("loss", "rouge1", "rouge2", "rougeL", "rougeLsum", "exact_match", "gen_len", "baseline_rougeL")
     for split in ("eval", "test"):
@@ -41,7 +36,7 @@ def test_what_a_run_leaves(titled):
     assert metrics["examples"][0]["reference"] in card
     for name, values in diff.read_run(folder)["resampled"].items():
         assert values[0] == pytest.approx(metrics[f"test_{name}"], abs=1e-12)
-    line = json.loads((folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    line = next(read_lines(folder / "predictions.jsonl"))
     assert len(line["candidates"]) == 2
     assert line["candidates"][0]["title"] == line["title"]
     assert line["candidates"][0]["score"] >= line["candidates"][1]["score"]

@@ -7,7 +7,6 @@ business.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -15,11 +14,11 @@ import subprocess
 import forks
 import launchers
 import pytest
-import yaml
 from in_process import check_weights
-from launchers import CLASSIFY, REPOSITORY, UNEVEN, as_words, free_port, run_together, training
+from launchers import REPOSITORY, UNEVEN, as_words, free_port, run_together, training
 from namespaces import INTERFACE, machines, missing_for_machines
 from pages import run_by
+from run_folders import read_json
 from running import running
 
 from samerun.checkpoint import damage
@@ -64,9 +63,8 @@ def pair(home, launched, tmp_path_factory):
         (base / "bin").mkdir()
         (base / "site").mkdir()
         for machine in found:
-            subprocess.run(
-                machine.inside(["mount", "--bind", str(machine.home), str(base / "site")]), check=True
-            )
+            bind = ["mount", "--bind", str(machine.home), str(base / "site")]
+            subprocess.run(machine.inside(bind), check=True)
         enter = "".join(f'{m.name}) exec {" ".join(m.inside(["bash", "-c"]))} "$2" ;;\n' for m in found)
         for name, text in (
             ("enter", f'#!/usr/bin/env bash\ncase "$1" in\n{enter}esac\n'),
@@ -145,7 +143,7 @@ def test_weights_agree_with_one_process(job, launcher, pair, launched):
         finished.check()
     folder = pair[0].home / "runs" / job.__name__
     check_weights(folder / LAST, launched("python").folder / LAST)
-    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    run = read_json(folder / "run.json")
     assert (run["world_size"], run["launcher"]) == (2, launcher)
     assert (folder / "best" / "model.safetensors").is_file()
     # The second machine keeps a cache of its own, and nothing of the run.
@@ -162,13 +160,10 @@ def write_job(pair):
     there."""
     site = pair[0].home.parent / "site"
     changed = {"max_steps": STEPS, "save_steps": EVERY, "save_total_limit": 9, "eval_steps": 4}
-    words = training("", global_batch_size=14, test_file=None, **changed)[4:]
-    settings = {key.removeprefix("--"): value for key, value in zip(words[::2], words[1::2], strict=True)}
-    for key in ("config_name", "train_file", "validation_file"):
-        settings[key] = str(site / settings[key])
-    settings |= {"output_dir": str(site / "runs" / "job"), "from_scratch": "true", "do_train": "true"}
+    words = training(site / "runs" / "job", global_batch_size=14, test_file=None, **changed)[1:]
+    words.remove("--do_predict")
     for machine in pair:
-        (machine.home / "job.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+        launchers.write_settings(machine.home / "job.yaml", words, machine.home, site)
     return site / "job.yaml"
 
 
@@ -210,20 +205,18 @@ def test_machines_that_share_a_folder_read_the_checkpoint_there(pair, launched):
     shared = pair[0].home.parent / "shared"
     shutil.copytree(launched("python").folder / "checkpoints" / "step_2", shared / "start")
 
-    def go_on_from(checkpoint, launch, **changed):
+    def go_on_from(checkpoint, launch):
         asked = {"resume_from_checkpoint": checkpoint, "deepspeed": "ds_configs/zero2.json"}
-        job = training(shared / "run", global_batch_size=UNEVEN, **asked, **changed)
-        ended = [
-            finished.check() for finished in run_together(list(launch(pair, free_port(), job)), pair[0].home)
-        ]
-        return ended[0].out
+        job = training(shared / "run", global_batch_size=UNEVEN, **asked)
+        for finished in run_together(list(launch(pair, free_port(), job)), pair[0].home):
+            finished.check()
 
     go_on_from(shared / "start", deepspeed_ssh)
     checkpoints = shared / "run" / "checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == ["step_4", "step_6"]
     for path in checkpoints.iterdir():
         assert damage(path) is None
-    run = json.loads((shared / "run" / "run.json").read_text(encoding="utf-8"))
+    run = read_json(shared / "run" / "run.json")
     assert (run["world_size"], run["launcher"], run["zero_stage"]) == (2, "deepspeed", 2)
 
     go_on_from(checkpoints / "step_4", deepspeed_no_ssh)
@@ -232,10 +225,6 @@ def test_machines_that_share_a_folder_read_the_checkpoint_there(pair, launched):
     assert (shared / "run" / "best" / "model.safetensors").is_file()
     assert [path for path in shared.rglob("*") if "of_rank_0" in path.name or "unfinished" in path.name] == []
     assert not list((pair[1].home / "runs").glob("*"))
-
-
-def problems(finished):
-    return [line for line in finished.err.splitlines() if line.strip() and "[c10d]" not in line]
 
 
 def test_machines_that_differ_are_told_all_of_it(pair):
@@ -248,12 +237,9 @@ def test_machines_that_differ_are_told_all_of_it(pair):
     port = free_port()
     here = training("runs/differ", global_batch_size=UNEVEN)
     there = training("runs/differ", global_batch_size=UNEVEN, train_file="other.csv", learning_rate=0.002)
-    assert (here[0], there[0]) == (str(CLASSIFY), str(CLASSIFY))
-    commands = [
-        alpha.inside([*node(0, port), *here]),
-        beta.inside([*node(1, port), "app/classify.py", *there[1:]]),
-    ]
-    for finished in run_together(commands, alpha.home):
+    first = alpha.inside([*node(0, port), *here])
+    second = beta.inside([*node(1, port), "app/classify.py", *there[1:]])
+    for finished in run_together([first, second], alpha.home):
         assert finished.code == 2, finished.err
         assert "rank 1 (beta): --learning_rate is 0.002, but 0.001 on rank 0 (alpha)" in finished.err
         assert "rank 1 (beta): app/samerun/text/multi_label.py is " in finished.err
@@ -280,21 +266,17 @@ def test_what_keeps_machines_apart_is_named(pair):
     finished = dict(zip(commands, run_together(list(commands.values()), alpha.home), strict=True))
 
     assert {name: ended.code for name, ended in finished.items()} == dict.fromkeys(commands, 2)
-    said = {name: "\n".join(problems(ended)) for name, ended in finished.items()}
-    assert (
-        f"1 of 2 processes did not connect to alpha:{ports[0]} within 8 s: rank 1 (machine 1, beta)."
-        in said["alone"]
-    )
-    assert (
-        f"rank 1 of 2 (beta): machine 0, alpha did not answer at alpha:{ports[1]} within 8 s" in said["late"]
-    )
-    assert f"port {ports[2]} of alpha is in use" in said["taken"]
-    for name in ("interface", "other interface"):
-        assert (
-            "IFNAME=eth7: beta has no such network interface; it has lo (127.0.0.1), eth0 (10.77.0.2)"
-            in said[name]
-        )
-    assert not [name for name, text in said.items() if "Traceback" in text]
+    here, there = ports[:2]
+    interface = "IFNAME=eth7: beta has no such network interface; it has lo (127.0.0.1), eth0 (10.77.0.2)"
+    for name, words in {
+        "alone": f"1 of 2 processes did not connect to alpha:{here} within 8 s: rank 1 (machine 1, beta).",
+        "late": f"rank 1 of 2 (beta): machine 0, alpha did not answer at alpha:{there} within 8 s",
+        "taken": f"port {ports[2]} of alpha is in use",
+        "interface": interface,
+        "other interface": interface,
+    }.items():
+        assert words in finished[name].err
+        assert "Traceback" not in finished[name].err
 
 
 def test_a_file_that_is_wrong_on_one_machine_ends_both_with_its_message(pair):

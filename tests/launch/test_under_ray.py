@@ -1,6 +1,5 @@
 """examples/ray_train.py on a Ray cluster of two nodes on this machine."""
 
-import json
 import os
 import signal
 import sys
@@ -9,8 +8,9 @@ from pathlib import Path
 import launchers
 import psutil
 import pytest
-import yaml
 from running import lines_of, running, wait_for
+
+from samerun.reports.tracker import read_history
 
 pytest.importorskip("ray", reason="Ray is not installed (examples/requirements-ray.txt)")
 
@@ -40,20 +40,7 @@ def home(tmp_path_factory):
     return folder
 
 
-def arguments_of(home, name, steps, **changed):
-    """The common job as a settings file with absolute paths: workers do not start in the driver's folder."""
-    words = launchers.training(
-        home / "runs" / name, max_steps=steps, eval_steps=10, save_steps=5, save_total_limit=2, **changed
-    )[1:]
-    settings = {}
-    for word in words:
-        if word.startswith("--"):
-            settings[key := word.removeprefix("--")] = True
-        else:
-            settings[key] = str(home / word) if (home / word).exists() else word
-    path = home / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(settings))
-    return path
+JOB = {"max_steps": 40, "eval_steps": 10, "save_steps": 5, "save_total_limit": 2}
 
 
 def weights_of(folder: Path) -> bytes:
@@ -66,7 +53,9 @@ def test_after_the_loss_of_a_worker_the_run_goes_on(home, deepspeed, monkeypatch
     monkeypatch.setenv("PYTHONPATH", str(launchers.REPOSITORY / "app"))
     name, folder = ("zero2", home / "runs" / "zero2") if deepspeed else ("ddp", home / "runs" / "ddp")
     script = str(launchers.REPOSITORY / "examples" / "ray_train.py")
-    config = arguments_of(home, name, 40, deepspeed=deepspeed)
+    # Paths are absolute: workers do not start in the driver's folder.
+    settings = launchers.training(folder, **JOB, deepspeed=deepspeed)[1:]
+    config = launchers.write_settings(home / f"{name}.yaml", settings, home)
     words = [str(home / "cluster.py"), script, "classify", str(config), "--storage", str(home / "storage")]
     with running() as begin:
         job = begin(home, [sys.executable, *words], None)
@@ -81,14 +70,11 @@ def test_after_the_loss_of_a_worker_the_run_goes_on(home, deepspeed, monkeypatch
         os.kill(other.pid, signal.SIGKILL)
         assert job.process.wait(launchers.TIMEOUT) == 0, job.text()
         shown = job.text()
-    events = list(map(json.loads, (folder / "history.jsonl").read_text().splitlines()))
-    assert [event["step"] for event in events if "loss" in event] == list(range(1, 41))
+    assert [event["step"] for event in read_history(folder) if "loss" in event] == list(range(1, 41))
     assert "'step': 40" in shown  # of the last evaluation that Ray was told of
     assert "eval_loss" in shown
 
     unbroken = home / "runs" / f"{name}_unbroken"
-    words = launchers.training(
-        unbroken, max_steps=40, eval_steps=10, save_steps=5, save_total_limit=2, deepspeed=deepspeed
-    )
+    words = launchers.training(unbroken, **JOB, deepspeed=deepspeed)
     launchers.run([*launchers.torchrun(2), *words], home).check()
     assert weights_of(folder) == weights_of(unbroken)

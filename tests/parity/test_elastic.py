@@ -6,11 +6,10 @@ Those of the second and third chain keep an average of the weights, which their 
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import title_job
 from launchers import JOBS
+from run_folders import read_json
 
 from samerun.tools.moving.outcome import compare
 
@@ -36,9 +35,7 @@ def test_a_run_that_moves_ends_where_one_that_never_moved_ends(chain, outcome, l
     never_moved = jobs[next(reversed(legs))].reference if task == "classify" else "one"
     whole, previous, last_start = outcome(task, never_moved), None, -1
     for name, (processes, stage) in legs.items():
-        run = json.loads(
-            ((launched(name).folder if task == "classify" else titled(name)) / "run.json").read_text()
-        )
+        run = read_json((launched(name).folder if task == "classify" else titled(name)) / "run.json")
         assert (run["world_size"], run["zero_stage"]) == (processes, stage)
         start = 0
         if previous is not None:
