@@ -83,12 +83,13 @@ def test_a_relative_path_is_looked_for_in_both_places(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(deepspeed, "SHIPPED", tmp_path / "there" / "ds_configs")
     (tmp_path / "there" / "a.json").write_text('{"a": 1}')
-    assert deepspeed.read_config("a.json", (tmp_path / "there",)) == {"a": 1}
+    assert deepspeed.read_config("a.json") == {"a": 1}
     (tmp_path / "here" / "a.json").write_text('{"a": 2}')
-    assert deepspeed.read_config("a.json", (tmp_path / "there",)) == {"a": 2}
+    assert deepspeed.read_config("a.json") == {"a": 2}
     with pytest.raises(InputError, match=r"b\.json does not exist .*ds_configs/"):
-        deepspeed.read_config("b.json", (tmp_path / "there",))
+        deepspeed.read_config("b.json")
 
 
 def test_numbers_of_a_loss_scaler_go_out_and_back(tmp_path, monkeypatch):

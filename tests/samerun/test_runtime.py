@@ -132,7 +132,7 @@ DESCRIBED = [
      {"backend": "xccl", "device_type": "xpu", "precision": "bf16", "world_size": 4}),
     ("npus", {"gpus": 2, "kind": "npu"}, {"device_type": "npu", "precision": "fp16"}),
     ("zero_file", {"gpus": 2}, {"zero_stage": 2, "deepspeed_file": ZERO2}),
-    ("zero2", {"gpus": 2}, {"zero_stage": 2, "precision": "bf16", "deepspeed_file": runtime.INLINE,
+    ("zero2", {"gpus": 2}, {"zero_stage": 2, "precision": "bf16", "deepspeed_file": deepspeed.INLINE,
                             "launcher": "accelerate"}),
     ("zero3_offload", {"gpus": 2}, {"zero_stage": 3, "precision": "no", "gathers_weights": True}),
     ("fsdp2", {"gpus": 2}, {"gathers_weights": True, "fsdp": FsdpSettings(cpu_ram_efficient_loading=True)}),
@@ -224,7 +224,7 @@ def test_every_setting_of_fsdp_is_in_force(describe):
 
 def test_settings_of_deepspeed_in_the_accelerate_config_are_those_of_a_file(describe, refusals):
     found = describe("zero3_offload", gpus=2)
-    shipped = deepspeed.read_config("ds_configs/zero3_offload.json", search=(runtime.REPOSITORY,))
+    shipped = deepspeed.read_config("ds_configs/zero3_offload.json")
     for config in (found.deepspeed_config, shipped):
         for part in ("offload_optimizer", "offload_param"):
             assert config["zero_optimization"][part]["device"] == "cpu"
@@ -236,7 +236,7 @@ def test_settings_of_deepspeed_in_the_accelerate_config_are_those_of_a_file(desc
     asked = {"ACCELERATE_GRADIENT_CLIPPING": "0.5", "ACCELERATE_MIXED_PRECISION": "fp16"}
     found = refusals(variables_of("zero2") | asked, gpus=2, mixed_precision="bf16")
     assert [problem.partition(":")[0] for problem in found] == [
-        "--mixed_precision bf16 but the accelerate config says fp16; keep one", runtime.INLINE,
+        "--mixed_precision bf16 but the accelerate config says fp16; keep one", deepspeed.INLINE,
     ]  # fmt: skip
 
 

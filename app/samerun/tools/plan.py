@@ -462,7 +462,7 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
         same_precision = file.precision == planned.precision
         name = file.name if same_precision else f"{file.name} --mixed_precision {planned.precision}"
         if file.deepspeed:
-            config = deepspeed.read_config(file.deepspeed_file, search=(LAUNCH_FILES.parent,))
+            config = deepspeed.read_config(file.deepspeed_file)
             layout = with_zero(layout, config)
         elif file.fsdp:
             layout = with_fsdp(layout, fsdp.read_settings(file.variables, []))
