@@ -11,6 +11,7 @@ requirements-serve.txt.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import socket
 import sys
@@ -118,5 +119,5 @@ if __name__ == "__main__":
         server = make_server(options, task_arguments, str(temporary_folder("serve_")))
     sock.listen()  # before the message: whoever reads it may connect
     say("serving", f"{options.model} at {url_of(options.host, sock.getsockname()[1])}")
-    server.serve(sock)
+    asyncio.run(server.serve(sock))
     say("stopped", "all requests are answered")

@@ -237,12 +237,8 @@ def recover_folder(path: Path) -> None:
 # The lock
 
 
-class _Held:
-    """The folder that this process has locked, its open lock file, and the folder's stat."""
-
-    folder: Path | None = None
-    file: TextIO
-    stat: os.stat_result
+# The folder that this process has locked, its open lock file, and the folder's stat.
+_held: tuple[Path, TextIO, os.stat_result] | None = None
 
 
 def lock(folder: Path) -> TextIO:
@@ -251,6 +247,7 @@ def lock(folder: Path) -> TextIO:
 
     Raises `InputError` naming the holder, or for a `.lock` that is not a run's.
     """
+    global _held
     path = folder / ".lock"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -278,21 +275,23 @@ def lock(folder: Path) -> TextIO:
     file.flush()
     # A worker that outlives this process must not keep the lock.
     os.register_at_fork(after_in_child=file.close)
-    _Held.folder, _Held.file, _Held.stat = folder, file, os.stat(folder)
+    _held = folder, file, os.stat(folder)
     return file
 
 
 def check_present(path: Path) -> None:
     """Raises `TrainingError` if `path` is in the folder that this process has locked, and that folder was
     moved or removed: another run may use its place."""
-    folder = _Held.folder
-    if folder is None or _Held.file.closed or not path.is_relative_to(folder):
+    if _held is None:
+        return
+    folder, file, stat = _held
+    if file.closed or not path.is_relative_to(folder):
         return
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         # On some file systems the inodes of folders change, so the lock file is compared too.
-        if os.path.samestat(os.stat(folder), _Held.stat):
+        if os.path.samestat(os.stat(folder), stat):
             return
-        if os.path.samestat(os.stat(folder / ".lock"), os.fstat(_Held.file.fileno())):
+        if os.path.samestat(os.stat(folder / ".lock"), os.fstat(file.fileno())):
             return
     raise TrainingError(
         f"--output_dir {folder} was moved or removed while the run was writing to it. Put it back, and run "

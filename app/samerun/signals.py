@@ -290,7 +290,7 @@ def failures_end_the_job(debug: bool) -> Iterator[None]:
             _end(EXIT_TRAINING_FAILED)
 
 
-def exit_now(code: int) -> None:
+def exit_now(code: int) -> NoReturn:
     """Ends the process without cleanup, except of temporary folders. Kills its workers (children with its
     command line) first: they may ignore signals."""
     try:
@@ -304,7 +304,7 @@ def exit_now(code: int) -> None:
         os._exit(code)
 
 
-def _end(code: int) -> None:
+def _end(code: int) -> NoReturn:
     sys.stdout.flush()
     finish_all()
     # Not sys.exit: the destructors of a process group without its peers can hang.
