@@ -7,7 +7,6 @@ are the user's: they are never removed.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import fcntl
@@ -64,7 +63,6 @@ def write_text(path: Path, text: str | Iterable[str]) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes a JSON file atomically."""
     write_text(path, as_json(content))
 
 
@@ -301,21 +299,19 @@ def check_present(path: Path) -> None:
 
 # Temporary folders
 
-_temporary: list[Path] = []
+_temporary: list[tempfile.TemporaryDirectory] = []
 
 
 def temporary_folder(prefix: str) -> Path:
     """Makes a folder with a free name, which is removed when this process ends."""
-    if not _temporary:
-        atexit.register(remove_temporary_folders)
-    _temporary.append(Path(tempfile.mkdtemp(prefix=prefix)))
-    return _temporary[-1]
+    _temporary.append(tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True))
+    return Path(_temporary[-1].name)
 
 
 def remove_temporary_folders() -> None:
     """For a process that ends at once (`signals.exit_now`)."""
     while _temporary:
-        shutil.rmtree(_temporary.pop(), ignore_errors=True)
+        _temporary.pop().cleanup()
 
 
 def paths_in(folder: Path) -> list[Path]:

@@ -264,7 +264,7 @@ def test_a_full_disk_does_not_change_how_a_run_ends(stored, tmp_path, monkeypatc
 
     monkeypatch.setattr(run_folder, "write_json", full)
     status.saved(3)
-    assert stored() == ["running", 0, None]
+    assert stored() == ["running", 3, None]
     status.end("failed", "the disk is full")
     assert stored() == ["failed", 3, "the disk is full"]
 

@@ -337,7 +337,6 @@ class BatchQueue:
         self._queue: asyncio.Queue[tuple[Any, asyncio.Future]] = asyncio.Queue(queue_size)
 
     def __len__(self) -> int:
-        """The number of waiting items."""
         return self._queue.qsize()
 
     def submit(self, items: Sequence[Any]) -> list[asyncio.Future]:
