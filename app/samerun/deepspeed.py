@@ -377,17 +377,10 @@ def _local_part(parameter: Any, value: Any) -> Any:
     return padded.narrow(0, size * dist.get_rank(), size)
 
 
-def _moment_keys(engine: Any) -> tuple[str, ...]:
-    """The optimizer's state keys other than "step"."""
-    optimizer = engine.optimizer.optimizer
-    kind = type(optimizer).__name__
-    if kind == "SGD":
-        return ("momentum_buffer",) if optimizer.param_groups[0]["momentum"] else ()
-    if kind == "RMSprop":
-        group = optimizer.param_groups[0]
-        optional = {"momentum_buffer": group["momentum"], "grad_avg": group["centered"]}
-        return "square_avg", *(name for name, is_used in optional.items() if is_used)
-    return ("state1",) if kind == "Lion" else ("exp_avg", "exp_avg_sq")
+def _moment_keys(engine: Any) -> list[str]:
+    """The optimizer's state keys other than "step", in one order on all processes."""
+    states = engine.optimizer.optimizer.state.values()
+    return sorted({key for state in states for key in state} - {"step"})
 
 
 def _trained(engine: Any) -> list[tuple[str, Any]]:

@@ -123,7 +123,6 @@ class Launch:
 
 
 def this_machine() -> Machine:
-    """This machine's GPUs or other accelerators."""
     device = torch.accelerator.current_accelerator(check_available=True)
     if device is None:
         return Machine(0, True)
@@ -396,7 +395,6 @@ class Run:
         return model, self.accelerator.prepare_optimizer(build_optimizer(model))
 
     def print(self, *lines: str) -> None:
-        """Prints on rank 0 only."""
         if self.is_main:
             say(*lines)
 

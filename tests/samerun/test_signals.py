@@ -283,7 +283,7 @@ def test_the_end_of_a_job(ended, environment, monkeypatch, tmp_path, error, peer
     assert (found, slept) == (code, 0)
     assert re.fullmatch(said, text, re.DOTALL), text
     if code in (2, 3) and peers != PeerStatus():  # machines that wait learn of it
-        ((*_, notice),) = [notices]
+        (notice,) = notices
         assert notice["code"] == code
         assert "\n".join(notice["failed"]).startswith(str(error) if code == 2 and peers is None else reason)
     else:
