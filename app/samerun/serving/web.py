@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import io
 import ipaddress
 import json
@@ -158,15 +159,14 @@ class Server:
         allowed = {name.lower() for name in self._limits.hosts}  # `hostname` is in lower case
         if "*" in allowed:
             return True
-        try:
+        with contextlib.suppress(ValueError):  # an opening bracket alone; a name that is no address
             parts = urllib.parse.urlsplit(address if host is not None else f"//{address}")
-        except ValueError:  # such as an opening bracket alone
-            return False
-        name = parts.hostname or ""
-        if name in allowed or (host is not None and parts.netloc.lower() == host.lower()):
-            return True
-        own = ("localhost", socket.gethostname().lower())
-        return host is None and (name in own or _is_ip_address(name))
+            name = parts.hostname or ""
+            if host is not None:
+                return name in allowed or parts.netloc.lower() == host.lower()
+            own = {*allowed, "localhost", socket.gethostname().lower()}
+            return name in own or bool(ipaddress.ip_address(name))
+        return False
 
     async def _page(self, _request: web.Request) -> web.Response:
         return web.Response(text=PAGE.read_text(encoding="utf-8"), content_type="text/html")
@@ -242,14 +242,6 @@ class _Busy(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:
         transport.write(b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
         transport.close()
-
-
-def _is_ip_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _parse_texts(body: bytes) -> tuple[list[str] | list[tuple[str, str]], bool]:
