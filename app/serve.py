@@ -11,6 +11,7 @@ requirements-serve.txt.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import socket
 import sys
@@ -106,10 +107,6 @@ def url_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"  # an IPv6 address has colons
 
 
-def say(event: str, message: str) -> None:
-    print(f"{event:<14} {message}", flush=True)
-
-
 if __name__ == "__main__":
     prepare_process()
     with failures_end_the_job(debug=shows_traces(sys.argv)):
@@ -117,6 +114,7 @@ if __name__ == "__main__":
         sock = bind_socket(options.host, options.port)
         server = make_server(options, task_arguments, str(temporary_folder("serve_")))
     sock.listen()  # before the message: whoever reads it may connect
-    say("serving", f"{options.model} at {url_of(options.host, sock.getsockname()[1])}")
-    server.serve(sock)
-    say("stopped", "all requests are answered")
+    address = url_of(options.host, sock.getsockname()[1])
+    print(f"serving        {options.model} at {address}", flush=True)
+    asyncio.run(server.serve(sock))
+    print("stopped        all requests are answered", flush=True)

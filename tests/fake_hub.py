@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import json
 import re
@@ -52,22 +51,14 @@ class FakeHub:
         return {}
 
     def _mode(self, path: str) -> dict[str, Any]:
+        mode = "lfs" if path.endswith(LARGE) else "regular"
         known = self.committed.get(path)
-        oid = known if path.endswith(LARGE) or known is None else _git_oid(known)
-        return {
-            "path": path,
-            "uploadMode": "lfs" if path.endswith(LARGE) else "regular",
-            "shouldIgnore": False,
-            "oid": oid,
-        }
+        oid = _git_oid(known) if isinstance(known, bytes) else known
+        return {"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": oid}
 
     def _place(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        if wanted["oid"] in self.stored:
-            return wanted
-        return {
-            **wanted,
-            "actions": {"upload": {"href": f"{self.url}/storage/{wanted['oid']}", "header": {}}},
-        }
+        upload = {"href": f"{self.url}/storage/{wanted['oid']}", "header": {}}
+        return wanted if wanted["oid"] in self.stored else {**wanted, "actions": {"upload": upload}}
 
     def _commit(self, lines: list[dict[str, Any]]) -> None:
         files = [line["value"] for line in lines if line["key"] != "header"]
@@ -82,8 +73,9 @@ def _git_oid(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
-@contextlib.contextmanager
-def serve() -> Iterator[FakeHub]:
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A local hub that huggingface_hub uses, logged in."""
     hub = FakeHub()
 
     class Handler(BaseHTTPRequestHandler):
@@ -104,22 +96,12 @@ def serve() -> Iterator[FakeHub]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """A local hub that huggingface_hub uses, logged in."""
-    with serve() as hub:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        hub.url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("HF_TOKEN", "hf_test")
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         for name, value in {"ENDPOINT": hub.url, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}.items():
             monkeypatch.setattr(huggingface_hub.constants, name, value)
         yield hub
+        server.shutdown()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from samerun import fsdp
+from samerun import fsdp, task_scripts
 from samerun.data.files import read_object
 from samerun.errors import InputError, raise_problems
 
@@ -33,6 +33,9 @@ OWNED_BY_ARGUMENTS = {
     "optimizer": "--optim, --optim_args, --learning_rate and --weight_decay",
     "scheduler": "--lr_scheduler_type and --warmup_steps",
 }
+SHIPPED = task_scripts.shipped("ds_configs")
+# Takes the place of a DeepSpeed file's name when the accelerate config itself has the settings.
+INLINE = "deepspeed_config of the accelerate config"
 OPTIMIZERS = ("Adam", "AdamW")  # accepted in an "optimizer" section; DeepSpeed's Adam is AdamW
 # Environment variables by which `accelerate launch` passes the DeepSpeed settings of its own config file.
 INLINE_SETTINGS = {
@@ -45,12 +48,10 @@ INLINE_SETTINGS = {
 }
 
 
-def read_config(path: str, search: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Reads a DeepSpeed file. A relative path is searched in the working directory, then in `search`.
-
-    Raises `InputError` naming file, line and reason.
-    """
-    candidates = [Path(path), *(folder / path for folder in search)]
+def read_config(path: str) -> dict[str, Any]:
+    """Reads a DeepSpeed file. A relative path is searched in the working directory, then beside the shipped
+    ds_configs/. Raises `InputError` naming file, line and reason."""
+    candidates = [Path(path), SHIPPED.parent / path]
     file = next((candidate for candidate in candidates if candidate.is_file()), None)
     if file is None:
         what = "is a folder" if any(candidate.is_dir() for candidate in candidates) else "does not exist"
@@ -62,9 +63,7 @@ def read_config(path: str, search: tuple[Path, ...] = ()) -> dict[str, Any]:
     return config
 
 
-def inline_config(
-    environment: Mapping[str, str], repository: Path, source: str, problems: list[str]
-) -> dict[str, Any] | None:
+def inline_config(environment: Mapping[str, str], problems: list[str]) -> dict[str, Any] | None:
     """Builds a configuration from the DeepSpeed settings of an accelerate config: the shipped file of their
     ZeRO stage with their offloading. Adds unsupported settings to `problems` and returns None for them."""
     settings = {
@@ -90,7 +89,7 @@ def inline_config(
     elif "deepspeed_moe_layer_cls_names" in settings:
         problem = "mixture-of-experts models are not supported; remove deepspeed_moe_layer_cls_names"
     else:
-        config = read_config(str(repository / "ds_configs" / f"zero{stage}.json"))
+        config = read_config(str(SHIPPED / f"zero{stage}.json"))
         config["zero_optimization"] |= {
             f"offload_{name}": {"device": device, "pin_memory": True}
             for name, device in devices.items()
@@ -102,7 +101,7 @@ def inline_config(
         # 1 is the default of `accelerate config`, so it is no request.
         config["gradient_accumulation_steps"] = "auto" if accumulation in ("1", "auto") else int(accumulation)
         return config
-    problems.append(f"{source}: {problem}")
+    problems.append(f"{INLINE}: {problem}")
     return None
 
 
@@ -378,17 +377,10 @@ def _local_part(parameter: Any, value: Any) -> Any:
     return padded.narrow(0, size * dist.get_rank(), size)
 
 
-def _moment_keys(engine: Any) -> tuple[str, ...]:
-    """The optimizer's state keys other than "step"."""
-    optimizer = engine.optimizer.optimizer
-    kind = type(optimizer).__name__
-    if kind == "SGD":
-        return ("momentum_buffer",) if optimizer.param_groups[0]["momentum"] else ()
-    if kind == "RMSprop":
-        group = optimizer.param_groups[0]
-        optional = {"momentum_buffer": group["momentum"], "grad_avg": group["centered"]}
-        return "square_avg", *(name for name, is_used in optional.items() if is_used)
-    return ("state1",) if kind == "Lion" else ("exp_avg", "exp_avg_sq")
+def _moment_keys(engine: Any) -> list[str]:
+    """The optimizer's state keys other than "step", in one order on all processes."""
+    states = engine.optimizer.optimizer.state.values()
+    return sorted({key for state in states for key in state} - {"step"})
 
 
 def _trained(engine: Any) -> list[tuple[str, Any]]:

@@ -98,7 +98,7 @@ def predict(
     last, rate = _gather(run, numbers, arrays), (len(rows) - before) / (time.perf_counter() - started)
     if last is None:
         return None, rate
-    return _in_order([*(saved.parts if saved is not None else []), last], len(rows)), rate
+    return in_order([*(saved.parts if saved is not None else []), last], len(rows)), rate
 
 
 def _gather(run: Run, numbers: list[torch.Tensor], arrays: list[dict[str, torch.Tensor]]) -> Part | None:
@@ -113,7 +113,7 @@ def _gather(run: Run, numbers: list[torch.Tensor], arrays: list[dict[str, torch.
     return order.numpy(), {name: tensor.numpy() for name, tensor in gathered.items()}
 
 
-def _in_order(parts: list[Part], num_rows: int) -> Predictions:
+def in_order(parts: list[Part], num_rows: int) -> Predictions:
     """Joins the parts in the file's order. Raises `TrainingError` if a row is missing or duplicated."""
     order = np.concatenate([rows for rows, _ in parts])
     if not np.array_equal(np.sort(order), np.arange(num_rows)):

@@ -7,7 +7,6 @@ are the user's: they are never removed.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import fcntl
@@ -64,7 +63,6 @@ def write_text(path: Path, text: str | Iterable[str]) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes a JSON file atomically."""
     write_text(path, as_json(content))
 
 
@@ -237,12 +235,8 @@ def recover_folder(path: Path) -> None:
 # The lock
 
 
-class _Held:
-    """The folder that this process has locked, its open lock file, and the folder's stat."""
-
-    folder: Path | None = None
-    file: TextIO
-    stat: os.stat_result
+# The folder that this process has locked, its open lock file, and the folder's stat.
+_held: tuple[Path, TextIO, os.stat_result] | None = None
 
 
 def lock(folder: Path) -> TextIO:
@@ -251,6 +245,7 @@ def lock(folder: Path) -> TextIO:
 
     Raises `InputError` naming the holder, or for a `.lock` that is not a run's.
     """
+    global _held
     path = folder / ".lock"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -278,21 +273,23 @@ def lock(folder: Path) -> TextIO:
     file.flush()
     # A worker that outlives this process must not keep the lock.
     os.register_at_fork(after_in_child=file.close)
-    _Held.folder, _Held.file, _Held.stat = folder, file, os.stat(folder)
+    _held = folder, file, os.stat(folder)
     return file
 
 
 def check_present(path: Path) -> None:
     """Raises `TrainingError` if `path` is in the folder that this process has locked, and that folder was
     moved or removed: another run may use its place."""
-    folder = _Held.folder
-    if folder is None or _Held.file.closed or not path.is_relative_to(folder):
+    if _held is None:
+        return
+    folder, file, stat = _held
+    if file.closed or not path.is_relative_to(folder):
         return
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         # On some file systems the inodes of folders change, so the lock file is compared too.
-        if os.path.samestat(os.stat(folder), _Held.stat):
+        if os.path.samestat(os.stat(folder), stat):
             return
-        if os.path.samestat(os.stat(folder / ".lock"), os.fstat(_Held.file.fileno())):
+        if os.path.samestat(os.stat(folder / ".lock"), os.fstat(file.fileno())):
             return
     raise TrainingError(
         f"--output_dir {folder} was moved or removed while the run was writing to it. Put it back, and run "
@@ -302,21 +299,19 @@ def check_present(path: Path) -> None:
 
 # Temporary folders
 
-_temporary: list[Path] = []
+_temporary: list[tempfile.TemporaryDirectory] = []
 
 
 def temporary_folder(prefix: str) -> Path:
     """Makes a folder with a free name, which is removed when this process ends."""
-    if not _temporary:
-        atexit.register(remove_temporary_folders)
-    _temporary.append(Path(tempfile.mkdtemp(prefix=prefix)))
-    return _temporary[-1]
+    _temporary.append(tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True))
+    return Path(_temporary[-1].name)
 
 
 def remove_temporary_folders() -> None:
     """For a process that ends at once (`signals.exit_now`)."""
     while _temporary:
-        shutil.rmtree(_temporary.pop(), ignore_errors=True)
+        _temporary.pop().cleanup()
 
 
 def paths_in(folder: Path) -> list[Path]:

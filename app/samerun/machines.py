@@ -404,7 +404,6 @@ def _read_records(own: _Heartbeat) -> None:
 
 
 def _read_summary(own: _Heartbeat) -> None:
-    """Reads the summary that rank 0 has made."""
     summary = json.loads(own.store.get(SUMMARY))
     if _answered(own) or summary != own.summary:
         own.summary, own.seen = summary, own.answered
@@ -469,6 +468,5 @@ def _hanging(own: _Heartbeat) -> str | None:
 
 
 def _names(processes: list[list[Any]]) -> str:
-    """Names processes, [rank, host] each."""
     more = " and others" if len(processes) > MAX_NAMED else ""
     return ", ".join(f"rank {rank} ({host})" for rank, host in processes[:MAX_NAMED]) + more

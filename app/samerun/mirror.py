@@ -131,7 +131,8 @@ class Mirror:
                 self.first = self.number + 1
             if resume == "auto" and self.complete:
                 note = self._fetch_newest(folder) or note
-            self._claim()
+            owner = {"token": self.token, "host": socket.gethostname(), "process": os.getpid()}
+            self.transfers.call("write", OWNER, as_json({**owner, "first": self.first}))
         except InputError:
             raise
         except Exception as error:
@@ -194,10 +195,6 @@ class Mirror:
             shutil.rmtree(fetched, ignore_errors=True)
         return None
 
-    def _claim(self) -> None:
-        owner = {"token": self.token, "host": socket.gethostname(), "process": os.getpid()}
-        self.transfers.call("write", OWNER, as_json({**owner, "first": self.first}))
-
     # During and after a training
 
     def stage(self, folder: Path, step: int) -> Snapshot:
@@ -258,13 +255,15 @@ class Mirror:
                 before, self.problem, self.uploading = self.problem, problem, None
                 if problem is None or self.pending is not snapshot:
                     shutil.rmtree(snapshot.place, ignore_errors=True)
-                if problem is None and before is not None:
-                    say(f"note           mirror: {self.url} has step {snapshot.step} again")
-                elif problem is not None and before is None:
-                    say(f"note           {self._behind(snapshot)}; trying again")
-                if problem is None and self.taken_by is None and self.pending is snapshot:
-                    self.pending = None
-                self.failures += problem is not None
+                if problem is not None:
+                    self.failures += 1
+                    if before is None:
+                        say(f"note           {self._behind(snapshot)}; trying again")
+                elif self.taken_by is None:
+                    if before is not None:
+                        say(f"note           mirror: {self.url} has step {snapshot.step} again")
+                    if self.pending is snapshot:
+                        self.pending = None
                 self.changed.notify_all()
                 if problem is not None:
                     self.changed.wait(RETRY_SECONDS)
@@ -305,9 +304,8 @@ class Mirror:
     def _is_ours(self, snapshot: Snapshot) -> bool:
         """Whether no other process has taken over the mirror."""
         owner = self.transfers.call("read", OWNER)
-        if owner is None:  # removed
-            self._claim()
-        elif owner["token"] != self.token:
+        # None: another one may be about to write it.
+        if owner is not None and owner["token"] != self.token:
             self.taken_by = f"process {owner['process']} on {owner['host']} writes there now"
             say(f"note           {self._behind(snapshot)}; nothing more is uploaded")
         return self.taken_by is None
@@ -353,10 +351,7 @@ def wait(seconds: float) -> None:
 def _local_step(folder: Path, fingerprint: dict[str, Any]) -> float:
     """The newest step from which the run in `folder` can go on; -1 for none. Infinite for another run, which
     is refused later."""
-    run, state = {}, {}
-    with contextlib.suppress(OSError, ValueError):
-        run = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
-        state = json.loads((folder / STATUS).read_text(encoding="utf-8"))
+    run, state = (run_folder.read_if_whole(folder / name) for name in (RUN_FILE, STATUS))
     if run.get("fingerprint", fingerprint) != fingerprint:
         return math.inf
     for path in reversed(checkpoint.list_checkpoints(folder / CHECKPOINTS)):

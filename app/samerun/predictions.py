@@ -12,20 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from samerun import run_folder
 from samerun.console import STDOUT
 from samerun.errors import TrainingError
 from samerun.files import as_line, atomic_file
-from samerun.run_folder import (
-    BEST,
-    MASKS,
-    METRICS,
-    OURS,
-    PREDICTIONS,
-    RECORDS,
-    RUN_FILE,
-    has_record,
-    record_predictions,
-)
 from samerun.task import Predictions, Split, Task
 
 WILDCARDS = re.compile(r"[-_.]*[*?\[\]]+")
@@ -38,24 +28,25 @@ def path_of(arguments: Any) -> Path:
     """The path of this command's predictions: --predictions_file, or the default in the run's folder."""
     if arguments.predictions_file is not None:
         return Path(arguments.predictions_file)
-    return Path(arguments.output_dir) / _beside_a_run(arguments, PREDICTIONS)
+    return Path(arguments.output_dir) / _beside_a_run(arguments, run_folder.PREDICTIONS)
 
 
 def metrics_name(arguments: Any) -> str:
     """The name of this command's metrics file in the run's folder."""
-    return _beside_a_run(arguments, METRICS)
+    return _beside_a_run(arguments, run_folder.METRICS)
 
 
 def folder_of(arguments: Any) -> Path:
     """The folder, in the run's folder, for files that the predictions refer to, such as masks."""
-    return Path(arguments.output_dir) / _beside_a_run(arguments, MASKS)
+    return Path(arguments.output_dir) / _beside_a_run(arguments, run_folder.MASKS)
 
 
 def _beside_a_run(arguments: Any, name: str) -> str:
     """`name`, or with the test file's name appended if the command only predicts in the folder of a finished
     run: it must not replace that run's own predictions and metrics."""
     modes, folder = arguments.modes, Path(arguments.output_dir)
-    if modes.train or not modes.predict or not ((folder / BEST).is_dir() or (folder / RUN_FILE).exists()):
+    holds_a_run = any((folder / name).exists() for name in (run_folder.BEST, run_folder.RUN_FILE))
+    if modes.train or not modes.predict or not holds_a_run:
         return name
     stem, suffix = os.path.splitext(name)
     test_file = arguments.test_file or "test"
@@ -69,9 +60,9 @@ def problem(path: Path, folder: Path, replaced: bool) -> str | None:
     whether the command removes the run in `folder` first."""
     if str(path) in STDOUT:
         return None
-    target, run_folder = Path(os.path.realpath(path.parent)) / path.name, Path(os.path.realpath(folder))
-    reserved = [run_folder / name for name in (*OURS, RECORDS, ".lock") if name != PREDICTIONS]
-    if any(target.is_relative_to(name) for name in reserved):
+    target, own = Path(os.path.realpath(path.parent)) / path.name, Path(os.path.realpath(folder))
+    names = {*run_folder.OURS, run_folder.RECORDS, ".lock"} - {run_folder.PREDICTIONS}
+    if any(target.is_relative_to(own / name) for name in names):
         return f"is reserved for other files of the run in {folder}; name another file"
     try:
         if path.is_symlink():
@@ -87,7 +78,7 @@ def problem(path: Path, folder: Path, replaced: bool) -> str | None:
         return None if writable else f"folder {path.parent} does not exist or cannot be written"
     if not path.is_file():  # a pipe or a device
         return None if os.access(path, os.W_OK) else "cannot be written"
-    if (replaced and target == run_folder / PREDICTIONS) or has_record(folder, path):
+    if (replaced and target == own / run_folder.PREDICTIONS) or run_folder.has_record(folder, path):
         return None
     return f"exists and does not hold predictions of a run in {folder}; move it away, or name another file"
 
@@ -108,7 +99,7 @@ def write(path: Path, folder: Path, lines: Iterable[dict[str, Any]], list_separa
             number += 1
             free = path.with_name(f"{path.stem}_{number}{path.suffix}")
         # Recorded before the file has its name: after a crash it must be known as ours.
-        with atomic_file(free, partial(record_predictions, folder)) as file:
+        with atomic_file(free, partial(run_folder.record_predictions, folder)) as file:
             _write_lines(file, path, lines, list_separator)
         return free
     try:

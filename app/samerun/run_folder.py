@@ -83,12 +83,17 @@ PACKAGE = Path(__file__).resolve().parent
 # What is whose
 
 
+def read_if_whole(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; {} without one that can be read."""
+    with contextlib.suppress(OSError, ValueError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return content if isinstance(content, dict) else {}
+    return {}
+
+
 def holds_training_run(folder: Path) -> bool:
     """Whether a training has begun in a folder."""
-    with contextlib.suppress(OSError, ValueError):
-        run = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
-        return isinstance(run, dict) and "fingerprint" in run
-    return False
+    return "fingerprint" in read_if_whole(folder / RUN_FILE)
 
 
 def foreign(folder: Path, name: str) -> list[Path]:
@@ -186,13 +191,11 @@ def was_restarted(folder: Path) -> bool:
         "launcher_process": ("TORCHELASTIC_RESTART_COUNT", os.getppid()),
         "slurm_job": ("SLURM_RESTART_COUNT", os.environ.get("SLURM_JOB_ID")),
     }
-    with contextlib.suppress(OSError, ValueError):
-        before = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
-        return any(
-            int(os.environ.get(count) or 0) > 0 and own is not None and before.get(key) == own
-            for key, (count, own) in restarts.items()
-        )
-    return False
+    before = read_if_whole(folder / RUN_FILE)
+    return any(
+        (os.environ.get(count) or "0") != "0" and own is not None and before.get(key) == own
+        for key, (count, own) in restarts.items()
+    )
 
 
 def holds_a_run(folder: Path) -> bool:
@@ -277,11 +280,10 @@ class Status:
         self._write(("running", None))
 
     def saved(self, step: int) -> None:
-        """Writes the step of the newest checkpoint. Ignores a full disk. The state stays as it is: a
-        checkpoint may be written while the run is `failing`."""
+        """Writes the step of the newest checkpoint. The state stays as it is: a checkpoint may be written
+        while the run is `failing`."""
         self.step = step
-        with contextlib.suppress(OSError, TrainingError):
-            self._write()
+        self._write()
 
     def cut_micro_batches(self, parts: int) -> None:
         """Writes into how many parts each micro-batch is now cut, because it did not fit into memory."""
@@ -290,33 +292,28 @@ class Status:
 
     def failing(self, reason: str) -> None:
         """Writes a first reason of a failure. `end` may replace it, if this process lives that long."""
-        self._write_or_overwrite(("failed", reason))
+        self._write(("failed", reason))
 
     def has_begun(self) -> bool:
         """Whether this process writes the status of a training run."""
         return self.path is not None
 
     def end(self, state: str, reason: str | None = None) -> None:
-        """Writes "done", "stopped" or "failed". Does nothing before `begin` or after another `end`. Ignores a
-        disk that is full or gone: that may be why the run ends."""
-        self._write_or_overwrite((state, reason))
+        """Writes "done", "stopped" or "failed". Does nothing before `begin` or after another `end`."""
+        self._write((state, reason))
         self.path = None
 
     def _write(self, state: tuple[str, str | None] | None = None) -> None:
-        with self._lock:
+        """Overwrites the file in place if the disk has no room for a new one. Ignores a disk that is full or
+        gone, and a folder that was moved away: that may be why the run ends."""
+        with self._lock, contextlib.suppress(OSError, TrainingError):
             self.state = state or self.state
-            if self.path is not None:
+            if self.path is None:
+                return
+            try:
                 write_json(self.path, self._content())
-
-    def _write_or_overwrite(self, state: tuple[str, str | None]) -> None:
-        """Overwrites the file in place if the disk has no room for a new one."""
-        try:
-            self._write(state)
-        except TrainingError:
-            pass  # the folder was moved away: its place may be another run's
-        except OSError:
-            with contextlib.suppress(OSError, TrainingError), self._lock:
-                check_present(self.path)
+            except OSError:
+                check_present(self.path)  # the place of a folder that was moved may be another run's
                 with self.path.open("r+", encoding="utf-8") as file:
                     file.write(as_json(self._content()))
                     file.truncate()

@@ -18,7 +18,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,7 +44,6 @@ from samerun.fsdp import FsdpSettings, is_on
 from samerun.kernels.products import use_openblas
 from samerun.plan import BatchShape
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 LEFTOVER_ADVICE = "If the variable is left over in this shell: unset {}; else start the job with torchrun"
 # Plugins by which Accelerate would wrap the model itself, so that checkpoints and exports could not read its
 # weights.
@@ -54,8 +52,6 @@ UNSUPPORTED_PLUGINS = {
     "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism_config",
 }
 MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-# Takes the place of a DeepSpeed file's name when the accelerate config itself has the settings.
-INLINE = "deepspeed_config of the accelerate config"
 # With other workspaces cuBLAS may give other results when several streams run (its documentation,
 # "Results Reproducibility").
 DETERMINISTIC_CUBLAS = (":4096:8", ":16:8")
@@ -127,7 +123,6 @@ class Launch:
 
 
 def this_machine() -> Machine:
-    """This machine's GPUs or other accelerators."""
     device = torch.accelerator.current_accelerator(check_available=True)
     if device is None:
         return Machine(0, True)
@@ -323,11 +318,10 @@ def _read_deepspeed_config(arguments: Any, problems: list[str]) -> tuple[str | N
     if file is None:
         if not is_enabled:
             return None, None
-        return INLINE, deepspeed.inline_config(os.environ, REPOSITORY, INLINE, problems)
-    search = (REPOSITORY,)
+        return deepspeed.INLINE, deepspeed.inline_config(os.environ, problems)
     try:
-        config = deepspeed.read_config(file, search)
-        if requested and by_launcher and deepspeed.read_config(by_launcher, search) != config:
+        config = deepspeed.read_config(file)
+        if requested and by_launcher and deepspeed.read_config(by_launcher) != config:
             problems.append(
                 f"--deepspeed {requested} but the accelerate config names {by_launcher}, which differs; keep "
                 "one"
@@ -401,7 +395,6 @@ class Run:
         return model, self.accelerator.prepare_optimizer(build_optimizer(model))
 
     def print(self, *lines: str) -> None:
-        """Prints on rank 0 only."""
         if self.is_main:
             say(*lines)
 
@@ -453,16 +446,15 @@ class Run:
 
     def from_rank0(self, work: Callable[[], Any]) -> Any:
         """Runs `work` on rank 0 and returns its result, or raises its exception, on every process."""
-        outcome: tuple[Any, Exception | None] = (None, None)
-        own: Exception | None = None
+        result = own = None
         if self.is_main:
             try:
-                outcome = (work(), None)
+                result = work()
             except Exception as error:
-                own, outcome = error, (None, _to_send(error))
-        result, error = self.broadcast(outcome)
+                own = error
+        result, error = self.broadcast((result, own and _to_send(own)))
         if error is not None:
-            raise error if own is None else own
+            raise own or error
         return result
 
     def wait(self) -> None:
@@ -583,11 +575,6 @@ def start(
         )
     if config is not None:
         deepspeed.correct(accelerator, timeout)
-    if accelerator.num_processes != launch.world_size:
-        raise InputError(
-            f"the launcher started {launch.world_size} processes but {accelerator.num_processes} found each "
-            "other; check the launcher's addresses and ports"
-        )
     return Run(launch, accelerator, config, settings)
 
 

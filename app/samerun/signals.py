@@ -59,7 +59,7 @@ class _Requests:
     started: float = field(default_factory=time.monotonic)
     reason: str | None = None
     requested_at: float = 0.0
-    deadline: tuple[float, str] | None = None  # (time, reason)
+    time_limit: float | None = None  # seconds since `started`
     exit_code: int | None = EXIT_STOPPED  # of an immediate stop; None: a request waits for the training loop
     reported: bool = False  # the reason of the end was printed
     stop_message: str = NOTHING_TO_SAVE
@@ -123,8 +123,9 @@ def seconds_since_start() -> float:
 def requested() -> str | None:
     """The reason why this process should stop, or None. Requests may reach single processes: agree before
     acting on one."""
-    if _requests.reason is None and _requests.deadline and time.monotonic() >= _requests.deadline[0]:
-        return _requests.deadline[1]
+    limit = _requests.time_limit
+    if _requests.reason is None and limit is not None and seconds_since_start() >= limit:
+        return f"--max_train_time {limit:g} is over"
     return _requests.reason
 
 
@@ -162,8 +163,7 @@ def set_stop_message(message: str) -> None:
 
 def set_time_limit(seconds: float | None) -> None:
     """Requests a stop this many seconds after `listen` began."""
-    reason = f"--max_train_time {seconds:g} is over" if seconds is not None else ""
-    _requests.deadline = (_requests.started + seconds, reason) if seconds is not None else None
+    _requests.time_limit = seconds
 
 
 def watch_launcher(generations: int) -> None:
@@ -277,11 +277,9 @@ def failures_end_the_job(debug: bool) -> Iterator[None]:
         except (InputError, TrainingError) as error:
             _end(_report_known(error, debug))
         except Exception as error:
-            is_of_network = machines.is_network_error(error)
-            shortage = None if is_of_network else _explain_shortage(error)
-            if is_of_network:
+            if machines.is_network_error(error):
                 _end(_report_lost_peer(error, debug))
-            elif shortage is not None:
+            if shortage := _explain_shortage(error):
                 _end(_report_known(TrainingError(shortage), debug))
             exit_with(EXIT_TRAINING_FAILED, reported=True)
             message = f"{type(error).__name__}: {error}"
@@ -292,7 +290,7 @@ def failures_end_the_job(debug: bool) -> Iterator[None]:
             _end(EXIT_TRAINING_FAILED)
 
 
-def exit_now(code: int) -> None:
+def exit_now(code: int) -> NoReturn:
     """Ends the process without cleanup, except of temporary folders. Kills its workers (children with its
     command line) first: they may ignore signals."""
     try:
@@ -306,7 +304,7 @@ def exit_now(code: int) -> None:
         os._exit(code)
 
 
-def _end(code: int) -> None:
+def _end(code: int) -> NoReturn:
     sys.stdout.flush()
     finish_all()
     # Not sys.exit: the destructors of a process group without its peers can hang.

@@ -45,8 +45,8 @@ def tools() -> dict[str, Path]:
 
 def shipped(name: str) -> Path:
     """The folder accelerate_configs/ or ds_configs/: an installation has it in the package, a checkout at its
-    top."""
-    return next(place for place in (PACKAGE / name, PACKAGE.parents[1] / name) if place.is_dir())
+    top. A copy of app/ alone has none."""
+    return PACKAGE / name if (PACKAGE / name).is_dir() else PACKAGE.parents[1] / name
 
 
 def path_of(task: str) -> Path:

@@ -61,17 +61,11 @@ def test_the_table_and_the_confusion_matrix_are_scikit_learns():
         np.testing.assert_allclose([row[name] for row in table], values, rtol=1e-12)
 
 
-def test_few_classes_have_no_top_5_and_no_rows_no_scores():
+def test_scores_of_few_classes_no_rows_a_huge_logit_or_a_class_that_does_not_exist():
     logits, references = rows(classes=5)
     assert set(single_label_scores(logits, references)) == {"loss", "accuracy", "f1_macro"}
     assert single_label_scores(np.zeros((0, 9)), np.zeros(0, int))["accuracy"] is None
-
-
-def test_a_logit_that_is_huge_is_scored():
     assert single_label_scores(np.array([[1e4, -1e4]]), np.array([1]))["loss"] == pytest.approx(2e4)
-
-
-def test_class_numbers_that_do_not_exist_are_an_error():
     with pytest.raises(ValueError, match="class numbers below 2, found 0 to 2"):
         single_label_scores(np.zeros((2, 2)), np.array([0, 2]))
 

@@ -17,13 +17,6 @@ BATCH = derive_batch(4, 30, 2)  # 8 rows per process, 4 passes of 2
 PLAIN = {"zero_optimization": {"stage": 2}}
 
 
-def autos(value):
-    """The number of "auto"s anywhere in a configuration."""
-    if isinstance(value, dict | list):
-        return sum(map(autos, value.values() if isinstance(value, dict) else value))
-    return int(value == "auto")
-
-
 def complete(config, batch=BATCH, norm=1.0, precision="no"):
     return deepspeed.complete_config(config, "ds.json", batch, norm, precision)
 
@@ -35,21 +28,11 @@ def test_shipped_files_can_be_run(path, precision):
     assert deepspeed.problems(config, path.name, 0.3, precision) == []
     assert deepspeed.declared_precision(config) is None
     full = complete(config, norm=0.3, precision=precision)
-    assert autos(config) > 5
-    assert autos(full) == 0
-    assert {kind: full[kind]["enabled"] for kind in ("fp16", "bf16")} == {
-        "fp16": precision == "fp16",
-        "bf16": precision == "bf16",
-    }
+    assert json.dumps(config).count('"auto"') > 5
+    assert '"auto"' not in json.dumps(full)
+    assert [full[kind]["enabled"] for kind in ("fp16", "bf16")] == [precision == "fp16", precision == "bf16"]
     assert full["gradient_clipping"] == 0.3
     assert full["zero_optimization"]["stage"] == deepspeed.stage_of(config) == int(path.stem[4])
-
-
-def test_shipped_files_are_all_there():
-    assert [path.stem for path in SHIPPED] == ["zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"]
-    assert all(
-        json.loads(path.read_text()).keys().isdisjoint(deepspeed.OWNED_BY_ARGUMENTS) for path in SHIPPED
-    )
 
 
 def test_batch_numbers_are_filled_in():
@@ -83,12 +66,13 @@ def test_a_relative_path_is_looked_for_in_both_places(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(deepspeed, "SHIPPED", tmp_path / "there" / "ds_configs")
     (tmp_path / "there" / "a.json").write_text('{"a": 1}')
-    assert deepspeed.read_config("a.json", (tmp_path / "there",)) == {"a": 1}
+    assert deepspeed.read_config("a.json") == {"a": 1}
     (tmp_path / "here" / "a.json").write_text('{"a": 2}')
-    assert deepspeed.read_config("a.json", (tmp_path / "there",)) == {"a": 2}
+    assert deepspeed.read_config("a.json") == {"a": 2}
     with pytest.raises(InputError, match=r"b\.json does not exist .*ds_configs/"):
-        deepspeed.read_config("b.json", (tmp_path / "there",))
+        deepspeed.read_config("b.json")
 
 
 def test_numbers_of_a_loss_scaler_go_out_and_back(tmp_path, monkeypatch):

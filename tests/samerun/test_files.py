@@ -6,6 +6,7 @@ import os
 import pickle
 import resource
 import shutil
+import threading
 
 import pytest
 import torch
@@ -14,8 +15,10 @@ from safetensors.torch import save_file
 from samerun.errors import InputError, TrainingError, is_out_of_space
 from samerun.files import (
     LIST,
+    Background,
     add_to_list,
     check_present,
+    finish_all,
     foreign_files,
     lock,
     paths_in,
@@ -81,30 +84,6 @@ def test_one_run_per_folder(tmp_path):
         lock(tmp_path)
     held.close()  # as the kernel does when a process dies
     lock(tmp_path).close()
-
-
-def link_to_mine(folder):
-    (folder / ".lock").symlink_to(folder / "mine")
-
-
-def mine_itself(folder):
-    os.link(folder / "mine", folder / ".lock")
-
-
-@pytest.mark.parametrize("plant", [link_to_mine, mine_itself])
-def test_a_lock_that_is_not_a_runs_is_left_alone(tmp_path, plant):
-    (tmp_path / "mine").write_text("a text")
-    plant(tmp_path)
-    with pytest.raises(InputError, match=r"its file \.lock is (a link|not a run's)"):
-        lock(tmp_path)
-    assert (tmp_path / "mine").read_text() == "a text"
-
-
-def test_a_text_is_not_written_through_a_link(tmp_path):
-    (tmp_path / "mine").write_text("mine")
-    (tmp_path / ".a.json.unfinished").symlink_to("mine")
-    write_text(tmp_path / "a.json", "ours")
-    assert (tmp_path / "mine").read_text() == "mine"
 
 
 @pytest.mark.parametrize("then", [lambda folder: None, lambda folder: folder.mkdir()])
@@ -197,13 +176,15 @@ def test_a_worker_that_outlives_its_run_does_not_hold_the_lock(tmp_path):
     assert os.waitpid(worker, 0)[1] == 0
 
 
-def test_json_is_written_whole_and_refuses_what_json_cannot_hold(tmp_path):
-    path = tmp_path / "a.json"
-    write_json(path, {"title": "标题", "loss": None})
-    assert json.loads(path.read_text(encoding="utf-8")) == {"title": "标题", "loss": None}
+def test_json_is_written_whole_not_through_a_link_and_without_what_json_cannot_hold(tmp_path):
+    path, content = tmp_path / "a.json", {"title": "标题", "loss": None}
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / ".a.json.unfinished").symlink_to("mine")
+    write_json(path, content)
     with pytest.raises(ValueError, match="JSON compliant"):
         write_json(path, {"loss": float("nan")})
-    assert json.loads(path.read_text(encoding="utf-8")) == {"title": "标题", "loss": None}
+    assert json.loads(path.read_text(encoding="utf-8")) == content
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 class Crash(BaseException):
@@ -213,7 +194,7 @@ class Crash(BaseException):
 DISK = ((os, "rename"), (os, "replace"), (os, "fsync"), (shutil, "rmtree"))
 
 
-def crashes(point, work, disk=DISK):
+def crashes(point, work):
     """Does `work`, in which the `point`-th call that touches the disk (from 0) and all after it do not come
     through.
 
@@ -231,7 +212,7 @@ def crashes(point, work, disk=DISK):
         return guarded
 
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in disk:
+        for module, name in DISK:
             patch.setattr(module, name, guard(getattr(module, name), name))
         try:
             work()
@@ -285,3 +266,31 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path):
     assert paths_in(tmp_path) == [file]
     with pytest.raises(InputError, match=f"{file}: cannot be read .Not a directory"):
         paths_in(file)
+
+
+# The thread
+
+
+def test_an_error_of_the_thread_is_raised_once_where_the_run_next_looks():
+    writer, done = Background(), []
+    writer.start(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        writer.wait()
+    writer.wait()
+    writer.start(lambda: done.append("again"))
+    writer.wait()
+    assert done == ["again"]
+
+
+def test_a_process_that_ends_waits_for_the_thread():
+    go_on, done, writer = threading.Event(), [], Background()
+
+    def work():
+        go_on.wait()
+        done.append(1)
+        raise OSError
+
+    writer.start(work)
+    threading.Timer(0.05, go_on.set).start()
+    finish_all()  # well or not
+    assert done == [1]

@@ -1,29 +1,21 @@
 """Processes are threads here, machines are folders: what a process calls `folder` is its own machine's."""
 
-from types import SimpleNamespace
-
 import pytest
 from thread_processes import Exchange, Process, run_concurrently
 
 from samerun import checkpoint
 from samerun.checkpoint import discard, fetch
 from samerun.errors import InputError
+from samerun.runtime import Launch
 
 FILES = {"model.bin": b"x" * 70, "empty": b"", "deep/er/config.json": b"{}"}
 
 
 def run(work, size=4, per_machine=2):
     """work(run, rank) on every process; returns the results or exceptions by rank."""
-    exchange, members = Exchange(size), []
-    for rank in range(size):
-        place = {
-            "rank": rank,
-            "local_rank": rank % per_machine,
-            "world_size": size,
-            "local_world_size": per_machine,
-        }
-        members.append((Process(SimpleNamespace(**place), exchange), rank))
-    return run_concurrently(work, members)
+    exchange, sizes = Exchange(size), {"world_size": size, "local_world_size": per_machine}
+    launches = [Launch(rank=rank, local_rank=rank % per_machine, **sizes) for rank in range(size)]
+    return run_concurrently(work, [(Process(launch, exchange), launch.rank) for launch in launches])
 
 
 def fill(folder, files=FILES):
@@ -33,9 +25,8 @@ def fill(folder, files=FILES):
 
 
 def content(folder):
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
-    }
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 @pytest.fixture

@@ -1,4 +1,3 @@
-import csv
 import io
 import math
 import os
@@ -25,17 +24,15 @@ def write(path, folder):
     return predictions.write(path, folder, LINES, "|")
 
 
-def test_csv_means_csv(tmp_path):
-    write(tmp_path / "p.CSV", tmp_path)
-    with (tmp_path / "p.CSV").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert rows[0] == {"id": "a,b", "labels": "x|y", "probabilities.x": "0.5", "probabilities.y": "1.0"}
-    assert (rows[1]["id"], rows[1]["labels"]) == ("2", "")
+def test_the_suffix_decides_the_format(tmp_path):
+    assert write(tmp_path / "p.CSV", tmp_path).read_text().startswith("id,labels,probabilities.x")
+    assert write(tmp_path / "p.tsv", tmp_path).read_text().startswith("id\tlabels\tprobabilities.x")
 
 
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
+        (LINES, 'id,labels,probabilities.x,probabilities.y\n"a,b",x|y,0.5,1.0\n2,,0.0,0.25\n'),
         ([{"id": 0, "p": {"a": 0.5}}, {"id": 1, "p": {"b": 0.25}}], "id,p.a,p.b\n0,0.5,\n1,,0.25\n"),
         ([{"id": 0, "c": [{"t": 1.0}], "d": None}], 'id,c,d\n0,"[{""t"": 1.0}]",\n'),
         ([], ""),
@@ -100,12 +97,8 @@ def test_standard_output_pipes_and_devices_are_written_to(tmp_path, capfd):
 def test_a_finished_runs_predictions_and_metrics_are_kept(tmp_path, train, trained, expected):
     if trained:
         (tmp_path / "best").mkdir()
-    asked = SimpleNamespace(
-        output_dir=str(tmp_path),
-        predictions_file=None,
-        test_file="data/new.v1.csv.gz",
-        modes=Modes(train, False, True),
-    )
+    given = {"test_file": "data/new.v1.csv.gz", "predictions_file": None, "modes": Modes(train, False, True)}
+    asked = SimpleNamespace(output_dir=str(tmp_path), **given)
     assert predictions.path_of(asked).name == expected
     assert predictions.folder_of(asked) == tmp_path / expected.removesuffix(".jsonl")
     metrics = expected.replace("predictions", "metrics").replace("jsonl", "json")
@@ -133,15 +126,15 @@ def test_predictions_have_the_ids_of_their_rows_and_are_whole_or_absent(argument
 
 
 def test_a_file_that_a_crash_left_without_a_further_step_is_known(tmp_path, monkeypatch):
-    def crash(*_):
-        replace(*_)
-        raise KeyboardInterrupt
+    replace, path = os.replace, tmp_path / "p.jsonl"
 
-    replace = os.replace
-    path = tmp_path / "p.jsonl"
-    monkeypatch.setattr(os, "replace", lambda a, b: crash(a, b) if b == path else replace(a, b))
+    def replace_and_crash(old, new):
+        replace(old, new)
+        if new == path:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", replace_and_crash)
     with pytest.raises(KeyboardInterrupt):
         write(path, tmp_path)
-    monkeypatch.undo()
     assert path.exists()
     assert predictions.problem(path, tmp_path, False) is None

@@ -7,28 +7,7 @@ from samerun import run_folder
 from samerun.errors import InputError
 from samerun.files import add_to_list, replace_folder, write_json
 from samerun.main import metrics_table
-from samerun.run_folder import (
-    CARD_MARK,
-    LIBRARIES,
-    METRICS,
-    OURS,
-    PACKAGE,
-    begin_best,
-    by_split,
-    check_foreign,
-    check_output_dir,
-    clear,
-    code_version,
-    library_versions,
-    merge_metrics,
-    read_metrics,
-    record_predictions,
-    status,
-)
-
-# A failed start may leave them.
-HISTORIES = ("history.jsonl", "speed.jsonl", "trackers.json")
-REMAINS = ("run.json", "status.json", "tensorboard", "profile", *HISTORIES)
+from samerun.run_folder import METRICS, OURS, begin_best, check_output_dir, clear, merge_metrics, status
 
 
 def train(folder):
@@ -38,9 +17,9 @@ def train(folder):
         (folder / name).write_text('{"step": 1}\n')
     write_json(folder / "run.json", {"fingerprint": {}})
     merge_metrics(folder, {"eval_loss": 1.0})
-    (folder / "README.md").write_text(f"# A model\n\n- {CARD_MARK}, so\n")
+    (folder / "README.md").write_text(f"# A model\n\n- {run_folder.CARD_MARK}, so\n")
     (folder / "predictions.jsonl").write_text("{}\n")
-    record_predictions(folder, folder / "predictions.jsonl")
+    run_folder.record_predictions(folder, folder / "predictions.jsonl")
     for name in ("best", "checkpoints/step_3", "checkpoints/step_5.left_behind", "best_models/step_3"):
         replace_folder(folder / name, lambda place: (place / "model.safetensors").touch())
     for name in ("plots/loss.png", "predictions/a.png"):
@@ -121,7 +100,7 @@ def test_links_are_left_alone(tmp_path, name):
 def test_a_command_that_only_predicts_may_be_followed_by_a_training(tmp_path):
     merge_metrics(tmp_path, {"test_loss": 1.0})
     (tmp_path / "predictions.jsonl").write_text("{}\n")
-    record_predictions(tmp_path, tmp_path / "predictions.jsonl")
+    run_folder.record_predictions(tmp_path, tmp_path / "predictions.jsonl")
     check_output_dir(tmp_path, training=True, overwrite=True, resume=False)
     clear(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [".predictions"]
@@ -133,9 +112,9 @@ def test_metrics_and_masks_of_a_prediction_replace_no_others(tmp_path):
     (tmp_path / "predictions_new" / "a.png").touch()
     for name in ("metrics_new.json", "predictions_new"):
         with pytest.raises(InputError, match=f"{name}.* would be replaced"):
-            check_foreign(tmp_path, [name])
+            run_folder.check_foreign(tmp_path, [name])
     add_to_list(tmp_path / "predictions_new", ["a.png"])
-    check_foreign(tmp_path, ["predictions_new", "predictions"])
+    run_folder.check_foreign(tmp_path, ["predictions_new", "predictions"])
 
 
 @pytest.mark.parametrize("name", ["history.jsonl", "speed.jsonl", "run.json", "metrics.json"])
@@ -156,7 +135,7 @@ def test_a_resume_with_nothing_to_resume_replaces_nothing(tmp_path):
 def test_a_start_that_failed_does_not_stand_in_the_way(tmp_path):
     train(tmp_path)
     (tmp_path / "history.jsonl").write_text("")
-    for name in set(OURS) - set(REMAINS):
+    for name in set(OURS) - {*run_folder.START_FILES, run_folder.RUN_FILE}:
         run_folder.remove(tmp_path, [name])
     check_output_dir(tmp_path, training=True, overwrite=False, resume=False)
     (tmp_path / "history.jsonl").write_text('{"step": 1}')
@@ -168,7 +147,7 @@ def test_a_start_that_failed_does_not_stand_in_the_way(tmp_path):
 def test_a_file_that_holds_no_metrics(tmp_path, content):
     (tmp_path / "metrics.json").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InputError, match=r"metrics\.json: (cannot be read|holds no metrics).*; move it away"):
-        read_metrics(tmp_path / "metrics.json")
+        run_folder.read_metrics(tmp_path / "metrics.json")
 
 
 def test_a_new_best_model_removes_what_belongs_to_another(tmp_path):
@@ -187,10 +166,10 @@ def test_a_new_best_model_removes_what_belongs_to_another(tmp_path):
     (tmp_path / "predictions" / "mine.png").touch()
 
     begin_best(tmp_path, 3)  # the same one, as after a resume from its checkpoint
-    assert read_metrics(tmp_path / METRICS) == {**of_old, **kept, "schema_version": 1}
+    assert run_folder.read_metrics(tmp_path / METRICS) == {**of_old, **kept, "schema_version": 1}
     assert (tmp_path / "predictions.jsonl").exists()
     begin_best(tmp_path, 6)
-    assert read_metrics(tmp_path / METRICS) == {**kept, "best_step": 6, "schema_version": 1}
+    assert run_folder.read_metrics(tmp_path / METRICS) == {**kept, "best_step": 6, "schema_version": 1}
     assert not (tmp_path / "predictions.jsonl").exists()
     assert not (tmp_path / "validation_predictions.npz").exists()
     assert [path.name for path in (tmp_path / "predictions").iterdir()] == ["mine.png"]
@@ -212,14 +191,14 @@ def test_a_requeued_job_knows_its_own_run(tmp_path, monkeypatch, job, restarts, 
 def test_a_table_has_the_metrics_that_are_known():
     validation = {"eval_loss": 0.5, "eval_f1_micro": None, "eval_baseline_f1_micro": 0.25}
     metrics = {"train_loss": 1.0, **validation, "test_loss": 0.25, "test_f1_micro": 0.75, "test_rows": 3}
-    assert metrics_table(by_split(metrics), ("loss", "f1_micro", "accuracy")) == [
+    assert metrics_table(run_folder.by_split(metrics), ("loss", "f1_micro", "accuracy")) == [
         "results                  validation    test  baseline",
         "               loss          0.5000  0.2500         -",
         "               f1_micro           -  0.7500    0.2500",
     ]
     # The baseline on test rows is shown if there is one.
-    assert by_split({**metrics, "test_baseline_f1_micro": 0.5})["baseline"] == {"f1_micro": 0.5}
-    assert metrics_table(by_split({"train_loss": 1.0, "test_rows": 3}), ("loss",)) == []
+    assert run_folder.by_split({**metrics, "test_baseline_f1_micro": 0.5})["baseline"] == {"f1_micro": 0.5}
+    assert metrics_table(run_folder.by_split({"train_loss": 1.0, "test_rows": 3}), ("loss",)) == []
 
 
 # status.json
@@ -264,7 +243,7 @@ def test_a_full_disk_does_not_change_how_a_run_ends(stored, tmp_path, monkeypatc
 
     monkeypatch.setattr(run_folder, "write_json", full)
     status.saved(3)
-    assert stored() == ["running", 0, None]
+    assert stored() == ["running", 3, None]
     status.end("failed", "the disk is full")
     assert stored() == ["failed", 3, "the disk is full"]
 
@@ -273,17 +252,17 @@ def test_a_full_disk_does_not_change_how_a_run_ends(stored, tmp_path, monkeypatc
 
 
 def test_code_version_is_of_the_package_and_the_script(monkeypatch, tmp_path):
-    assert library_versions().keys() == {"python", *LIBRARIES}
+    assert run_folder.library_versions().keys() == {"python", *run_folder.LIBRARIES}
     monkeypatch.setattr(run_folder, "LIBRARIES", ("no-such-library",))
-    assert library_versions()["no-such-library"] is None
-    monkeypatch.setattr(sys, "argv", [str(PACKAGE.parent / "classify.py")])
-    found = code_version()
+    assert run_folder.library_versions()["no-such-library"] is None
+    monkeypatch.setattr(sys, "argv", [str(run_folder.PACKAGE.parent / "classify.py")])
+    found = run_folder.code_version()
     assert {"app/classify.py", "app/samerun/errors.py", "app/samerun/reports/card.py"} <= set(found)
     assert "app/titlegen.py" not in found
     script = tmp_path / "my_task.py"  # a task of the user's own, outside of the application
     script.write_text("1")
     monkeypatch.setattr(sys, "argv", [str(script)])
-    before = code_version()
+    before = run_folder.code_version()
     assert "my_task.py" in before
     script.write_text("2")
-    assert code_version() != before
+    assert run_folder.code_version() != before

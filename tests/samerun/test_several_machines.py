@@ -3,13 +3,13 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
-from samerun import checkpoint, machines, main, runtime, start
+from samerun import checkpoint, main, runtime, start
 from samerun.errors import InputError
 from samerun.parsing import names_of
-from samerun.signals import failures_end_the_job
 
 
 @pytest.fixture
@@ -68,20 +68,6 @@ def test_only_rank_0_looks_at_the_folder(place, arguments, tmp_path):
         start.check(arguments(output_dir=str(tmp_path)))
 
 
-def test_a_failure_is_sent_to_the_machines_that_wait(environment, monkeypatch, capsys):
-    notices, ended = [], []
-    monkeypatch.setattr(machines, "send_notice", lambda failed, code: notices.append((failed, code)))
-    monkeypatch.setattr("os._exit", ended.append)
-    monkeypatch.setattr("samerun.signals.exit_now", ended.append)
-    with failures_end_the_job(debug=False):
-        raise InputError("a.csv:3: bad", "b.csv: gone")
-    with failures_end_the_job(debug=False):
-        raise ZeroDivisionError("oops")
-    assert notices == [(["a.csv:3: bad", "b.csv: gone"], 2), (["ZeroDivisionError: oops"], 3)]
-    assert ended == [2, 3]
-    capsys.readouterr()
-
-
 def test_the_best_model_is_loaded_from_where_this_machine_has_it(arguments, monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(checkpoint, "fetch", lambda run, folder: seen.append(folder) or tmp_path / "copy")
@@ -97,24 +83,13 @@ def test_the_best_model_is_loaded_from_where_this_machine_has_it(arguments, monk
 @pytest.mark.parametrize("machines", [1, 2])
 def test_connection_errors_between_machines_are_explained(environment, monkeypatch, machines):
     environment["GLOO_SOCKET_IFNAME"] = "eth0"
-    launch = SimpleNamespace(
-        rank=0, world_size=2, local_world_size=2 // machines, backend="gloo", fsdp=None, timeout_seconds=9
-    )
-    error = RuntimeError("Gloo connectFullMesh failed with [pair.cc:156] timed out\nmore")
-
-    def open_group():
-        monkeypatch.setattr(
-            "torch.distributed.init_process_group", lambda *_, **__: (_ for _ in ()).throw(error)
-        )
-        runtime._open_group(launch, SimpleNamespace(set_timeout=lambda timeout: None))
-
+    launch, store = runtime.Launch(world_size=2, local_world_size=2 // machines), Mock()
+    of_gloo = RuntimeError("Gloo connectFullMesh failed with [pair.cc:156] timed out\nmore")
+    open_group = Mock(side_effect=[of_gloo, RuntimeError("of another kind")])
+    monkeypatch.setattr("torch.distributed.init_process_group", open_group)
     with pytest.raises(InputError if machines == 2 else RuntimeError) as caught:
-        open_group()
-    if machines == 2:
-        assert (
-            "over network interface eth0 (Gloo connectFullMesh failed with [pair.cc:156] timed out)"
-            in str(caught.value)
-        )
-    error = RuntimeError("of another kind")
+        runtime._open_group(launch, store)
+    told = "over network interface eth0 (Gloo connectFullMesh failed with [pair.cc:156] timed out)"
+    assert (told in str(caught.value)) == (machines == 2)
     with pytest.raises(RuntimeError, match="of another kind"):
-        open_group()
+        runtime._open_group(launch, store)

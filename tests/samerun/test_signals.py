@@ -276,10 +276,18 @@ ENDS = [
 def test_the_end_of_a_job(ended, environment, monkeypatch, tmp_path, error, peers, code, said, reason):
     environment.update({"RANK": "3", "WORLD_SIZE": "4"})
     status.begin(tmp_path, 3)
+    notices = []
     monkeypatch.setattr(machines, "peer_status", lambda: peers or pytest.fail("asked"))
+    monkeypatch.setattr(machines, "send_notice", lambda **notice: notices.append(notice))
     found, text, slept = ended(error)
     assert (found, slept) == (code, 0)
     assert re.fullmatch(said, text, re.DOTALL), text
+    if code in (2, 3) and peers != PeerStatus():  # machines that wait learn of it
+        (notice,) = notices
+        assert notice["code"] == code
+        assert "\n".join(notice["failed"]).startswith(str(error) if code == 2 and peers is None else reason)
+    else:
+        assert notices == []
     found = json.loads((tmp_path / "status.json").read_text())
     if reason is None:
         assert found["state"] == "running"  # `stop_run` writes it

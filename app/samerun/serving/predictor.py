@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from samerun import task_scripts
 from samerun.data.batches import EvalBatches
-from samerun.errors import InputError, TrainingError
+from samerun.errors import InputError
+from samerun.evaluate import in_order
 from samerun.export import hide_library_bars
 from samerun.kernels.common import row_lengths
 from samerun.parsing import parse, validate
 from samerun.plan import Modes, evaluation_batch
-from samerun.runtime import describe_launch, join_rows, quiet_libraries, set_fp32_products
+from samerun.runtime import describe_launch, quiet_libraries, set_fp32_products
 from samerun.task import Predictions, Split, Task
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -52,20 +52,17 @@ class Predictor:
     @torch.no_grad()
     def _predict(self, split: Split) -> Predictions:
         """As `evaluate.predict`, in one process without an Accelerator."""
-        rows: list[torch.Tensor] = []
-        outputs: list[dict[str, torch.Tensor]] = []
+        parts = []
         for batch in EvalBatches(split, *self.batch).batches(1, 0):
             with (
                 torch.autocast(self.device.type, self.half, enabled=self.half is not None),
                 row_lengths(batch.lengths),
             ):
                 output = self.task.predict(self.model, batch.to(self.device))
-            rows.append(batch.rows[batch.is_real])
-            outputs.append({name: tensor.cpu()[batch.is_real] for name, tensor in output.items()})
-        order = torch.cat(rows).numpy().argsort()
-        if not np.array_equal(torch.cat(rows).numpy()[order], np.arange(len(split))):
-            raise TrainingError("prediction did not see each row once; please report this")
-        return {name: join_rows([output[name] for output in outputs]).numpy()[order] for name in outputs[0]}
+            real = batch.is_real
+            arrays = {name: tensor.cpu()[real].numpy() for name, tensor in output.items()}
+            parts.append((batch.rows[real].numpy(), arrays))
+        return in_order(parts, len(split))
 
 
 def load_predictor(name: str, model: str, output_dir: str, argv: Sequence[str]) -> Predictor:

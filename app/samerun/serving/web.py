@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import io
 import ipaddress
 import json
@@ -79,11 +80,8 @@ class Server:
         app.cleanup_ctx.append(self._run_queues)  # ends after the last request is answered
         return app
 
-    def serve(self, sock: socket.socket) -> None:
+    async def serve(self, sock: socket.socket) -> None:
         """Serves until SIGTERM or SIGINT, then answers the open requests."""
-        asyncio.run(self._serve(sock))
-
-    async def _serve(self, sock: socket.socket) -> None:
         loop, stopped = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopped.set)
@@ -161,15 +159,14 @@ class Server:
         allowed = {name.lower() for name in self._limits.hosts}  # `hostname` is in lower case
         if "*" in allowed:
             return True
-        try:
+        with contextlib.suppress(ValueError):  # an opening bracket alone; a name that is no address
             parts = urllib.parse.urlsplit(address if host is not None else f"//{address}")
-        except ValueError:  # such as an opening bracket alone
-            return False
-        name = parts.hostname or ""
-        if name in allowed or (host is not None and parts.netloc.lower() == host.lower()):
-            return True
-        own = ("localhost", socket.gethostname().lower())
-        return host is None and (name in own or _is_ip_address(name))
+            name = parts.hostname or ""
+            if host is not None:
+                return name in allowed or parts.netloc.lower() == host.lower()
+            own = {*allowed, "localhost", socket.gethostname().lower()}
+            return name in own or bool(ipaddress.ip_address(name))
+        return False
 
     async def _page(self, _request: web.Request) -> web.Response:
         return web.Response(text=PAGE.read_text(encoding="utf-8"), content_type="text/html")
@@ -247,14 +244,6 @@ class _Busy(asyncio.Protocol):
         transport.close()
 
 
-def _is_ip_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
 def _parse_texts(body: bytes) -> tuple[list[str] | list[tuple[str, str]], bool]:
     """(texts or pairs of texts, whether to explain them). Raises `InputError` for a body that does not match
     EXPECTED."""
@@ -319,13 +308,6 @@ def _error(status: int, message: str, headers: dict[str, str] | None = None) -> 
 # Batches
 
 
-class QueuedItem(NamedTuple):
-    """An item with the future of its result."""
-
-    item: Any
-    future: asyncio.Future
-
-
 class BatchQueue:
     """A bounded queue of items that `thread` works on, up to `max_batch` at once.
 
@@ -344,10 +326,9 @@ class BatchQueue:
         """`predict`: items -> a result for each; raises if one of them is wrong."""
         self._predict, self._thread = predict, thread
         self._max_batch, self._max_wait = max_batch, max_wait
-        self._queue: asyncio.Queue[QueuedItem] = asyncio.Queue(queue_size)
+        self._queue: asyncio.Queue[tuple[Any, asyncio.Future]] = asyncio.Queue(queue_size)
 
     def __len__(self) -> int:
-        """The number of waiting items."""
         return self._queue.qsize()
 
     def submit(self, items: Sequence[Any]) -> list[asyncio.Future]:
@@ -357,25 +338,25 @@ class BatchQueue:
             raise asyncio.QueueFull
         futures = [asyncio.get_running_loop().create_future() for _ in items]
         for item, future in zip(items, futures, strict=True):
-            self._queue.put_nowait(QueuedItem(item, future))
+            self._queue.put_nowait((item, future))
         return futures
 
     async def run(self) -> None:
         """Processes batches until it is cancelled."""
         while True:
-            batch = await self._next_batch()
-            batch = [queued for queued in batch if not queued.future.cancelled()]  # its client has gone
-            items = [queued.item for queued in batch]
+            # A future is cancelled when its client has gone.
+            batch = [pair for pair in await self._next_batch() if not pair[1].cancelled()]
+            items = [item for item, _ in batch]
             results = await asyncio.get_running_loop().run_in_executor(self._thread, self._results, items)
-            for queued, result in zip(batch, results, strict=True):
-                if queued.future.cancelled():
+            for (_, future), result in zip(batch, results, strict=True):
+                if future.cancelled():
                     continue
                 if isinstance(result, Exception):
-                    queued.future.set_exception(result)
+                    future.set_exception(result)
                 else:
-                    queued.future.set_result(result)
+                    future.set_result(result)
 
-    async def _next_batch(self) -> list[QueuedItem]:
+    async def _next_batch(self) -> list[tuple[Any, asyncio.Future]]:
         batch = [await self._queue.get()]
         try:
             async with asyncio.timeout(self._max_wait):

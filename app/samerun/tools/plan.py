@@ -459,7 +459,7 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
         same_precision = file.precision == planned.precision
         name = file.name if same_precision else f"{file.name} --mixed_precision {planned.precision}"
         if file.deepspeed:
-            config = deepspeed.read_config(file.deepspeed_file, search=(LAUNCH_FILES.parent,))
+            config = deepspeed.read_config(file.deepspeed_file)
             layouts.append((name, with_zero(plain, config)))
         elif file.fsdp:
             layouts.append((name, with_fsdp(plain, fsdp.read_settings(file.variables, []))))

@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import pytest
@@ -6,29 +5,6 @@ import yaml
 
 from samerun.reports.card import write_card
 from samerun.task import ModelCard
-
-RUN = {
-    "arguments": {"model_name_or_path": "org/base", "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 42},
-    "plan": {
-        "num_rows": 203, "batch": {"global_batch_size": 15}, "learning_rate": 1e-3,
-        "lr_scheduler_type": "linear",
-        "warmup_steps": 2,
-    },
-    "zero_stage": 2, "world_size": 4, "device": "cuda", "launcher": "torchrun", "mixed_precision": "bf16",
-    "versions": {"torch": "2.13", "deepspeed": None},
-}  # fmt: skip
-METRICS = {"train_steps": 6, "best_step": 4, "eval_loss": 0.25, "eval_auc": None, "test_loss": 0.5}
-
-
-@pytest.fixture
-def folder(tmp_path):
-    def write(run=RUN, metrics=METRICS, history=()):
-        (tmp_path / "run.json").write_text(json.dumps(run))
-        (tmp_path / "metrics.json").write_text(json.dumps(metrics))
-        (tmp_path / "history.jsonl").write_text("".join(json.dumps(event) + "\n" for event in history))
-        return tmp_path
-
-    return write
 
 
 def card(folder, metrics=("loss", "auc"), sections=(), limits=(), **metadata):
@@ -63,32 +39,19 @@ def test_the_whole_card(folder):
 def test_only_a_hub_model_is_the_base_model(folder, changes, expected, tmp_path, monkeypatch):
     (tmp_path / "models" / "local").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    run = {**RUN, "arguments": {**RUN["arguments"], "dataset_name": "org/rows", **changes}}
-    found = metadata(card(folder(run=run)))
+    found = metadata(card(folder({"dataset_name": "org/rows", **changes})))
     assert (found.get("base_model"), found["datasets"]) == (expected, "org/rows")
     assert found["model-index"][0]["results"][0]["dataset"]["type"] == "org/rows"
 
 
 def test_license_languages_arguments_and_limits(folder, arguments, tmp_path):
-    run = {
-        **RUN,
-        "arguments": {**RUN["arguments"], "model_card": ["en", "license=cc-by-4.0", "zh"]},
-        "hardware": "a GPU",
-    }
-    paths = {
-        "output_dir": str(tmp_path),
-        "train_file": (str(tmp_path / "a.csv"), "data/b*.csv"),
-        "dataset_name": "org/rows",
-    }
-    given = arguments(**paths, model_name_or_path=str(tmp_path), max_length=64)
-    text = card(folder(run=run), arguments=given, limits=["No poems."])
+    files = {"train_file": (str(tmp_path / "a.csv"), "data/b*.csv"), "model_name_or_path": str(tmp_path)}
+    given = arguments(output_dir=str(tmp_path), **files, dataset_name="org/rows", max_length=64)
+    made = folder({"model_card": ["en", "license=cc-by-4.0", "zh"]}, {"hardware": "a GPU"})
+    text = card(made, arguments=given, limits=["No poems."])
     assert (metadata(text)["license"], metadata(text)["language"]) == ("cc-by-4.0", ["en", "zh"])
     shown = yaml.safe_load(text.split("```yaml")[1].split("```")[0])
-    files = {
-        "train_file": ["a.csv", "b*.csv"],
-        "dataset_name": "org/rows",
-        "model_name_or_path": tmp_path.name,
-    }
-    assert shown == {**files, "max_length": 64}
+    names = {"train_file": ["a.csv", "b*.csv"], "model_name_or_path": tmp_path.name}
+    assert shown == {**names, "dataset_name": "org/rows", "max_length": 64}
     assert "## Limits\n\n- No poems.\n- The best model was selected on" in text
     assert "4 process(es) on a GPU" in text

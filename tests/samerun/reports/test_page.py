@@ -1,4 +1,3 @@
-import json
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -17,22 +16,6 @@ HISTORY = [
     for step in (1, 2, 3)
 ]
 HISTORY += [{"step": 2, "epoch": 0.5, "eval_loss": 0.7}, {"step": 3, "epoch": 0.75, "eval_loss": 0.6}]
-RUN = {
-    "arguments": {"metric_for_best_model": None, "weight_decay": 0.0, "max_grad_norm": 1.0, "seed": 1,
-                  "note": "<b>bold</b>"},
-    "plan": {"num_rows": 12, "batch": {"global_batch_size": 4}, "learning_rate": 0.1,
-             "lr_scheduler_type": "linear", "warmup_steps": 0},
-    "world_size": 1, "device": "cpu", "launcher": "python", "zero_stage": 0, "mixed_precision": "no",
-    "versions": {"torch": "1"},
-}  # fmt: skip
-METRICS = {
-    "best_step": 3,
-    "best_metric": 0.6,
-    "eval_loss": 0.6,
-    "test_loss": 0.5,
-    "train_steps": 3,
-    "train_runtime": 60.0,
-}
 
 
 class Judged(LinearTask):
@@ -47,15 +30,12 @@ class Judged(LinearTask):
 
 
 @pytest.fixture
-def finished(tmp_path):
+def finished(folder):
     """A run's folder, before its reports are written."""
-    (tmp_path / "run.json").write_text(json.dumps(RUN), encoding="utf-8")
-    (tmp_path / "metrics.json").write_text(json.dumps(METRICS), encoding="utf-8")
-    (tmp_path / "history.jsonl").write_text(
-        "".join(json.dumps(event) + "\n" for event in HISTORY), encoding="utf-8"
-    )
-    pages.save_best_predictions(tmp_path, {"error": np.arange(3.0)})
-    return tmp_path
+    metrics = {"best_metric": 0.6, "best_step": 6, "train_runtime": 60.0}
+    path = folder({"note": "<b>bold</b>"}, metrics=metrics, history=HISTORY)
+    pages.save_best_predictions(path, {"error": np.arange(3.0)})
+    return path
 
 
 @dataclass
@@ -69,13 +49,17 @@ def write(folder, task, report_to=("html",)):
     pages.write_reports(run, Asked(str(folder), report_to), task, {"validation": range(3)})
 
 
+def content(folder):
+    return {path: path.read_bytes() for path in (folder / "report.html", *(folder / "plots").iterdir())}
+
+
 def test_the_page_has_figures_tables_and_no_text_that_is_run(finished):
     write(finished, Judged())
     page = (finished / "report.html").read_text(encoding="utf-8")
     names = {path.stem for path in (finished / "plots").glob("*.png")}
     assert names == {"curve_loss", "curve_learning_rate", "curve_grad_norm", "errors"}
     assert page.count("data:image/png;base64,") == 4
-    assert "12 rows were trained on for 3 steps of 4 rows, in 60.0 seconds on 1 process (cpu)" in page
+    assert "203 rows were trained on for 6 steps of 15 rows, in 60.0 seconds on 4 processes (cuda)" in page
     assert "The best model is that of the last step, selected by loss (0.6000)" in page
     assert "never_computed" not in page
     assert "&lt;script&gt;alert(1)" in page
@@ -83,12 +67,9 @@ def test_the_page_has_figures_tables_and_no_text_that_is_run(finished):
     assert "<b>bold" not in page
     assert "http" not in page  # nothing is loaded
     assert foreign_files(finished / "plots") == []
-    before = page, {path.name: path.read_bytes() for path in (finished / "plots").iterdir()}
+    before = content(finished)
     write(finished, Judged())
-    assert before == (
-        (finished / "report.html").read_text(encoding="utf-8"),
-        {path.name: path.read_bytes() for path in (finished / "plots").iterdir()},
-    )
+    assert content(finished) == before
 
 
 def test_a_figure_that_cannot_be_drawn_does_not_fail_a_run_that_is_done(finished, capsys):

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -16,19 +15,15 @@ from PIL import Image
 
 from samerun.errors import InputError
 from samerun.serving import web
-from samerun.serving.web import BatchQueue, Limits, Server
+from samerun.serving.web import Limits, Server
 
 
 class Predictor:
     """Says how many it was given together, and that it was asked; waits until it is let go."""
 
     def __init__(self, takes="texts"):
-        self.task, self.sizes, self.open, self.asked = (
-            SimpleNamespace(input_kind=takes),
-            [],
-            threading.Event(),
-            threading.Event(),
-        )
+        self.task, self.sizes = SimpleNamespace(input_kind=takes), []
+        self.open, self.asked = threading.Event(), threading.Event()
         self.open.set()
 
     def __call__(self, items):
@@ -45,7 +40,10 @@ class Predictor:
         return {"words": item.upper()}
 
 
-def served(check, predictor, folder, limits=Limits(4, 0.01, 6, 0.01)):  # noqa: B008
+LIMITS = Limits(4, 0.01, 6, 0.01)
+
+
+def served(check, predictor, folder, limits=LIMITS):
     """Runs `check(client)` against a server."""
 
     async def run():
@@ -61,26 +59,39 @@ async def post(client, body):
     return response.status, await response.json()
 
 
-def test_requests_are_answered_together_each_with_its_own(tmp_path):
+def answers(predictor, folder, *bodies, limits=LIMITS):
+    """(status, content) of the answers to these bodies, one after the other."""
+    found = []
+
+    async def check(client):
+        found.extend([await post(client, body) for body in bodies])
+
+    served(check, predictor, folder, limits)
+    return found
+
+
+async def waiting(client):
+    return (await (await client.get("/health")).json())["waiting"]
+
+
+def test_requests_are_answered_together_each_with_its_own_and_a_bad_one_costs_the_others_nothing(tmp_path):
     predictor = Predictor()
 
     async def check(client):
         predictor.open.clear()
         first = asyncio.create_task(post(client, {"text": "one"}))
         assert await asyncio.to_thread(predictor.asked.wait, 30)  # it has the first one alone
-        others = [asyncio.create_task(post(client, {"text": f"other {number}"})) for number in range(5)]
-        while (await health(client))["waiting"] < 5:
+        others = {text: asyncio.create_task(post(client, {"text": text})) for text in ("a", "bad", *"cde")}
+        while await waiting(client) < 5:
             await asyncio.sleep(0.01)
         predictor.open.set()
         assert await first == (200, {"predictions": [{"title": "one"}]})
-        for number, other in enumerate(others):
-            assert await other == (200, {"predictions": [{"title": f"other {number}"}]})
-        assert predictor.sizes == [1, 4, 1]
+        assert await others.pop("bad") == (400, {"error": "text 0: is bad"})
+        for text, other in others.items():
+            assert await other == (200, {"predictions": [{"title": text}]})
+        assert predictor.sizes == [1, 4, 1, 1, 1, 1, 1]  # of a failing batch one by one
         several = await post(client, {"texts": ["a", "b"], "explain": True})
         assert several == (200, {"predictions": [{"title": "a", "words": "A"}, {"title": "b", "words": "B"}]})
-
-    async def health(client):
-        return await (await client.get("/health")).json()
 
     served(check, predictor, tmp_path)
 
@@ -91,7 +102,7 @@ def test_a_full_queue_refuses_and_goes_on(tmp_path):
     async def check(client):
         predictor.open.clear()
         first = asyncio.create_task(post(client, {"texts": ["a"] * 6}))
-        while (await (await client.get("/health")).json())["waiting"] != 2:  # four are being predicted
+        while await waiting(client) != 2:  # four are being predicted
             await asyncio.sleep(0.01)
         status, answer = await post(client, {"texts": ["b"] * 5})
         assert status == 503
@@ -114,47 +125,22 @@ def test_a_full_queue_refuses_and_goes_on(tmp_path):
         ({"text": "a", "text_pair": 1}, 400, 'expected a JSON object with "text"'),
         ({"text": "a", "text_pairs": ["b"]}, 400, '"text" takes "text_pair", "texts" takes "text_pairs"'),
         ({"texts": ["a", "b"], "text_pairs": ["c"]}, 400, "2 texts, but 1 text_pairs; give one for each"),
-        ({"text": "bad"}, 400, "text 0: is bad"),
         ({"text": "broken"}, 500, "the prediction failed; the server's output says why"),
         ({"texts": ["a"] * 7}, 413, "send at most 6"),
         ({"text": "a" * 20_000}, 413, "the request has more than 0.01 MB"),
     ],
 )
 def test_what_cannot_be_answered_is_explained(body, status, message, tmp_path):
-    async def check(client):
-        found, answer = await post(client, body)
-        assert found == status
-        assert message in answer["error"]
-        assert (await post(client, {"text": "a"}))[0] == 200
-
-    served(check, Predictor(), tmp_path)
+    (found, answer), (then, _) = answers(Predictor(), tmp_path, body, {"text": "a"})
+    assert (found, then) == (status, 200)
+    assert message in answer["error"]
 
 
 def test_pairs_of_texts_are_items(tmp_path):
-    async def check(client):
-        status, answer = await post(client, {"texts": ["a", "b"], "text_pairs": ["c", "d"]})
-        assert (status, [line["title"] for line in answer["predictions"]]) == (
-            200,
-            ["('a', 'c')", "('b', 'd')"],
-        )
-        status, answer = await post(client, {"text": "a", "text_pair": "c"})
-        assert (status, answer["predictions"][0]["title"]) == (200, "('a', 'c')")
-
-    served(check, Predictor(), tmp_path)
-
-
-def test_a_wrong_text_costs_the_others_nothing():
-    async def check():
-        predictor = Predictor()
-        thread = ThreadPoolExecutor(1)
-        batches = BatchQueue(predictor, thread, max_batch=4, max_wait=0.01, queue_size=8)
-        running = asyncio.create_task(batches.run())
-        found = await asyncio.gather(*batches.submit(["a", "bad", "b"]), return_exceptions=True)
-        running.cancel()
-        assert [found[0], found[2]] == [{"title": "a"}, {"title": "b"}]
-        assert isinstance(found[1], InputError)
-
-    asyncio.run(check())
+    pairs, pair = {"texts": ["a", "b"], "text_pairs": ["c", "d"]}, {"text": "a", "text_pair": "c"}
+    first, second = {"title": "('a', 'c')"}, {"title": "('b', 'd')"}
+    expected = [(200, {"predictions": lines}) for lines in ([first, second], [first])]
+    assert answers(Predictor(), tmp_path, pairs, pair) == expected
 
 
 def test_requests_that_wait_are_answered_before_the_server_ends(tmp_path):
@@ -163,7 +149,7 @@ def test_requests_that_wait_are_answered_before_the_server_ends(tmp_path):
     async def check(client):
         predictor.open.clear()
         asked = [asyncio.create_task(post(client, {"text": str(number)})) for number in range(6)]
-        while (await (await client.get("/health")).json())["waiting"] < 2:
+        while await waiting(client) < 2:
             await asyncio.sleep(0.01)
         asyncio.get_running_loop().call_later(0.1, predictor.open.set)
         await client.server.close()
@@ -179,12 +165,8 @@ def test_masks_come_with_the_answer(tmp_path):
             return [{"image": "image 0", "mask": "0.png", "shares": {"sky": 1.0}}]
 
     async def check(client):
-        status, answer = await post(client, image("PNG"))
-        assert (status, answer) == (
-            200,
-            {"predictions": [{"mask": "data:image/png;base64,cG5n", "shares": {"sky": 1.0}}]},
-        )
-        assert (await post(client, b""))[0] == 400
+        line = {"mask": "data:image/png;base64,cG5n", "shares": {"sky": 1.0}}
+        assert await post(client, image("PNG")) == (200, {"predictions": [line]})
         page = await (await client.get("/")).text()
         assert "http://" not in page  # nothing is loaded from elsewhere
         assert "https://" not in page
@@ -210,10 +192,8 @@ def image(kind, size=(4, 3)):
     ],
 )
 def test_images_of_few_formats_and_pixels_are_decoded(body, status, tmp_path):
-    async def check(client):
-        assert (await post(client, body))[0] == status
-
-    served(check, Predictor("images"), tmp_path, Limits(4, 0, 6, 0.01, pixels=12))
+    limits = Limits(4, 0, 6, 0.01, pixels=12)
+    assert answers(Predictor("images"), tmp_path, body, limits=limits)[0][0] == status
 
 
 @pytest.mark.parametrize(
@@ -284,7 +264,7 @@ def test_slow_and_many_connections_are_closed(tmp_path, monkeypatch):
         return await asyncio.wait_for(reader.read(12), 30), writer
 
     async def check():
-        serving = asyncio.create_task(Server(Predictor(), tmp_path, {}, Limits(4, 0, 6, 1))._serve(sock))
+        serving = asyncio.create_task(Server(Predictor(), tmp_path, {}, Limits(4, 0, 6, 1)).serve(sock))
         while not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             await asyncio.sleep(0.01)
         assert (await answer(b"POST /predict HTTP/1.1\r\n"))[0] == b""  # never asks
