@@ -44,8 +44,7 @@ def load_config(arguments: Any, **overrides: Any) -> Any:
 
 
 def _check_config_file(path: Path) -> None:
-    """Raises `InputError` with file and line for a local configuration that is missing, no JSON, or of an
-    unknown model."""
+    """Raises `InputError` for a local configuration that is missing, no JSON, or of an unknown model."""
     if not path.exists():
         return
     file = path / "config.json" if path.is_dir() else path
@@ -161,19 +160,17 @@ def _check_fit(name: str, model: Any, loading: dict[str, Any]) -> None:
     check_all_layers_used(name, model, loading)
     body = "" if model.base_model is model else f"{model.base_model_prefix}."
     own = {key for key, _ in model.named_parameters() if key.startswith(body) and "pooler" not in key}
-    for key, in_file, in_config in loading["mismatched_keys"]:
-        if key in own:
-            raise InputError(
-                f"model {name}: the weights are not those of its config.json: {key} is {tuple(in_file)} in "
-                f"the file, {tuple(in_config)} by the configuration; put the config.json that was saved with "
-                "these weights beside them"
-            )
-    missing = sorted(own & set(loading["missing_keys"]))
-    if missing:
+    problems = [
+        f"{key} is {tuple(in_file)} in the file, {tuple(in_config)} by the configuration"
+        for key, in_file, in_config in loading["mismatched_keys"]
+        if key in own
+    ]
+    if missing := sorted(own & set(loading["missing_keys"])):
+        problems.append(f"{len(missing)} of {len(own)} are missing, such as {missing[0]}")
+    if problems:
         raise InputError(
-            f"model {name}: the weights are not those of its config.json: {len(missing)} of "
-            f"{len(own)} are missing, such as "
-            f"{missing[0]}; put the config.json that was saved with these weights beside them"
+            f"model {name}: the weights are not those of its config.json: {problems[0]}; put the config.json "
+            "that was saved with these weights beside them"
         )
     check_finite_weights(name, model)
 
@@ -184,8 +181,7 @@ def on_meta() -> bool:
 
 
 def take_vocabulary(config: Any, tokenizer: Any) -> None:
-    """Sets the tokenizer's vocabulary size and special ids on a configuration, for a model with random
-    weights."""
+    """Sets the tokenizer's vocabulary size and special ids on the configuration of random weights."""
     config.vocab_size = len(tokenizer)
     for name in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"):
         if getattr(config, name, None) is not None:
@@ -212,8 +208,7 @@ def labels_of(config: Any) -> list[str]:
 
 
 def own_labels(config: Any) -> list[str] | None:
-    """The labels in a configuration; None for the placeholders LABEL_0, LABEL_1, ... of a pretrained model
-    without a head."""
+    """The labels in a configuration; None for the placeholders LABEL_0, ... of a model without a head."""
     labels = labels_of(config)
     return labels if any(label != f"LABEL_{number}" for number, label in enumerate(labels)) else None
 
@@ -240,8 +235,7 @@ def drop_pooler(encoder: Any) -> None:
 
 
 def check_vocabulary(model: Any, tokenizer: Any, what: str = "model") -> None:
-    """Raises `InputError` if a token id has no embedding. On a GPU that would be an obscure device
-    assertion."""
+    """Raises `InputError` if a token id has no embedding: on a GPU an obscure device assertion."""
     rows = model.get_input_embeddings().weight.shape[0]
     highest = max(tokenizer.get_vocab().values())
     if highest >= rows:
