@@ -83,8 +83,7 @@ def mixed_rows(seed: int, epoch: int, source: np.ndarray, counts: np.ndarray) ->
 
 
 class Shares(NamedTuple):
-    """Rows that are divided among micro-batches and processes. Share i is of process
-    i % world_size in micro-batch i // world_size."""
+    """Rows in shares. Share i is of process i % world_size in micro-batch i // world_size."""
 
     rows: np.ndarray  # (rows,) from long to short
     bounds: np.ndarray  # (shares + 1,) share i is rows[bounds[i]:bounds[i + 1]]
@@ -164,8 +163,7 @@ def _halve_largest(starts: list[int], widths: np.ndarray, shares: int) -> list[i
 
 
 def _chunk_starts(widths: np.ndarray, max_tokens: int) -> np.ndarray:
-    """Where the chunks begin that have at most `max_tokens` tokens, or one row. `widths`: (rows,) from wide
-    to narrow."""
+    """The starts of chunks of at most `max_tokens` tokens, or one row. `widths`: (rows,), descending."""
     sizes = np.maximum(1, max_tokens // widths)  # of a chunk that begins at this row: from small to large
     starts, first = [np.zeros(0, dtype=np.int64)], 0
     while first < len(sizes):

@@ -37,7 +37,6 @@ def read_split(
     """
     patterns = getattr(arguments, f"{split}_file")
     if patterns is not None:
-        patterns = (patterns,) if isinstance(patterns, str) else patterns
         argument = f"--{split}_file"
         read = partial(read_table, encoding=arguments.encoding, required=required, optional=optional)
         table = read_sources(expand_patterns(argument, patterns), read, partial(_concatenated, argument))
@@ -135,8 +134,7 @@ def expand_patterns(argument: str, patterns: Sequence[str]) -> list[tuple[str, i
 
 
 def common_parent(paths: Sequence[str]) -> str | None:
-    """The common parent of several folders, to which the names of their rows are relative; None for a single
-    folder."""
+    """The common parent of several folders, to which the names of their rows are relative; None for one."""
     return os.path.commonpath(map(os.path.abspath, paths)) if len(paths) > 1 else None
 
 

@@ -95,8 +95,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a file or a data set. `rows` has the columns, the line of each row, and, with several
-    sources, the number of each row's source."""
+    """The rows of a file or a data set. `rows`: the columns, LINE, and, with several sources, FILE."""
 
     path: str
     kind: str  # "csv", "tsv", "json" (one array), "jsonl" or "parquet", by content: a .json file may be jsonl
@@ -302,8 +301,7 @@ def texts_of(table: Table, column: str) -> Cells:
 
 
 def is_blank(text: str) -> bool:
-    """Whether a text has no visible characters: only separators, control and format characters (such as
-    zero-width ones)."""
+    """Whether a text shows nothing: only separators, control and format characters (as zero-width ones)."""
     if text[:1].isalnum():  # the usual case, ten times as fast
         return False
     return all(unicodedata.category(character) in BLANK for character in text)
@@ -328,16 +326,14 @@ def drop_blank(table: Table, column: str, notes: list[str]) -> Table:
 
 
 def note_cut(table: Table, what: str, cut: np.ndarray, limit: int | str, notes: list[str]) -> None:
-    """Adds a note about truncated texts. `what`: their plural noun; `cut`: (rows,) bool; `limit`: in
-    tokens."""
+    """Adds a note about cut texts. `what`: their plural noun; `cut`: (rows,) bool; `limit`: in tokens."""
     if count := int(cut.sum()):
         share = f"{count} of {len(table)} {what} ({count / len(table):.1%})"
         notes.append(f"{table.path}: {share} are cut to {limit} tokens")
 
 
 def note_repeated_texts(texts: Mapping[str, Iterable[str]], notes: list[str]) -> None:
-    """Adds notes about duplicate training texts, and about validation and test texts that are also training
-    texts. `texts`: by split."""
+    """Adds notes about repeated training texts, also in validation and test. `texts`: by split."""
     hashes = {split: list(map(hash, column)) for split, column in texts.items()}
     seen = set(hashes["train"])
     if repeated := len(hashes["train"]) - len(seen):
