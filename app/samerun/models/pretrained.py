@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from dataclasses import replace
@@ -14,7 +13,7 @@ import transformers
 import transformers.modeling_utils  # every model needs it; imported before garbage collection settles
 from transformers import AutoConfig
 
-from samerun.errors import InputError, is_out_of_memory
+from samerun.errors import InputError, is_out_of_memory, nearest
 from samerun.models.adapters import base_of, merge_adapter
 from samerun.models.weight_files import check_finite_weights, check_weights, files_in, in_one_line
 
@@ -58,8 +57,8 @@ def _check_config_file(path: Path) -> None:
         ) from None
     model_type, known = config.get("model_type"), list(transformers.CONFIG_MAPPING.keys())
     if isinstance(model_type, str) and model_type not in known and "auto_map" not in config:
-        near = difflib.get_close_matches(model_type, known, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else "; correct it, or install a newer transformers"
+        near = nearest(model_type, known)
+        hint = f"; did you mean {near!r}?" if near else "; correct it, or install a newer transformers"
         raise InputError(
             f"{file}: model_type {model_type!r} is unknown to transformers {transformers.__version__}{hint}"
         )
@@ -250,9 +249,8 @@ def explain_failed_load(what: str, name: str, error: Exception) -> str:
     path, hint, reason = Path(name).expanduser(), "", in_one_line(error)
     if not path.exists():
         if path.parent.is_dir() and path.name:
-            folders = [other.name for other in path.parent.iterdir() if other.is_dir()]
-            near = difflib.get_close_matches(path.name, folders, 1)
-            hint = f" (did you mean {str(path.parent / near[0])!r}?)" if near else ""
+            near = nearest(path.name, [other.name for other in path.parent.iterdir() if other.is_dir()])
+            hint = f" (did you mean {str(path.parent / near)!r}?)" if near else ""
         if name.startswith((".", "/", "~")) or name.count("/") > 1:
             return (
                 f"{what} {name}: this folder does not exist{hint}; a model of the hub is named like "
