@@ -78,11 +78,10 @@ def padding_of(config: Any) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def random_blocks(blocks: int, shape: Shape, seed: int, device: torch.device) -> Tensor:
-    """The random blocks that transformers draws in training for the inner query blocks 1 .. blocks - 2 of a
-    row, for the layer with this seed.
+    """The random blocks that transformers draws in training for the inner query blocks of a row.
 
-    Returns int64 (heads, blocks - 2, num_random_blocks). A drawn block that the query sees anyway counts
-    twice. Shorter rows use a prefix of the longest row's blocks.
+    Returns int64 (heads, blocks - 2, num_random_blocks) of the layer with this seed. A drawn block that the
+    query sees anyway counts twice. Shorter rows use a prefix of the longest row's blocks.
     """
     plan = _draw(blocks * shape.block_size in PAPER_LENGTHS, shape, seed)
     return send(torch.tensor(plan[:, : blocks - 2]), device)
@@ -120,12 +119,8 @@ def _encoder(config: Any) -> Any | None:
 
 @torch.compiler.disable
 def read_rows(attention_mask: Tensor, shape: Shape) -> Rows:
-    """Groups the rows. `attention_mask`: (rows, width), not 0 for real tokens; the width is a multiple of the
-    block size.
-
-    A row ends with the block of its last real token. Synchronises with the device if the host does not know
-    the lengths.
-    """
+    """Groups the rows. `attention_mask`: (rows, whole blocks), not 0 for real tokens. A row ends with the
+    block of its last one. Synchronises with the device if the host does not know the lengths."""
     mask = attention_mask != 0
     if isinstance(mask, FakeTensor):  # a dry run, without values to read
         return Rows(mask, shape, [])
@@ -148,8 +143,7 @@ def _keep_attention_type(value: str) -> None:
 
 
 def use_bigbird_attention(model: torch.nn.Module) -> bool:
-    """Switches every block-sparse BigBird encoder in `model` to our attention and fused activation. Returns
-    False if there is none.
+    """Gives every block-sparse BigBird encoder our attention and activation. Returns False if there is none.
 
     Parameters and state dict stay unchanged. The encoders keep their attention type after narrow batches,
     which use full attention in that batch only.
@@ -184,8 +178,7 @@ class _Fast:
     def forward(
         self, hidden_states: Tensor, *masks: Any, from_blocked_mask: Rows | None = None, **_: Any
     ) -> tuple:
-        """(rows, width, hidden) -> (context of that shape, 0 in the padding; None in place of attention
-        weights).
+        """(rows, width, hidden) -> (context of that shape, 0 in the padding; None for attention weights).
 
         transformers calls forward(hidden, band_mask, from_mask, to_mask, from_blocked_mask, to_blocked_mask).
         """
