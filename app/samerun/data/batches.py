@@ -180,10 +180,8 @@ def collate_share(collate: Collate, rows: np.ndarray, others: np.ndarray) -> Bat
 def train_loader(
     steps: TrainBatches, first_step: int, num_workers: int, pin_memory: bool
 ) -> Iterable[list[Batch]]:
-    """Iterates over the micro-batches of the steps from `first_step` on.
-
-    Raises `InputError` for unreadable rows, and `TrainingError` if a worker dies.
-    """
+    """The micro-batches of the steps from `first_step` on. Raises `InputError` for unreadable rows, and
+    `TrainingError` if a worker dies."""
     loader = DataLoader(
         _WithoutTracebacks(steps) if num_workers else steps,
         batch_size=None,

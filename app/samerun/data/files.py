@@ -104,11 +104,8 @@ def kind_of(path: str) -> str:
 def read_rows(
     path: str, encoding: str, required: Sequence[str], names: Sequence[str]
 ) -> tuple[str, Iterator[Row]]:
-    """Returns (kind, iterator of the rows). `required`: the necessary columns; `names`: all columns to read
-    and check.
-
-    Raises `InputError` with all problems, at the end of the iterator at the latest.
-    """
+    """(kind, iterator of the rows). `names`: all columns to read and check, `required` or not. Raises
+    `InputError` with all problems, at the end of the iterator at the latest."""
     kind = kind_of(path)
     if kind == "parquet":
         return kind, _parquet_rows(path, required, names)
@@ -243,12 +240,8 @@ def _parquet_rows(path: str, required: Sequence[str], names: Sequence[str]) -> I
 
 
 def read_json(path: str, encoding: str, required: Sequence[str]) -> tuple[str, Iterator[tuple[int, dict]]]:
-    """Returns ("json", numbered rows) for an array, which is read as a whole, or ("jsonl", rows with their
-    lines).
-
-    The iterator of the rows yields nothing after the first problem. At its end it raises `InputError` with
-    all problems.
-    """
+    """("json", numbered rows) of an array, which is read as a whole, or ("jsonl", rows with their lines). The
+    iterator yields nothing after the first problem. At its end it raises `InputError` with all problems."""
     lines = (
         (number, line) for number, line in enumerate(text_lines(path, encoding, None), 1) if line.strip()
     )
@@ -263,10 +256,7 @@ def read_json(path: str, encoding: str, required: Sequence[str]) -> tuple[str, I
 
 
 def read_object(path: str | Path) -> dict:
-    """Reads a JSON file that holds one object, such as a configuration.
-
-    Raises `InputError` with file and line; duplicate keys, NaN and infinite numbers are errors, too.
-    """
+    """The object in a JSON file. Raises `InputError` with file and line, also for duplicate keys and NaN."""
     content = _decode(str(path), read_text(path))
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected an object, found {JSON_TYPES.get(type(content), 'a number')}")
@@ -384,8 +374,7 @@ def check_readable(path: str) -> None:
 
 
 def text_lines(path: str, encoding: str, newline: str | None = "") -> Iterator[str]:
-    """Yields the physical lines without the byte order mark. Line ends (\\n, \\r\\n or \\r) are kept, or
-    become \\n with `newline=None`.
+    """Yields the physical lines without the byte order mark. Line ends are kept, or \\n with `newline=None`.
 
     Raises `InputError` for an unknown encoding, an unreadable file, invalid bytes (with their position and a
     guess of the encoding), and a truncated or corrupt gzip stream.

@@ -63,12 +63,9 @@ class Stream(ABC):
 
     @abstractmethod
     def read(self, epoch: int, start: Any) -> tuple[Split, Any]:
-        """Returns (rows of an epoch, start of the next epoch). `start`: of this epoch. Starts are JSON
-        values.
-
-        Cache expensive results on the disk for the other processes of the machine. Raises `InputError` for
-        bad rows.
-        """
+        """(rows of the epoch that has this start, start of the next one). Starts are JSON values. Cache
+        expensive results on the disk for the other processes of the machine. Raises `InputError` for bad
+        rows."""
 
     def remove(self, keeps: Callable[[int], bool]) -> None:
         """Removes the files that `read` cached, except those of epochs with `keeps(epoch)`."""
@@ -102,11 +99,8 @@ class Stream(ABC):
         return split
 
     def enter(self, epoch: int, is_last: bool) -> None:
-        """Training enters this epoch, whose rows were read: removes earlier buffers and starts reading the
-        next one.
-
-        Buffer 0 stays: a resumed run prepares its task from it, such as the list of labels.
-        """
+        """Training enters this epoch, whose rows were read: starts reading the next buffer and removes
+        earlier ones. Buffer 0 stays: a resumed run prepares its task from it, such as the list of labels."""
         gc.collect()  # files stay on the disk while any object maps them into memory
         if self._requests is None:
             return
@@ -179,11 +173,9 @@ class Buffers:
         return use_cache_folder(self._folder / f"{number}-{self._key}")
 
     def read(self, number: int, start: Position = START) -> tuple[Table, Position, int]:
-        """Returns (rows of the buffer, start of the next buffer, number of skipped rows without text). If all
-        shards have fewer rows than a buffer, all buffers become that small; read buffer 0 first.
-
-        Raises `InputError` for errors in the files, and if no row has a text.
-        """
+        """(rows of the buffer, start of the next buffer, number of skipped rows without text). If all shards
+        have fewer rows than a buffer, all buffers become that small; read buffer 0 first. Raises `InputError`
+        for errors in the files, and if no row has a text."""
         with self.cached_with(number):
             folder = get_or_create("rows", "-".join(map(str, start)), partial(self._store, tuple(start)))
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))

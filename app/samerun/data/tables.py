@@ -137,12 +137,10 @@ class Table:
 def read_table(
     path: str, encoding: str = "utf-8", required: Sequence[str] = (), optional: Sequence[str] = ()
 ) -> Table:
-    """Reads the rows of one file. Its extension selects the reader: .csv .tsv .json .jsonl .ndjson .parquet;
-    .gz of text files.
+    """Reads the rows of one file of a kind in `files.KINDS`.
 
     The table has the `required` columns and the non-empty `optional` ones. Cells of csv and tsv files are
-    str; missing cells are None. Blank lines are skipped. Raises `InputError` with the first 20 problems and
-    the number of the others.
+    str; missing cells are None. Blank lines are skipped. Raises `InputError` with the first 20 problems.
     """
     path = os.fspath(path)
     kind = kind_of(path)
@@ -271,11 +269,8 @@ def cell_of(names: list[str] | None, cell: Any) -> Any:
 
 
 def split_off(table: Table, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (training rows, validation rows) as ascending row numbers; `share` of the rows, at random, for
-    validation.
-
-    The result depends on the seed and the number of rows alone. Raises `InputError` for fewer than two rows.
-    """
+    """(training rows, validation rows): ascending row numbers, of which `share` at random are for validation.
+    They depend on the seed and the number of rows alone. Raises `InputError` for fewer than two rows."""
     if len(table) < 2:
         raise InputError(
             f"{table.path}: has {len(table)} row(s), too few to take validation rows from; give "

@@ -30,10 +30,7 @@ EMBEDDINGS = re.compile(r"(^|\.)(embed\w*|shared|wte|wpe)\.")
 
 def limit_training(model: Any, arguments: Any, new_names: set[str]) -> Any:
     """Adds adapters (--lora_r) or freezes weights (--freeze). `new_names`: parameters without pretrained
-    values.
-
-    Raises `InputError` for modules or weights that the model does not have.
-    """
+    values. Raises `InputError` for modules or weights that the model does not have."""
     if arguments.lora_r is not None:
         return _add_adapters(model, arguments, new_names)
     for entry in arguments.freeze or ():

@@ -78,10 +78,7 @@ def encoder_config(config: Any) -> Any:
 
 def special_ids(config: Any, tokenizer: Any) -> tuple[int, int]:
     """(start id, end id) of titles. Start: the checkpoint's own, else the tokenizer's bos or cls. End: eos or
-    sep.
-
-    Raises `InputError` if the tokenizer lacks these tokens.
-    """
+    sep. Raises `InputError` if the tokenizer lacks these tokens."""
     start = getattr(config, "decoder_start_token_id", None)
     if start is None:
         start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.cls_token_id
@@ -104,11 +101,8 @@ def global_attention(config: Any, inputs: dict[str, torch.Tensor]) -> dict[str, 
 
 
 def build_title_model(arguments: Any, config: Any, tokenizer: Any, max_title_length: int) -> Any:
-    """The model in fp32. Its configuration and generation configuration have start, padding and end ids. The
-    caller seeds torch.
-
-    Raises `InputError` if weights cannot be loaded or the tokenizer lacks a special token.
-    """
+    """The model in fp32, with start, padding and end ids in its configurations. The caller seeds torch.
+    Raises `InputError` if weights cannot be loaded or the tokenizer lacks a special token."""
     if not config.is_encoder_decoder:
         model = _encoder_with_decoder(arguments, config, tokenizer, max_title_length)
     elif arguments.from_scratch and config.model_type == "encoder-decoder":
@@ -141,20 +135,17 @@ def new_names(model: Any, arguments: Any, config: Any) -> set[str]:
     return {name for name in names if not name.startswith("encoder.") and new in name}
 
 
-def set_output_bias(model: Any, title_ids: np.ndarray) -> bool:
-    """Sets the output bias of a new decoder to the log-frequencies of title tokens. Returns whether the layer
-    has a bias.
+def set_output_bias(model: Any, title_ids: np.ndarray) -> None:
+    """Sets the output bias of a new decoder, if it has one, to the log-frequencies of title tokens.
 
     `title_ids`: the ids of all training titles in one array. Half an occurrence is added to each token. As
     for a new classifier's head, this saves the first steps, which would learn the frequencies.
     """
     bias = getattr(model.get_output_embeddings(), "bias", None)
-    if bias is None:
-        return False
-    counts = np.bincount(title_ids, minlength=len(bias)) + 0.5
-    with torch.no_grad():
-        bias.copy_(torch.as_tensor(np.log(counts / counts.sum())))
-    return True
+    if bias is not None:
+        counts = np.bincount(title_ids, minlength=len(bias)) + 0.5
+        with torch.no_grad():
+            bias.copy_(torch.as_tensor(np.log(counts / counts.sum())))
 
 
 def set_decoder_start(config: Any, start: dict[str, int]) -> None:

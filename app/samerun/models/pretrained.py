@@ -75,10 +75,8 @@ def check_model(arguments: Any, config: Any, mapping: Any, can: str) -> None:
 
 
 def load_model(auto_class: Any, arguments: Any, config: Any) -> Any:
-    """The model in fp32: pretrained, or with random weights (--from_scratch). The caller seeds torch.
-
-    Raises `InputError` if the weights cannot be loaded.
-    """
+    """The model in fp32: pretrained, or with random weights (--from_scratch). The caller seeds torch. Raises
+    `InputError` if the weights cannot be loaded."""
     return load_model_and_new_names(auto_class, arguments, config)[0]
 
 
@@ -133,12 +131,8 @@ def load_exported(
 
 
 def check_all_layers_used(name: str, model: Any, loading: dict[str, Any]) -> None:
-    """Raises `InputError` if the weights have more layers than the configuration: transformers would drop
-    them silently.
-
-    `loading`: transformers' loading info. Unexpected weights of layers are errors, those of other heads are
-    not.
-    """
+    """Raises `InputError` if the weights have more layers than the configuration, which transformers would
+    drop silently. `loading`: its loading info. Unexpected weights of other heads are no errors."""
     prefix = f"{model.base_model_prefix}."
     known = {LAYER_NUMBER.sub(".#.", key).removeprefix(prefix) for key, _ in model.named_parameters()}
     dropped = [key for key in loading["unexpected_keys"] if LAYER_NUMBER.search(key)]
@@ -151,11 +145,8 @@ def check_all_layers_used(name: str, model: Any, loading: dict[str, Any]) -> Non
 
 
 def _check_fit(name: str, model: Any, loading: dict[str, Any]) -> None:
-    """Raises `InputError` if weights and configuration do not match, or if a weight is not finite.
-
-    They match if every weight of the model's body, except a pooler, is there in the right shape, and no layer
-    is left over. The head may be new.
-    """
+    """Raises `InputError` unless every weight of the model's body, except a pooler, is there in the right
+    shape and finite, and no layer is left over. The head may be new."""
     check_all_layers_used(name, model, loading)
     body = "" if model.base_model is model else f"{model.base_model_prefix}."
     own = {key for key, _ in model.named_parameters() if key.startswith(body) and "pooler" not in key}
