@@ -44,7 +44,6 @@ IMPORTED_LATER = {
     "rouge_score": "imports nltk, a second; only titles are scored by it",
     "rjieba": "its dictionary takes a third of a second; only Chinese words need it",
     "torch.distributed": "only jobs of several machines meet before torch is imported",
-    "transformers.models.big_bird": "only BigBird needs it",
 }
 
 

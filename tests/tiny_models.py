@@ -77,7 +77,6 @@ def collator(lengths, multiple=1, titled=False, window=None):
 
 # Steps
 
-OF_STEPS = sizes(128, 2, 2, 256)
 CLASSIFY = classification(3, np.ones(3), label_smoothing_factor=0.1)
 TITLES = titles(replace(SEARCH, start_id=1), label_smoothing_factor=0.1)
 # name: task, tokens of the longest row, padding multiple
@@ -92,11 +91,10 @@ def unasked_masks(monkeypatch):
 
 def build(kind):
     torch.manual_seed(0)
-    if KINDS[kind][0] is CLASSIFY:
-        model = BertForSequenceClassification(BertConfig(**OF_STEPS, num_labels=3))
-    else:
-        model = big_bird_titles(OF_STEPS) if kind == "blocks" else encoder_decoder(OF_STEPS)
-    return model.train()
+    given = sizes(128, 2, 2, 256)
+    if kind == "padded":
+        return BertForSequenceClassification(BertConfig(**given, num_labels=3)).train()
+    return (big_bird_titles if kind == "blocks" else encoder_decoder)(given).train()
 
 
 def batches(kind, rows=32):
@@ -114,11 +112,10 @@ def batches(kind, rows=32):
 
 def text_batch(rows, width, labels=None):
     """Rows of random ids; all but the first have five less."""
-    ids = torch.randint(5, 299, (rows, width), generator=torch.Generator().manual_seed(0))
-    mask = torch.ones_like(ids)
-    mask[1:, width - 5 :] = 0
+    inputs = {"input_ids": torch.randint(5, 299, (rows, width), generator=torch.Generator().manual_seed(0))}
+    inputs["attention_mask"] = torch.ones(rows, width, dtype=torch.int64)
+    inputs["attention_mask"][1:, width - 5 :] = 0
     labels = torch.ones(rows, 5) if labels is None else labels
-    inputs = {"input_ids": ids, "attention_mask": mask}
     return Batch(torch.arange(rows), inputs, labels, places=tuple(range(rows)))
 
 

@@ -44,8 +44,7 @@ class Epoch(NamedTuple):
 
 
 class TrainBatches(Dataset):
-    """Maps an optimizer step to this process's micro-batches: a function of (seed, step), so a run can resume
-    at any step."""
+    """This process's micro-batches of each optimizer step: functions of (seed, step), so a run can resume."""
 
     def __init__(
         self, split: Split, plan: Plan, rank: int, seed: int, length_grouping: bool, by_row: bool = False
@@ -79,14 +78,12 @@ class TrainBatches(Dataset):
         return Epoch(split, lengths, widths, rows[order])
 
     def begin(self, step: int, start: Any) -> None:
-        """Prepares a stream for training from optimizer step `step`. `start`: `start_at(step)`, from the
-        checkpoint."""
+        """Prepares a stream for training from this step on. `start`: its `start_at`, from the checkpoint."""
         if self.split.stream is not None:
             self.split.stream.begin(self.plan.epoch_of(step)[0], start)
 
     def enter(self, step: int) -> None:
-        """Call before each optimizer step: in a new epoch, a stream starts to read the buffer of the next
-        epoch."""
+        """Call before each optimizer step: in a new epoch, a stream starts to read the next buffer."""
         epoch, last = self.plan.epoch_of(step)[0], self.plan.epoch_of(self.plan.total_steps - 1)[0]
         if self.split.stream is not None and epoch != self._entered:
             self._entered = epoch
@@ -94,8 +91,7 @@ class TrainBatches(Dataset):
             self.split.stream.enter(epoch, epoch == last)
 
     def start_at(self, step: int) -> Any:
-        """The start of the epoch of optimizer step `step` in the stream, for a checkpoint; None without a
-        stream."""
+        """The start of this step's epoch in the stream, for a checkpoint; None without a stream."""
         return None if self.split.stream is None else self.split.stream.start_of(self.plan.epoch_of(step)[0])
 
     def close(self) -> None:
@@ -119,8 +115,7 @@ class TrainBatches(Dataset):
         return share_out(rows, epoch.lengths, batch.world_size, batch.accumulation)
 
     def tokens(self, step: int) -> tuple[int | None, int | None]:
-        """Returns (tokens, tokens with padding) of the global batch of optimizer step `step`; Nones for data
-        without tokens."""
+        """(tokens, tokens with padding) of the global batch of this step; Nones for data without tokens."""
         if not self.has_tokens:
             return None, None
         epoch = self._epoch_at(step)
@@ -128,8 +123,7 @@ class TrainBatches(Dataset):
         return tokens, self.shares(step).padded_tokens(epoch.widths)
 
     def work(self, step: int) -> int:
-        """What the seconds of optimizer step `step` are in proportion to: its tokens with padding, or rows
-        for data without tokens."""
+        """What the seconds of this step are in proportion to: its tokens with padding, or its rows."""
         return self.tokens(step)[1] or len(self.rows(step))
 
     def mean_work(self, step: int = 0) -> float:
@@ -137,9 +131,10 @@ class TrainBatches(Dataset):
         return float(np.mean([self.work(each) for each in self.sample(step)]))
 
     def sample(self, step: int = 0) -> list[int]:
-        """The steps in the epoch of `step`; SAMPLE of them, evenly spread, in a longer one."""
+        """The steps in the epoch of `step`; in a longer one SAMPLE of them, the middles of equal parts."""
         number, first = self.plan.steps_per_epoch, step - self.plan.epoch_of(step)[1]
-        return [first + each for each in evenly(number, min(number, SAMPLE))]
+        parts = min(number, SAMPLE)
+        return [first + (2 * part + 1) * number // (2 * parts) for part in range(parts)]
 
     def largest_micro_batch(self) -> Batch:
         """A micro-batch of maximal size: the longest rows of the file, or of the first buffer of a stream."""
@@ -168,22 +163,15 @@ class TrainBatches(Dataset):
         return replace(batch, places=tuple(places.tolist()) or (0,)) if self.by_row else batch
 
 
-def evenly(number: int, parts: int) -> list[int]:
-    """The middles of `parts` equal parts of range(number)."""
-    return [(2 * part + 1) * number // (2 * parts) for part in range(parts)]
-
-
 def places_of(rows: np.ndarray, given: np.ndarray) -> np.ndarray:
-    """The place in the global batch `rows` of each of `given`, the same rows in another order. A row that
-    occurs twice has two places."""
+    """The place in the global batch `rows` of each of `given`, the same rows in another order, some twice."""
     places = np.empty_like(given)
     places[np.argsort(given, kind="stable")] = np.argsort(rows, kind="stable")
     return places
 
 
 def collate_share(collate: Collate, rows: np.ndarray, others: np.ndarray) -> Batch:
-    """Collates `rows`. If there are none, returns one of `others` as a placeholder: its row numbers are
-    -1."""
+    """Collates `rows`. If there are none, one of `others` is a placeholder: its row numbers are -1."""
     if len(rows):
         return collate(rows)
     return collate(others[-1:]).placeholder()
@@ -192,10 +180,8 @@ def collate_share(collate: Collate, rows: np.ndarray, others: np.ndarray) -> Bat
 def train_loader(
     steps: TrainBatches, first_step: int, num_workers: int, pin_memory: bool
 ) -> Iterable[list[Batch]]:
-    """Iterates over the micro-batches of the steps from `first_step` on.
-
-    Raises `InputError` for unreadable rows, and `TrainingError` if a worker dies.
-    """
+    """The micro-batches of the steps from `first_step` on. Raises `InputError` for unreadable rows, and
+    `TrainingError` if a worker dies."""
     loader = DataLoader(
         _WithoutTracebacks(steps) if num_workers else steps,
         batch_size=None,
@@ -209,8 +195,7 @@ def train_loader(
 
 
 def _start_worker(_worker: int) -> None:
-    """Ends a worker that cannot send a batch. By default its queue drops the batch, and the run waits for it
-    forever."""
+    """Ends a worker that cannot send a batch. Its queue would drop the batch: the run would wait forever."""
     ignore_signals()
     Queue._on_queue_feeder_error = staticmethod(_end_worker)
 
@@ -221,8 +206,7 @@ def _end_worker(error: Exception, _batch: object) -> None:
 
 
 class _WithoutTracebacks(Dataset):
-    """Returns an `InputError` instead of raising it: torch would add the worker's traceback to its
-    message."""
+    """Returns an `InputError` instead of raising it: torch would add the worker's traceback to it."""
 
     def __init__(self, steps: TrainBatches) -> None:
         self.steps = steps
@@ -271,8 +255,7 @@ class EvalBatches:
         return len(self.split)
 
     def batches(self, world_size: int, rank: int, first: int = 0) -> Iterable[Batch]:
-        """Yields this process's batches from index `first` on. All processes have the same number of
-        batches."""
+        """Yields this process's batches from index `first` on. All processes have equally many."""
         all_rows = np.arange(len(self))
         for rows in self._shares(world_size, rank)[first:]:
             yield collate_share(self.split.collate, rows, all_rows)

@@ -7,7 +7,6 @@ If that fails, the encoding is guessed for the error message.
 
 import codecs
 import csv
-import difflib
 import glob
 import gzip
 import io
@@ -18,7 +17,6 @@ import re
 import stat
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -27,7 +25,7 @@ from typing import Any, BinaryIO
 import pyarrow
 import pyarrow.parquet
 
-from samerun.errors import SHOWN, InputError, listed, not_found, quoted
+from samerun.errors import SHOWN, InputError, listed, nearest, not_found, quoted
 from samerun.files import read_text
 
 KINDS = {
@@ -69,9 +67,8 @@ class Problems:
         """`number`: of the row, as in `location`; 0 for the whole file."""
         self.total += 1
         if len(self.messages) < SHOWN:
-            self.messages.append(
-                f"{location(self.path, self.kind, number) if number else self.path}: {message}"
-            )
+            where = location(self.path, self.kind, number) if number else self.path
+            self.messages.append(f"{where}: {message}")
 
     def raise_any(self) -> None:
         if self.total > len(self.messages):
@@ -89,8 +86,7 @@ def location(path: str, kind: str, number: int) -> str:
 
 
 def kind_of(path: str) -> str:
-    """The kind of a file by its name. Raises `InputError` for unknown names, unreadable files and empty
-    files."""
+    """The kind of a file by its name. Raises `InputError` for unknown names, unreadable and empty files."""
     check_readable(path)
     stem, extension = os.path.splitext(path.lower())
     is_gzip = extension == ".gz"
@@ -108,11 +104,8 @@ def kind_of(path: str) -> str:
 def read_rows(
     path: str, encoding: str, required: Sequence[str], names: Sequence[str]
 ) -> tuple[str, Iterator[Row]]:
-    """Returns (kind, iterator of the rows). `required`: the necessary columns; `names`: all columns to read
-    and check.
-
-    Raises `InputError` with all problems, at the end of the iterator at the latest.
-    """
+    """(kind, iterator of the rows). `names`: all columns to read and check, `required` or not. Raises
+    `InputError` with all problems, at the end of the iterator at the latest."""
     kind = kind_of(path)
     if kind == "parquet":
         return kind, _parquet_rows(path, required, names)
@@ -127,23 +120,17 @@ def _delimited_rows(
     path: str, encoding: str, kind: str, required: Sequence[str], names: Sequence[str]
 ) -> Iterator[Row]:
     problems = Problems(path, kind)
-    rows = _csv_rows(
-        csv.reader(text_lines(path, encoding), delimiter=DELIMITERS[kind], strict=True), problems
-    )
+    reader = csv.reader(text_lines(path, encoding), delimiter=DELIMITERS[kind], strict=True)
+    rows = _csv_rows(reader, problems)
     header_line, header = next(((line, row) for line, row in rows if not _is_blank(row)), (0, []))
     problems.raise_any()  # the first line is broken
     if not header:
         raise InputError(f"{path}: no rows: only blank lines")
     _check_columns(header, required, names, problems, header_line)
-    if (
-        len(header) == 1
-        and problems.total
-        and (mark := next((mark for mark in "\t;|," if mark in header[0]), None))
-    ):
-        problems.add(
-            header_line,
-            f"{mark!r} seems to separate the cells: save it with commas as .csv or with tabs as .tsv",
-        )
+    mark = next((mark for mark in "\t;|," if mark in header[0]), None)
+    if len(header) == 1 and problems.total and mark:
+        advice = "save it with commas as .csv or with tabs as .tsv"
+        problems.add(header_line, f"{mark!r} seems to separate the cells: {advice}")
         problems.raise_any()  # otherwise each row would be reported
     width, is_empty = len(header), True
     for line, row in rows:
@@ -151,11 +138,9 @@ def _delimited_rows(
             continue
         is_empty = False
         if len(row) != width:
-            problems.add(
-                line,
-                f"{len(row)} cells, expected {width} ({listed(header)}); quote cells that contain "
-                f"{DELIMITERS[kind]!r} or line breaks; the row begins {quoted(row[0])}",
-            )
+            advice = f"quote cells that contain {DELIMITERS[kind]!r} or line breaks"
+            found = f"{len(row)} cells, expected {width} ({listed(header)})"
+            problems.add(line, f"{found}; {advice}; the row begins {quoted(row[0])}")
         elif width > 1 and row[1:] == header[1:] and row[0].removeprefix("\ufeff") == header[0]:
             problems.add(line, "the column names again, as if files had been joined: remove this line")
         elif not problems.total:
@@ -170,8 +155,7 @@ def _is_blank(row: list[str]) -> bool:
 
 
 def _csv_rows(reader: Any, problems: Problems) -> Iterator[tuple[int, list[str]]]:
-    """Yields (first line, cells) of each row that is not empty. Stops at broken quotes: the following rows
-    are uncertain."""
+    """Yields (first line, cells) of each row that is not empty. Stops at broken quotes."""
     line = 1
     try:
         for row in reader:
@@ -185,9 +169,8 @@ def _csv_rows(reader: Any, problems: Problems) -> Iterator[tuple[int, list[str]]
             hint = f"; or is the delimiter not {reader.dialect.delimiter!r}?" if line == 1 else ""
             problems.add(
                 line,
-                f'text follows a closing quote on line {reader.line_num}; in a quoted cell write " '
-                'as "", and quote a cell '
-                f'that begins with " as a whole{hint}; the rest of the file is not checked',
+                f'text follows a closing quote on line {reader.line_num}; in a quoted cell write " as "", '
+                f'and quote a cell that begins with " as a whole{hint}; the rest of the file is not checked',
             )
 
 
@@ -195,11 +178,8 @@ def _check_columns(
     header: list[str], required: Sequence[str], names: Sequence[str], problems: Problems, line: int
 ) -> None:
     for name in names:
-        if header.count(name) > 1:
-            problems.add(
-                line,
-                f"column {quoted(name)} appears {header.count(name)} times: rename or remove all but one",
-            )
+        if (count := header.count(name)) > 1:
+            problems.add(line, f"column {quoted(name)} appears {count} times: rename or remove all but one")
         elif name in required and name not in header:
             problems.add(line, not_found("column", name, header))
 
@@ -247,12 +227,7 @@ def _parquet_rows(path: str, required: Sequence[str], names: Sequence[str]) -> I
                 for row in batch.to_pylist():
                     rows += 1
                     yield rows, row
-    except (
-        pyarrow.ArrowException,
-        OSError,
-        ValueError,
-        OverflowError,
-    ) as error:  # also from cells, such as broken UTF-8
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # also from broken cells
         reason = " ".join(str(error).split())[:120]
         raise InputError(
             f"{path}: not a valid parquet file ({reason}), after row {rows}: write or copy it again"
@@ -265,12 +240,8 @@ def _parquet_rows(path: str, required: Sequence[str], names: Sequence[str]) -> I
 
 
 def read_json(path: str, encoding: str, required: Sequence[str]) -> tuple[str, Iterator[tuple[int, dict]]]:
-    """Returns ("json", numbered rows) for an array, which is read as a whole, or ("jsonl", rows with their
-    lines).
-
-    The iterator of the rows yields nothing after the first problem. At its end it raises `InputError` with
-    all problems.
-    """
+    """("json", numbered rows) of an array, which is read as a whole, or ("jsonl", rows with their lines). The
+    iterator yields nothing after the first problem. At its end it raises `InputError` with all problems."""
     lines = (
         (number, line) for number, line in enumerate(text_lines(path, encoding, None), 1) if line.strip()
     )
@@ -285,10 +256,7 @@ def read_json(path: str, encoding: str, required: Sequence[str]) -> tuple[str, I
 
 
 def read_object(path: str | Path) -> dict:
-    """Reads a JSON file that holds one object, such as a configuration.
-
-    Raises `InputError` with file and line; duplicate keys, NaN and infinite numbers are errors, too.
-    """
+    """The object in a JSON file. Raises `InputError` with file and line, also for duplicate keys and NaN."""
     content = _decode(str(path), read_text(path))
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected an object, found {JSON_TYPES.get(type(content), 'a number')}")
@@ -335,10 +303,9 @@ def _line_values(lines: Iterable[tuple[int, str]], problems: Problems) -> Iterat
         try:
             value = DECODER.decode(line)
         except (ValueError, RecursionError) as error:
-            if line.strip() == "{":
-                problems.add(number, "an object over several lines: write each on one line")
-            else:
-                problems.add(number, _broken_json(error, line))
+            is_split = line.strip() == "{"
+            advice = "an object over several lines: write each on one line"
+            problems.add(number, advice if is_split else _broken_json(error, line))
         else:
             yield number, value
 
@@ -356,9 +323,8 @@ def _broken_json(error: Exception, text: str) -> str:
 
 def _rows_of(
     values: Iterable[tuple[int, object]], required: Sequence[str], problems: Problems
-) -> Iterator[tuple[int, dict]]:  # fmt: skip
-    """Yields (number, row) of every value, which must be an object. Stops if the first row lacks a required
-    field."""
+) -> Iterator[tuple[int, dict]]:
+    """Yields (number, row) of every value, an object. Stops if the first row lacks a required field."""
     rows = 0
     for number, row in values:
         if type(row) is not dict:
@@ -368,11 +334,8 @@ def _rows_of(
         rows += 1
         for name in required:
             if name not in row:
-                in_first_row = not_found("field", name, list(row))
-                problems.add(
-                    number,
-                    in_first_row if rows == 1 else f"field {quoted(name)} is missing: every row needs it",
-                )
+                missing = f"field {quoted(name)} is missing: every row needs it"
+                problems.add(number, not_found("field", name, list(row)) if rows == 1 else missing)
         if rows == 1:
             problems.raise_any()
         if not problems.total:
@@ -386,16 +349,14 @@ def _rows_of(
 
 
 def matching(pattern: str) -> list[str]:
-    """The files that match a pattern such as part-*.csv, sorted. A plain name or an existing file matches
-    itself."""
+    """The files that match a pattern, sorted. A plain name or an existing file matches itself."""
     if os.path.lexists(pattern) or not glob.has_magic(pattern):
         return [pattern]
     return sorted(glob.glob(pattern, recursive=True))
 
 
 def check_readable(path: str) -> None:
-    """Raises `InputError` unless `path` is a readable regular file or a link to one; suggests a similar
-    name."""
+    """Raises `InputError` unless `path` is a readable regular file or a link to one."""
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISREG(mode):
@@ -406,16 +367,14 @@ def check_readable(path: str) -> None:
         raise InputError(f"{path}: cannot be read: {_reason(error)}") from None
     if stat.S_ISDIR(mode):
         raise InputError(f"{path}: is a folder, expected a file")
-    if not stat.S_ISREG(mode):
-        # Files are read several times, and opening a pipe without a writer hangs.
+    if not stat.S_ISREG(mode):  # files are read several times, and opening a pipe without a writer hangs
         raise InputError(
             f"{path}: is a pipe or a device, expected a regular file: write its content to a file first"
         )
 
 
 def text_lines(path: str, encoding: str, newline: str | None = "") -> Iterator[str]:
-    """Yields the physical lines without the byte order mark. Line ends (\\n, \\r\\n or \\r) are kept, or
-    become \\n with `newline=None`.
+    """Yields the physical lines without the byte order mark. Line ends are kept, or \\n with `newline=None`.
 
     Raises `InputError` for an unknown encoding, an unreadable file, invalid bytes (with their position and a
     guess of the encoding), and a truncated or corrupt gzip stream.
@@ -445,18 +404,12 @@ def _missing(path: str) -> str:
     folder, name = os.path.split(path)
     if not os.path.isdir(folder or "."):
         return f"no such file: there is no folder {folder!r}"
-    near = difflib.get_close_matches(name, os.listdir(folder or "."), n=1)
-    return f"no such file; did you mean {os.path.join(folder, near[0])!r}?" if near else "no such file"
+    near = nearest(name, os.listdir(folder or "."))
+    return f"no such file; did you mean {os.path.join(folder, near)!r}?" if near else "no such file"
 
 
-@contextmanager
-def _open_bytes(path: str) -> Iterator[BinaryIO]:
-    with open(path, "rb") as raw:
-        if path.lower().endswith(".gz"):
-            with gzip.GzipFile(fileobj=raw) as unpacked:
-                yield unpacked
-        else:
-            yield raw
+def _open_bytes(path: str) -> BinaryIO:
+    return gzip.open(path) if path.lower().endswith(".gz") else open(path, "rb")
 
 
 def _unreadable(error: Exception) -> str:
@@ -482,11 +435,8 @@ def _explain_encoding(path: str, encoding: str) -> str:
         return f"{path}: changed while it was read: start again when it is complete"
     before = data[:start].decode(encoding, "ignore")
     line = 1 + len(re.findall("\r\n|\r|\n", before))
-    # Byte offsets count from 0, as in hex viewers.
-    return (
-        f"{path}: not {encoding.upper()} at byte {start} (0x{data[start]:02x}), line {line}; "
-        f"{_advice(data, before)}"
-    )
+    where = f"byte {start} (0x{data[start]:02x}), line {line}"  # bytes count from 0, as in hex viewers
+    return f"{path}: not {encoding.upper()} at {where}; {_advice(data, before)}"
 
 
 def _advice(data: bytes, before: str) -> str:

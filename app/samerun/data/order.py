@@ -23,8 +23,7 @@ def epoch_order(
     length_grouping: bool,
     weights: np.ndarray | None = None,
 ) -> np.ndarray:
-    """(rows,) the training order of an epoch. Consecutive `global_batch_size` entries are one global
-    batch.
+    """(rows,) the training order of an epoch; each `global_batch_size` entries are a global batch.
 
     Without `weights`, each row occurs once. With `weights`, (rows,), sum 1, a row of weight w occurs w * rows
     times, rounded up or down at random. With `length_grouping`, the shuffled rows are cut into megabatches of
@@ -61,8 +60,7 @@ def epoch_order(
 
 
 def mixed_rows(seed: int, epoch: int, source: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """(counts.sum(),) int64: the rows of an epoch of a mixture, source by source; `epoch_order` shuffles
-    them.
+    """(counts.sum(),) int64: the rows of an epoch of a mixture by source, which `epoch_order` shuffles.
 
     `source`: (rows,) index of each row's source; `counts`: (sources,) rows of each source in an epoch. An
     endless sequence of shuffled passes over a source is cut into epochs, so no row repeats before all other
@@ -83,8 +81,7 @@ def mixed_rows(seed: int, epoch: int, source: np.ndarray, counts: np.ndarray) ->
 
 
 class Shares(NamedTuple):
-    """Rows that are divided among micro-batches and processes. Share i is of process
-    i % world_size in micro-batch i // world_size."""
+    """Rows in shares. Share i is of process i % world_size in micro-batch i // world_size."""
 
     rows: np.ndarray  # (rows,) from long to short
     bounds: np.ndarray  # (shares + 1,) share i is rows[bounds[i]:bounds[i + 1]]
@@ -103,10 +100,8 @@ class Shares(NamedTuple):
 
 
 def share_out(rows: np.ndarray, lengths: np.ndarray, world_size: int, accumulation: int) -> Shares:
-    """Divides the rows of a global batch as evenly as possible.
-
-    Rows are distributed from long to short, so that the processes of a micro-batch have similar work.
-    """
+    """Divides the rows of a global batch as evenly as possible, from long to short, so that the processes of
+    a micro-batch have similar work."""
     by_length = rows[np.lexsort((rows, -lengths[rows]))]
     shares = world_size * accumulation
     sizes = len(rows) // shares + (np.arange(shares) < len(rows) % shares)
@@ -114,12 +109,11 @@ def share_out(rows: np.ndarray, lengths: np.ndarray, world_size: int, accumulati
 
 
 def share_out_tokens(rows: np.ndarray, widths: np.ndarray, world_size: int, max_tokens: int) -> Shares:
-    """Like `share_out`, with the fewest micro-batches of at most `max_tokens` tokens per process, padding
-    included.
+    """`share_out` with the fewest micro-batches of at most `max_tokens` tokens with padding per process.
 
-    `widths`: (rows of the file,) tokens with padding. A row wider than `max_tokens` is alone in its share.
-    Shares of a micro-batch have similar numbers of tokens: the smallest limit is chosen that does not add
-    micro-batches. If there are fewer shares than processes, the largest shares are halved.
+    `widths`: (rows of the file,) tokens with padding. A row that is wider is alone in its share. Shares of a
+    micro-batch have similar numbers of tokens: the smallest limit is chosen that does not add micro-batches.
+    If there are fewer shares than processes, the largest shares are halved.
     """
     by_length = rows[np.lexsort((rows, -widths[rows]))]
     descending = widths[by_length]
@@ -164,8 +158,7 @@ def _halve_largest(starts: list[int], widths: np.ndarray, shares: int) -> list[i
 
 
 def _chunk_starts(widths: np.ndarray, max_tokens: int) -> np.ndarray:
-    """Where the chunks begin that have at most `max_tokens` tokens, or one row. `widths`: (rows,) from wide
-    to narrow."""
+    """The starts of chunks of at most `max_tokens` tokens, or one row. `widths`: (rows,), descending."""
     sizes = np.maximum(1, max_tokens // widths)  # of a chunk that begins at this row: from small to large
     starts, first = [np.zeros(0, dtype=np.int64)], 0
     while first < len(sizes):
@@ -178,8 +171,7 @@ def _chunk_starts(widths: np.ndarray, max_tokens: int) -> np.ndarray:
 def evaluation_batches(
     widths: np.ndarray, batch_size: int, max_tokens: int | None, world_size: int, rank: int
 ) -> list[np.ndarray]:
-    """This process's batches of an evaluation, from long rows to short ones. Each row is on exactly one
-    process.
+    """This process's batches of an evaluation, from long rows to short ones. Each row is on one process.
 
     `widths`: (rows,) tokens with padding. A batch has `batch_size` rows or, with `max_tokens`, at most so
     many tokens with padding. All processes get the same number of batches; the last ones may be empty.

@@ -32,12 +32,9 @@ def read_split(
     arguments: Any, split: str, required: tuple[str, ...] = (), optional: tuple[str, ...] = ()
 ) -> Table | None:
     """Reads "train", "validation" or "test" from its files or from --dataset_name; None if neither is given.
-
-    Raises `InputError` with the problems of all files.
-    """
+    Raises `InputError` with the problems of all files."""
     patterns = getattr(arguments, f"{split}_file")
     if patterns is not None:
-        patterns = (patterns,) if isinstance(patterns, str) else patterns
         argument = f"--{split}_file"
         read = partial(read_table, encoding=arguments.encoding, required=required, optional=optional)
         table = read_sources(expand_patterns(argument, patterns), read, partial(_concatenated, argument))
@@ -114,9 +111,7 @@ def read_sources(
 
 def expand_patterns(argument: str, patterns: Sequence[str]) -> list[tuple[str, int]]:
     """Expands the patterns of an argument to (file or folder, index of its pattern); sorted within a pattern.
-
-    Raises `InputError` for a pattern without files, and for files that are named twice.
-    """
+    Raises `InputError` for a pattern without files, and for files that are named twice."""
     expanded = {pattern: matching(pattern) for pattern in patterns}
     files = [(path, number) for number, pattern in enumerate(patterns) for path in expanded[pattern]]
     duplicates = [path for path, count in Counter(str(Path(path)) for path, _ in files).items() if count > 1]
@@ -135,8 +130,7 @@ def expand_patterns(argument: str, patterns: Sequence[str]) -> list[tuple[str, i
 
 
 def common_parent(paths: Sequence[str]) -> str | None:
-    """The common parent of several folders, to which the names of their rows are relative; None for a single
-    folder."""
+    """The common parent of several folders, to which the names of their rows are relative; None for one."""
     return os.path.commonpath(map(os.path.abspath, paths)) if len(paths) > 1 else None
 
 
@@ -216,11 +210,8 @@ def _read_stream(split: str, *name: str | None, **version: Any) -> datasets.Data
 
 
 def load_from(arguments: Any, split: str, load: Callable[..., Any]) -> Any:
-    """Calls `load` with --dataset_name, its configuration and its revision. Raises `InputError` if loading
-    fails.
-
-    `split`: "train", "validation" or "test".
-    """
+    """Calls `load` with --dataset_name, its configuration and its revision. `split`: for the message of the
+    `InputError` if loading fails."""
     import datasets
 
     datasets.disable_progress_bars()  # they would also appear in log files

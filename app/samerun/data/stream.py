@@ -63,12 +63,9 @@ class Stream(ABC):
 
     @abstractmethod
     def read(self, epoch: int, start: Any) -> tuple[Split, Any]:
-        """Returns (rows of an epoch, start of the next epoch). `start`: of this epoch. Starts are JSON
-        values.
-
-        Cache expensive results on the disk for the other processes of the machine. Raises `InputError` for
-        bad rows.
-        """
+        """(rows of the epoch that has this start, start of the next one). Starts are JSON values. Cache
+        expensive results on the disk for the other processes of the machine. Raises `InputError` for bad
+        rows."""
 
     def remove(self, keeps: Callable[[int], bool]) -> None:
         """Removes the files that `read` cached, except those of epochs with `keeps(epoch)`."""
@@ -85,8 +82,7 @@ class Stream(ABC):
         requests.close()
 
     def begin(self, epoch: int, start: Any) -> None:
-        """Training starts or resumes in this epoch. `start`: its `start_of`, from the checkpoint; None for
-        epoch 0."""
+        """Training starts in this epoch. `start`: its `start_of`, from the checkpoint; None for epoch 0."""
         if epoch > 0:
             self._starts[epoch] = start
         if self._requests is not None:  # remove leftovers of an interrupted run
@@ -103,11 +99,8 @@ class Stream(ABC):
         return split
 
     def enter(self, epoch: int, is_last: bool) -> None:
-        """Training enters this epoch, whose rows were read: removes earlier buffers and starts reading the
-        next one.
-
-        Buffer 0 stays: a resumed run prepares its task from it, such as the list of labels.
-        """
+        """Training enters this epoch, whose rows were read: starts reading the next buffer and removes
+        earlier ones. Buffer 0 stays: a resumed run prepares its task from it, such as the list of labels."""
         gc.collect()  # files stay on the disk while any object maps them into memory
         if self._requests is None:
             return
@@ -172,21 +165,17 @@ class Buffers:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the names of the shards. It ignores their content: users may correct a bad row and
-        resume."""
+        """A hash of the shards' names, not of their content: users may correct a bad row and resume."""
         return fingerprint(os.path.basename(shard.path) for shard in self.shards)[:16]
 
     def cached_with(self, number: int) -> AbstractContextManager[None]:
-        """A context in which all cached files are stored with this buffer, so that `remove` deletes them
-        too."""
+        """A context in which all cached files are stored with this buffer: `remove` deletes them, too."""
         return use_cache_folder(self._folder / f"{number}-{self._key}")
 
     def read(self, number: int, start: Position = START) -> tuple[Table, Position, int]:
-        """Returns (rows of the buffer, start of the next buffer, number of skipped rows without text). If all
-        shards have fewer rows than a buffer, all buffers become that small; read buffer 0 first.
-
-        Raises `InputError` for errors in the files, and if no row has a text.
-        """
+        """(rows of the buffer, start of the next buffer, number of skipped rows without text). If all shards
+        have fewer rows than a buffer, all buffers become that small; read buffer 0 first. Raises `InputError`
+        for errors in the files, and if no row has a text."""
         with self.cached_with(number):
             folder = get_or_create("rows", "-".join(map(str, start)), partial(self._store, tuple(start)))
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -200,8 +189,7 @@ class Buffers:
         return table, tuple(manifest["next"]), manifest["blank"]
 
     def remove(self, keeps: Callable[[int], bool]) -> None:
-        """Removes the run's buffers, except those with `keeps(number)`. Outdated buffers are always
-        removed."""
+        """Removes the run's buffers: outdated ones, and those without `keeps(number)`."""
         for path in self._folder.glob("*-*"):
             number, _, key = path.name.partition("-")
             if key != self._key or not keeps(int(number)):
@@ -220,8 +208,7 @@ class Buffers:
         self._next = None if buffer.is_short else (os.getpid(), buffer.end, rows)
 
     def _rows(self, start: Position) -> Iterator[tuple[Position, Shard, str, Row]]:
-        """Yields (position after the row, shard, its kind, row) from `start` on, pass after pass, without
-        end."""
+        """Yields (position after the row, shard, its kind, row) from `start` on, in endless passes."""
         number, first, skipped = start
         while True:
             order = np.random.default_rng([self.seed, number, SHARDS]).permutation(len(self.shards)).tolist()
@@ -286,8 +273,7 @@ def _files(arguments: Any, columns: tuple[str, ...]) -> tuple[list[Shard], list[
 
 
 def _dataset(arguments: Any, columns: tuple[str, ...]) -> tuple[list[Shard], list[str], dict[str, list[str]]]:
-    """Returns (shards of the training split of --dataset_name, their cache key parts, class names by
-    column)."""
+    """(shards of the training split of --dataset_name, their cache key parts, class names by column)."""
     split = arguments.dataset_splits.get("train", "train")
     dataset, version = load_from(arguments, "train", partial(open_stream, split))
     if dataset.column_names is not None:  # unknown for some formats; then the reader of the rows finds it

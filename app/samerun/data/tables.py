@@ -95,8 +95,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a file or a data set. `rows` has the columns, the line of each row, and, with several
-    sources, the number of each row's source."""
+    """The rows of a file or a data set. `rows`: the columns, LINE, and, with several sources, FILE."""
 
     path: str
     kind: str  # "csv", "tsv", "json" (one array), "jsonl" or "parquet", by content: a .json file may be jsonl
@@ -138,12 +137,10 @@ class Table:
 def read_table(
     path: str, encoding: str = "utf-8", required: Sequence[str] = (), optional: Sequence[str] = ()
 ) -> Table:
-    """Reads the rows of one file. Its extension selects the reader: .csv .tsv .json .jsonl .ndjson .parquet;
-    .gz of text files.
+    """Reads the rows of one file of a kind in `files.KINDS`.
 
     The table has the `required` columns and the non-empty `optional` ones. Cells of csv and tsv files are
-    str; missing cells are None. Blank lines are skipped. Raises `InputError` with the first 20 problems and
-    the number of the others.
+    str; missing cells are None. Blank lines are skipped. Raises `InputError` with the first 20 problems.
     """
     path = os.fspath(path)
     kind = kind_of(path)
@@ -272,11 +269,8 @@ def cell_of(names: list[str] | None, cell: Any) -> Any:
 
 
 def split_off(table: Table, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (training rows, validation rows) as ascending row numbers; `share` of the rows, at random, for
-    validation.
-
-    The result depends on the seed and the number of rows alone. Raises `InputError` for fewer than two rows.
-    """
+    """(training rows, validation rows): ascending row numbers, of which `share` at random are for validation.
+    They depend on the seed and the number of rows alone. Raises `InputError` for fewer than two rows."""
     if len(table) < 2:
         raise InputError(
             f"{table.path}: has {len(table)} row(s), too few to take validation rows from; give "
@@ -302,8 +296,7 @@ def texts_of(table: Table, column: str) -> Cells:
 
 
 def is_blank(text: str) -> bool:
-    """Whether a text has no visible characters: only separators, control and format characters (such as
-    zero-width ones)."""
+    """Whether a text shows nothing: only separators, control and format characters (as zero-width ones)."""
     if text[:1].isalnum():  # the usual case, ten times as fast
         return False
     return all(unicodedata.category(character) in BLANK for character in text)
@@ -328,16 +321,14 @@ def drop_blank(table: Table, column: str, notes: list[str]) -> Table:
 
 
 def note_cut(table: Table, what: str, cut: np.ndarray, limit: int | str, notes: list[str]) -> None:
-    """Adds a note about truncated texts. `what`: their plural noun; `cut`: (rows,) bool; `limit`: in
-    tokens."""
+    """Adds a note about cut texts. `what`: their plural noun; `cut`: (rows,) bool; `limit`: in tokens."""
     if count := int(cut.sum()):
         share = f"{count} of {len(table)} {what} ({count / len(table):.1%})"
         notes.append(f"{table.path}: {share} are cut to {limit} tokens")
 
 
 def note_repeated_texts(texts: Mapping[str, Iterable[str]], notes: list[str]) -> None:
-    """Adds notes about duplicate training texts, and about validation and test texts that are also training
-    texts. `texts`: by split."""
+    """Adds notes about repeated training texts, also in validation and test. `texts`: by split."""
     hashes = {split: list(map(hash, column)) for split, column in texts.items()}
     seen = set(hashes["train"])
     if repeated := len(hashes["train"]) - len(seen):

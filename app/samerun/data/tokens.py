@@ -1,5 +1,4 @@
-"""Token ids: rows of different lengths in one array, tokenized once per (texts, tokenizer, settings) and
-machine, and mapped into memory."""
+"""Token ids, tokenized once per (texts, tokenizer, settings) and machine, and mapped into memory."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ PARALLELISM = "TOKENIZERS_PARALLELISM"  # environment variable: whether the toke
 
 @dataclass(frozen=True)
 class Ragged:
-    """Rows of different lengths. `chunks`: (values, offsets) each; row i of a chunk is
-    `values[offsets[i]:offsets[i + 1]]`, a view."""
+    """Rows of different lengths. Row i of a chunk (values, offsets): values[offsets[i]:offsets[i + 1]]."""
 
     chunks: list[tuple[np.ndarray, np.ndarray]]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +33,6 @@ from samerun.errors import InputError
 from samerun.kernels.block_attention import BlockSparse, BlockSparseDryRun, Rows, Shape, shortest_sparse
 from samerun.kernels.common import current_row_lengths, send
 
-KINDS = ("block_sparse", "original_full")
 # For these lengths transformers draws the random blocks like the paper's code
 # (`bigbird_block_sparse_attention`).
 PAPER_LENGTHS = frozenset({1024, 3072, 4096})
@@ -49,22 +49,23 @@ def choose_attention(config: Any, max_length: int) -> str | None:
     if encoder is None:
         return None
     configured, block, positions = encoder.attention_type, encoder.block_size, encoder.max_position_embeddings
-    shortest = shortest_sparse(encoder.num_random_blocks) * block
-    if max_length <= shortest - block:
+    longest_full = (shortest_sparse(encoder.num_random_blocks) - 1) * block
+    if max_length <= longest_full:
         encoder.attention_type = "original_full"
         return (
-            f"BigBird uses full attention: block-sparse attention needs more than {shortest - block} "
-            "tokens (--max_length)"
+            f"BigBird uses full attention: block-sparse attention needs more than {longest_full} tokens "
+            "(--max_length)"
         )
-    if _round_up(max_length, block) > positions:
+    needed = -(-max_length // block) * block
+    if needed > positions:
         raise InputError(
-            f"--max_length {max_length} needs {_round_up(max_length, block)} positions in blocks of {block}, "
-            f"but the model has {positions}; give at most {positions // block * block}"
+            f"--max_length {max_length} needs {needed} positions in blocks of {block}, but the model has "
+            f"{positions}; give at most {positions // block * block}"
         )
     encoder.attention_type = "block_sparse"
-    if configured != encoder.attention_type:
-        return f"BigBird uses block-sparse attention (the configuration says {configured})"
-    return None
+    if configured == "block_sparse":
+        return None
+    return f"BigBird uses block-sparse attention (the configuration says {configured})"
 
 
 def padding_of(config: Any) -> int:
@@ -75,50 +76,35 @@ def padding_of(config: Any) -> int:
     return encoder.block_size
 
 
-def random_blocks(blocks: int, shape: Shape, seed: int) -> np.ndarray:
-    """The random blocks that transformers draws in training for the inner query blocks 1 .. blocks - 2 of a
-    row, for the layer with this seed.
+@functools.lru_cache(maxsize=4096)
+def random_blocks(blocks: int, shape: Shape, seed: int, device: torch.device) -> Tensor:
+    """The random blocks that transformers draws in training for the inner query blocks of a row.
 
-    Returns int64 (heads, blocks - 2, num_random_blocks). A drawn block that the query sees anyway counts
-    twice. Shorter rows use a prefix of the longest row's blocks. Raises `ValueError` for a row longer than
-    the position table.
+    Returns int64 (heads, blocks - 2, num_random_blocks) of the layer with this seed. A drawn block that the
+    query sees anyway counts twice. Shorter rows use a prefix of the longest row's blocks.
     """
-    paper = blocks * shape.block_size in PAPER_LENGTHS
-    if not paper and blocks > shape.positions // shape.block_size:
-        raise ValueError(
-            f"{blocks} blocks of {shape.block_size} tokens pass the {shape.positions} positions of the model"
-        )
-    return _draw(paper, shape, seed)[:, : blocks - 2]
+    plan = _draw(blocks * shape.block_size in PAPER_LENGTHS, shape, seed)
+    return send(torch.tensor(plan[:, : blocks - 2]), device)
 
 
 @functools.lru_cache(maxsize=256)
 def _draw(paper: bool, shape: Shape, seed: int) -> np.ndarray:
     """Draws by transformers' own methods, which use numpy's global generator; its state is restored."""
-    from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention as Source
-
-    _, heads, number, block_size, positions = shape
+    source, (_, heads, number, block_size, positions) = BigBirdBlockSparseAttention, shape
     layer = SimpleNamespace(
-        training=True, _get_single_block_row_attention=Source._get_single_block_row_attention
+        training=True, _get_single_block_row_attention=source._get_single_block_row_attention
     )
     state = np.random.get_state()
     try:
         np.random.seed(seed)
         if paper:
             sizes = (positions, positions, block_size, block_size, number)
-            plan = [Source._bigbird_block_rand_mask(layer, *sizes, last_idx=1024) for _ in range(heads)]
+            plan = [source._bigbird_block_rand_mask(layer, *sizes, last_idx=1024) for _ in range(heads)]
         else:
             length = positions // block_size * block_size
-            ends, numbers = Source._get_rand_attn_plan(length, block_size, number)
-            plan = Source._bigbird_block_rand_mask_with_head(
-                layer,
-                length,
-                length,
-                block_size,
-                block_size,
-                heads,
-                plan_from_length=ends,
-                plan_num_rand_blocks=numbers,
-            )
+            ends_and_numbers = source._get_rand_attn_plan(length, block_size, number)
+            sizes = (length, length, block_size, block_size)
+            plan = source._bigbird_block_rand_mask_with_head(layer, *sizes, heads, *ends_and_numbers)
     finally:
         np.random.set_state(state)
     return np.stack(plan).astype(np.int64)
@@ -127,24 +113,14 @@ def _draw(paper: bool, shape: Shape, seed: int) -> np.ndarray:
 def _encoder(config: Any) -> Any | None:
     """The configuration of the BigBird encoder in `config`; None if there is none."""
     encoder = getattr(config, "encoder", config)
-    known = encoder.model_type in ("big_bird", "bigbird_pegasus") and not getattr(
-        encoder, "is_decoder", False
-    )
-    return encoder if known and encoder.attention_type in KINDS else None
-
-
-def _round_up(length: int, multiple: int) -> int:
-    return -(-length // multiple) * multiple
+    is_known = encoder.model_type in ("big_bird", "bigbird_pegasus")
+    return encoder if is_known and not getattr(encoder, "is_decoder", False) else None
 
 
 @torch.compiler.disable
 def read_rows(attention_mask: Tensor, shape: Shape) -> Rows:
-    """Groups the rows. `attention_mask`: (rows, width), not 0 for real tokens; the width is a multiple of the
-    block size.
-
-    A row ends with the block of its last real token. Synchronises with the device if the host does not know
-    the lengths.
-    """
+    """Groups the rows. `attention_mask`: (rows, whole blocks), not 0 for real tokens. A row ends with the
+    block of its last one. Synchronises with the device if the host does not know the lengths."""
     mask = attention_mask != 0
     if isinstance(mask, FakeTensor):  # a dry run, without values to read
         return Rows(mask, shape, [])
@@ -162,28 +138,12 @@ def read_rows(attention_mask: Tensor, shape: Shape) -> Rows:
     return Rows(mask, shape, [(number, part) for (number, _), part in zip(counts, parts, strict=True)])
 
 
-def draw_blocks(rows: Rows, seed: int, device: torch.device) -> list[Tensor | None]:
-    """The random blocks of each group of rows in training, for the layer with this seed; None for groups of
-    short rows."""
-    shortest = shortest_sparse(rows.shape.num_random_blocks)
-    return [
-        _drawn(blocks, rows.shape, seed, device) if blocks >= shortest else None for blocks, _ in rows.groups
-    ]
-
-
-@functools.lru_cache(maxsize=4096)
-def _drawn(blocks: int, shape: Shape, seed: int, device: torch.device) -> Tensor:
-    """Random blocks, (heads, blocks - 2, r)."""
-    return send(torch.tensor(random_blocks(blocks, shape, seed)), device)
-
-
 def _keep_attention_type(value: str) -> None:
     """Stands for the encoder's method; a function of the module, so that models can be pickled."""
 
 
 def use_bigbird_attention(model: torch.nn.Module) -> bool:
-    """Switches every block-sparse BigBird encoder in `model` to our attention and fused activation. Returns
-    False if there is none.
+    """Gives every block-sparse BigBird encoder our attention and activation. Returns False if there is none.
 
     Parameters and state dict stay unchanged. The encoders keep their attention type after narrow batches,
     which use full attention in that batch only.
@@ -196,17 +156,15 @@ def use_bigbird_attention(model: torch.nn.Module) -> bool:
         ):
             for layer in encoder.modules():
                 layer.__class__ = FAST.get(type(layer), type(layer))
-            shape = _shape([layer for layer in encoder.modules() if isinstance(layer, _Fast)])
+            layers = [layer for layer in encoder.modules() if isinstance(layer, _Fast)]
+            one, seeds = layers[0], tuple(layer.seed for layer in layers)
+            sizes = (one.num_attention_heads, one.num_random_blocks, one.block_size, one.max_seqlen)
+            shape = Shape(seeds, *sizes)
             encoder.create_masks_for_block_sparse_attn = functools.partial(_masks, shape=shape)
             # transformers switches to full attention here, which our attention chooses row by row.
             encoder.set_attention_type = _keep_attention_type
             any_encoder = True
     return any_encoder
-
-
-def _shape(layers: list[Any]) -> Shape:
-    one, seeds = layers[0], tuple(layer.seed for layer in layers)
-    return Shape(seeds, one.num_attention_heads, one.num_random_blocks, one.block_size, one.max_seqlen)
 
 
 def _masks(attention_mask: Tensor, block_size: int, *, shape: Shape) -> tuple[Rows, None, None, None]:
@@ -220,8 +178,7 @@ class _Fast:
     def forward(
         self, hidden_states: Tensor, *masks: Any, from_blocked_mask: Rows | None = None, **_: Any
     ) -> tuple:
-        """(rows, width, hidden) -> (context of that shape, 0 in the padding; None in place of attention
-        weights).
+        """(rows, width, hidden) -> (context of that shape, 0 in the padding; None for attention weights).
 
         transformers calls forward(hidden, band_mask, from_mask, to_mask, from_blocked_mask, to_blocked_mask).
         """
@@ -261,5 +218,9 @@ def _attend(layer: Any, query: Tensor, key: Tensor, value: Tensor, rows: Rows) -
     """Query, key and value (rows, width, heads, size) -> context of that shape."""
     if isinstance(query, FakeTensor):
         return BlockSparseDryRun.apply(query, key, value, rows.shape)
-    drawn = draw_blocks(rows, layer.seed, query.device) if layer.training else [None] * len(rows.groups)
+    shortest = shortest_sparse(rows.shape.num_random_blocks) if layer.training else math.inf
+    drawn = [
+        random_blocks(blocks, rows.shape, layer.seed, query.device) if blocks >= shortest else None
+        for blocks, _ in rows.groups
+    ]
     return BlockSparse.apply(query, key, value, rows, drawn)

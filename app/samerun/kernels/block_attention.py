@@ -19,6 +19,7 @@ that fit a thread's cache.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -38,8 +39,7 @@ PORTION = 2**17  # elements of a tensor per portion, or one head of a row if tha
 
 
 class Shape(NamedTuple):
-    """The settings of an encoder that determine its layers' random blocks, together with the lengths of
-    rows."""
+    """The settings of an encoder that determine its layers' random blocks, with the lengths of rows."""
 
     seeds: tuple[int, ...]  # of the layers
     heads: int
@@ -49,8 +49,7 @@ class Shape(NamedTuple):
 
 
 def shortest_sparse(random_blocks: int) -> int:
-    """The minimum number of blocks for block-sparse attention; shorter rows use full attention, as in
-    transformers."""
+    """The least number of blocks for block-sparse attention, as in transformers."""
     return 5 + 2 * random_blocks + 1
 
 
@@ -119,8 +118,7 @@ class Portion:
 
     @cached_property
     def inner_bias(self) -> Tensor:
-        """(pairs, blocks - 2, keys of an inner block), to add to the scores of its keys, in the order of
-        `Keys`."""
+        """(pairs, blocks - 2, keys of an inner block in the order of `Keys`), to add to their scores."""
         first, last = self.bias[:, None, 0], self.bias[:, None, -1]
         if self.table is None:
             first = first + math.log(1 + self.shape.num_random_blocks)
@@ -134,8 +132,7 @@ class Portion:
 
 
 def portions_of(rows: Rows, drawn: list[Tensor | None], like: Tensor) -> Iterator[Portion]:
-    """Yields the portions of a batch with queries `like` (batch, width, heads, size). `drawn`: random blocks
-    of each group."""
+    """The portions of a batch with queries `like` (batch, width, heads, size). `drawn`: of each group."""
     heads, size, block_size = *like.shape[2:], rows.shape.block_size
     for (blocks, chosen), plan in zip(rows.groups, drawn, strict=True):
         mask = (rows.mask if chosen is None else rows.mask[chosen])[:, : blocks * block_size].unflatten(
@@ -157,19 +154,11 @@ def portion_size(pairs: int, elements: int, threads: int) -> int:
 def _cuts(rows: int, heads: int, elements: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
     """Yields (rows, heads) of each portion: whole rows, or some heads of one row; on a GPU, where kernel
     launches cost more, a single portion."""
-    step = (
-        portion_size(rows * heads, elements, torch.get_num_threads())
-        if device.type == "cpu"
-        else rows * heads
-    )
-    if step >= heads:
-        for row in range(0, rows, step // heads):
-            yield slice(row, min(row + step // heads, rows)), slice(0, heads)
-        return
-    step = -(-heads // -(-heads // step))  # equal sizes
-    for row in range(rows):
-        for head in range(0, heads, step):
-            yield slice(row, row + 1), slice(head, min(head + step, heads))
+    pairs, threads = rows * heads, torch.get_num_threads()
+    step = portion_size(pairs, elements, threads) if device.type == "cpu" else pairs
+    row_step, head_step = max(1, step // heads), -(-heads // -(-heads // step))  # equal numbers of heads
+    for row, head in itertools.product(range(0, rows, row_step), range(0, heads, head_step)):
+        yield slice(row, min(row + row_step, rows)), slice(head, min(head + head_step, heads))
 
 
 class BlockSparse(torch.autograd.Function):
@@ -231,8 +220,7 @@ def _attention_backward(
     portion: Portion, query: Tensor, key: Tensor, value: Tensor, context: Tensor, gradient: Tensor,
     *gradients: Tensor
 ) -> None:  # fmt: skip
-    """Fills the portion of the three `gradients`, of query, key and value. All tensors are shaped as in
-    `_attention`."""
+    """Fills the portion of the `gradients` of query, key and value. Tensors are shaped as in `_attention`."""
     q, k, v, out, d_out = map(portion.take, (query, key, value, context, gradient))
     scale = q.shape[-1] ** -0.5
     q *= scale
@@ -269,8 +257,7 @@ class Backward(NamedTuple):
 
 
 def chunks(pairs: int, blocks: int, scores: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
-    """Cuts `pairs` x `blocks` query blocks into pieces: whole pairs, or blocks of one pair. `scores`: of a
-    query block."""
+    """Cuts query blocks into pieces: whole pairs, or blocks of one pair. `scores`: of a query block."""
     room = max(1, (SCORES_PER_THREAD if device.type == "cpu" else SCORES_ELSEWHERE) // scores)
     step = min(room, blocks)
     together = max(1, room // blocks)
@@ -290,8 +277,7 @@ def ends_of(x: Tensor) -> Tensor:
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, out: Tensor) -> None:
-    """Fills `out`: every block of `q` (pairs, some blocks, block_size, size) attends to every block of
-    `k`."""
+    """Fills `out`: all blocks of `q` (pairs, some blocks, block_size, size) attend to all blocks of `k`."""
     for pairs, chosen, keys, values, seen in _dense_pieces(q, k, v, bias):
         chunk = q[pairs, chosen].flatten(1, 2)
         weights = weights_of(torch.bmm(chunk, keys.mT), seen).to(v.dtype)
@@ -438,34 +424,27 @@ def through_pairs(table: Tensor, blocks: int) -> Tensor:
 
 
 class BlockSparseDryRun(torch.autograd.Function):
-    """Allocates what `BlockSparse` allocates on a CPU for rows of full width. Used for GPUs as
-    well, where it was not measured."""
+    """Allocates what `BlockSparse` does on a CPU for rows of full width. On GPUs it was not measured."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Tensor:
         context = torch.empty_like(query)
         ctx.save_for_backward(query, key, value, context)
-        ctx.sizes = _sizes(query, shape)
-        _allocate(query, ctx.sizes, 4, 0)
+        ctx.shape = shape
+        _allocate(query, shape, 4, 0)
         return context
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple:
         saved = ctx.saved_tensors  # under checkpointing they can be read once only
         gradients = [torch.empty_like(x) for x in saved[:3]]
-        _allocate(saved[0], ctx.sizes, 6, 2)
+        _allocate(saved[0], ctx.shape, 6, 2)
         return (*gradients, None)
 
 
-class _Sizes(NamedTuple):
-    """Elements of the tensors of all threads at a time."""
-
-    portion: int
-    scores: int
-    copies: int  # of queries, and of keys that are not read in place
-
-
-def _sizes(query: Tensor, shape: Shape) -> _Sizes:
+def _allocate(query: Tensor, shape: Shape, portions: int, sums: int) -> None:
+    """Allocates and frees the peak memory of a pass of all threads: scores, weights, copies of `portions`
+    portions, and `sums` portions in fp32."""
     number, block_size = shape.num_random_blocks, shape.block_size
     (rows, width, heads, size), threads = query.shape, torch.get_num_threads()
     blocks, pairs = width // block_size, rows * heads
@@ -475,13 +454,9 @@ def _sizes(query: Tensor, shape: Shape) -> _Sizes:
     scores = min(max(SCORES_PER_THREAD * threads, block_size * keys), at_once * width * keys)
     queries = scores // keys * size if is_sparse else 0
     in_place = scores <= width * keys * threads  # the window's keys, if a thread works on one pair
-    return _Sizes(at_once * width * size, scores, queries * (number if in_place else number + 3 + 1))
-
-
-def _allocate(query: Tensor, sizes: _Sizes, portions: int, sums: int) -> None:
-    """Allocates and frees the peak memory of a pass: scores, weights, copies of `portions` portions, and
-    `sums` portions in fp32."""
-    casts = 0 if query.dtype == torch.float32 or not sums else sizes.scores
-    tensors = [query.new_empty(portions * sizes.portion + sizes.scores + (2 if sums else 1) * sizes.copies)]
-    tensors.append(query.new_empty(sums * sizes.portion + sizes.scores + casts, dtype=torch.float32))
+    copies = queries * (number if in_place else number + 3 + 1)  # of queries, and of keys not read in place
+    portion = at_once * width * size  # elements of all threads' portions
+    casts = 0 if query.dtype == torch.float32 or not sums else scores
+    tensors = [query.new_empty(portions * portion + scores + (2 if sums else 1) * copies)]
+    tensors.append(query.new_empty(sums * portion + scores + casts, dtype=torch.float32))
     del tensors

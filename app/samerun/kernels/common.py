@@ -45,8 +45,7 @@ def current_rows() -> BatchRows:
 
 
 def current_row_lengths(rows: int, width: int) -> tuple[int, ...] | None:
-    """The lengths of a batch of this many rows, padded to `width`; None if they are unknown or do not fit its
-    shape."""
+    """The lengths of a batch of so many rows, padded to `width`; None if unknown or of another shape."""
     lengths = _ROWS.get().lengths
     fits = lengths is not None and len(lengths) == rows and max(lengths, default=0) <= width
     return lengths if fits else None

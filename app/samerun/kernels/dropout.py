@@ -109,16 +109,11 @@ class DropoutMask(NamedTuple):
 
     @classmethod
     def draw(cls, p: float) -> DropoutMask:
-        """A mask of dropout probability `p`, 0 < p < 1, for the current rows. Draws one number from torch's
-        generator."""
+        """A mask of rate `p`, 0 < p < 1, for the current rows. Draws one number from torch's generator."""
         call = torch.randint(2**63 - 1, (), device="cpu")
         # In a dry run tensors have no values.
         call = 0 if isinstance(call, FakeTensor) else int(call)
         return cls(call, current_rows().places, min(round(p * LEVELS), LEVELS - 1))
-
-    def of(self, rows: slice) -> DropoutMask:
-        """The mask of some rows."""
-        return self._replace(places=self.places[rows])
 
     @property
     def scale(self) -> float:
@@ -353,8 +348,7 @@ def _compact(mask: Tensor) -> Tensor:
 
 
 class DropoutAttention(torch.autograd.Function):
-    """Query (rows, heads, queries, size), key and value (rows, heads, keys, size) -> context, shaped as
-    query.
+    """Query (rows, heads, queries, size), key, value (rows, heads, keys, size) -> context as query.
 
     `mask`: None, or bool or float as in `dropout_attention`, (rows, heads, queries, keys) or 1 in any
     dimension. Half precision is computed in fp32. A query that sees no key gets 0, as in torch.

@@ -28,8 +28,7 @@ ENOUGH, ENOUGH_FOR_THREADS = 2**18, 2**25
 
 
 def use_openblas() -> None:
-    """Gives OpenBLAS torch's number of threads and torch's products to OpenBLAS, if it computes with
-    AVX-512."""
+    """Gives OpenBLAS torch's number of threads and torch's products, if it computes with AVX-512."""
     if blas := openblas():
         blas.set_num_threads(torch.get_num_threads())
         replace_products()

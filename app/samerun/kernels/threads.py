@@ -49,8 +49,7 @@ def _work(work: Callable[[Piece], None], inference: bool, piece: Piece) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _pool(process: int, number: int) -> ThreadPoolExecutor:
-    """Threads in which torch is single-threaded. `process`: cache key, because threads do not survive a
-    fork."""
+    """Threads in which torch is single-threaded. `process`: cache key; threads do not survive a fork."""
     pool = ThreadPoolExecutor(number, thread_name_prefix="kernels")
     list(pool.map(_set_single_threaded, [threading.Barrier(number)] * number))
     torch.set_num_threads(number)  # the threads changed the default for later threads

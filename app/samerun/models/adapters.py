@@ -30,10 +30,7 @@ EMBEDDINGS = re.compile(r"(^|\.)(embed\w*|shared|wte|wpe)\.")
 
 def limit_training(model: Any, arguments: Any, new_names: set[str]) -> Any:
     """Adds adapters (--lora_r) or freezes weights (--freeze). `new_names`: parameters without pretrained
-    values.
-
-    Raises `InputError` for modules or weights that the model does not have.
-    """
+    values. Raises `InputError` for modules or weights that the model does not have."""
     if arguments.lora_r is not None:
         return _add_adapters(model, arguments, new_names)
     for entry in arguments.freeze or ():
@@ -82,8 +79,7 @@ def fingerprint(arguments: Any) -> dict[str, Any]:
 
 
 def adapted_name(name: str) -> str:
-    """Parameter name in the adapted model -> name in the base model. An adapter's matrix gets the name of its
-    base weight."""
+    """A parameter's name in the base model. An adapter's matrix gets the name of its base weight."""
     return f"{name.partition(ADAPTED)[0]}.weight" if ADAPTED in name else name.replace(BASE, ".")
 
 
@@ -116,7 +112,10 @@ def to_export(
         if bits is not None:
             setattr(plain.config, BASE_BITS, bits)
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-        settings = _settings_to_save(settings, arguments.model_name_or_path, trained)
+        settings, base = copy.deepcopy(settings), arguments.model_name_or_path
+        settings.base_model_name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base
+        settings.modules_to_save = sorted({n.rpartition(".")[0] for n in trained if ADAPTED not in n}) or None
+        settings.inference_mode = True
         saved = {name: tensor for name, tensor in weights.items() if name in trained}
         return _AdapterExport(plain, settings), saved
     if bits is not None:
@@ -133,8 +132,7 @@ def to_export(
 
 
 def base_of(folder: str | Path) -> str | None:
-    """The base model of an adapter's folder; None for other folders. Raises `InputError` if the adapter names
-    none."""
+    """The base model of an adapter's folder; None for others. Raises `InputError` if it names none."""
     file = Path(folder) / CONFIG
     if not file.is_file():
         return None
@@ -147,8 +145,7 @@ def base_of(folder: str | Path) -> str | None:
 
 
 def loadable(folder: Path, auto_class: Any) -> Any:
-    """`model` argument of transformers' pipelines for an exported folder: its path, or for an adapter the
-    merged model."""
+    """`model` argument of transformers' pipelines for an exported folder: its path, or the merged model."""
     base = base_of(folder)
     if base is None:
         return str(folder)
@@ -170,17 +167,13 @@ def merge_adapter(model: Any, folder: str | Path) -> tuple[Any, set[str]]:
         round_weights(model, bits, full_modules)
     adapted = PeftModel.from_pretrained(model, folder, config=settings)
     merged = adapted.merge_and_unload()
-    names = set()
-    for name, parameter in merged.named_parameters():
-        parameter.requires_grad_(True)
-        if any(f".{module}." in f".{name}" for module in full_modules):
-            names.add(name)
-    return merged, names
+    merged.requires_grad_(True)
+    names = [name for name, _ in merged.named_parameters()]
+    return merged, {name for name in names if any(f".{module}." in f".{name}" for module in full_modules)}
 
 
 class _AdapterExport:
-    """Saves an adapter in peft's format, with the model's own configurations, which hold the labels, beside
-    it."""
+    """Saves an adapter in peft's format, with the model's own configurations, which hold the labels."""
 
     def __init__(self, plain: Any, settings: Any) -> None:
         self.plain, self.settings = plain, settings
@@ -235,18 +228,8 @@ def _bits(arguments: Any) -> int | None:
     return int(arguments.quantize) if arguments.quantize else None
 
 
-def _settings_to_save(settings: Any, base: str, trained: set[str]) -> Any:
-    settings = copy.deepcopy(settings)
-    settings.base_model_name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base
-    whole_modules = {name.rpartition(".")[0] for name in trained if ADAPTED not in name}
-    settings.modules_to_save = sorted(whole_modules) or None
-    settings.inference_mode = True
-    return settings
-
-
 def _matches(entry: str, name: str) -> bool:
-    """Whether an entry of --freeze matches a parameter name. An entry is "embeddings", a number of layers, or
-    a pattern."""
+    """Whether an entry of --freeze ("embeddings", a number of layers, or a pattern) matches a parameter."""
     if entry == "embeddings":
         return EMBEDDINGS.search(name) is not None
     if entry.isdecimal():

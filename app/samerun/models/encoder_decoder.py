@@ -27,10 +27,6 @@ from samerun.errors import InputError
 from samerun.models import pretrained
 from samerun.models.weight_files import check_weights
 
-NO_ENCODER = (
-    "has a decoder only; titles need an encoder-decoder model (BART, mT5, LED, PEGASUS, ...) or an "
-    "encoder (BigBird, BERT)"
-)
 TAKEN_FROM_ENCODER = ("intermediate_size", "hidden_dropout_prob", "attention_probs_dropout_prob")
 
 
@@ -48,35 +44,31 @@ def load_title_config(arguments: Any) -> Any:
             )
         return config
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
-        raise InputError(f"{name}: {config.model_type} {NO_ENCODER}")
+        raise InputError(
+            f"{name}: {config.model_type} has a decoder only; titles need an encoder-decoder model (BART, "
+            "mT5, LED, PEGASUS, ...) or an encoder (BigBird, BERT)"
+        )
     if not hasattr(config, "vocab_size"):
         raise InputError(f"{name}: the model ({config.model_type}) cannot read texts; name another")
     return config
 
 
-def check_title_length(decoder: Any, requested: int) -> None:
-    """Raises `InputError` if titles are longer than a trained decoder's position table. `decoder`:
-    configuration of the decoder or of the whole model."""
-    decoder = getattr(decoder, "decoder", None) or decoder
-    limit = getattr(decoder, "max_decoder_position_embeddings", None) or getattr(
-        decoder, "max_position_embeddings", None
-    )
+def check_decoder(arguments: Any, config: Any) -> None:
+    """Raises `InputError` if --max_title_length is too long for a trained decoder, or weights are missing."""
+    name, requested = arguments.decoder_model_name_or_path, arguments.max_title_length
+    if not config.is_encoder_decoder:
+        if not name:
+            return
+        named = replace(arguments, model_name_or_path=name, config_name=None, from_scratch=False)
+        config = pretrained.load_config(named)
+        check_weights(named)
+    decoder = getattr(config, "decoder", None) or config
+    limits = ("max_decoder_position_embeddings", "max_position_embeddings")
+    limit = next(filter(None, (getattr(decoder, limit, None) for limit in limits)), None)
     if limit is not None and requested + 2 > limit:  # with start and end token
         raise InputError(
             f"--max_title_length {requested} is more than the decoder can write; give at most {limit - 2}"
         )
-
-
-def check_decoder(arguments: Any, config: Any) -> None:
-    """Raises `InputError` if --max_title_length is too long for a trained decoder, or if its weights are
-    missing."""
-    if config.is_encoder_decoder:
-        check_title_length(config, arguments.max_title_length)
-    elif arguments.decoder_model_name_or_path:
-        name = arguments.decoder_model_name_or_path
-        decoder = replace(arguments, model_name_or_path=name, config_name=None, from_scratch=False)
-        check_title_length(pretrained.load_config(decoder), arguments.max_title_length)
-        check_weights(decoder)
 
 
 def encoder_config(config: Any) -> Any:
@@ -86,10 +78,7 @@ def encoder_config(config: Any) -> Any:
 
 def special_ids(config: Any, tokenizer: Any) -> tuple[int, int]:
     """(start id, end id) of titles. Start: the checkpoint's own, else the tokenizer's bos or cls. End: eos or
-    sep.
-
-    Raises `InputError` if the tokenizer lacks these tokens.
-    """
+    sep. Raises `InputError` if the tokenizer lacks these tokens."""
     start = getattr(config, "decoder_start_token_id", None)
     if start is None:
         start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.cls_token_id
@@ -103,8 +92,7 @@ def special_ids(config: Any, tokenizer: Any) -> tuple[int, int]:
 
 
 def global_attention(config: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """LED's `global_attention_mask`, (b, width): only the first token attends globally, as in its
-    pretraining. {} for other models."""
+    """LED's `global_attention_mask`, (b, width), of the first token, as in its pretraining; else {}."""
     if config.model_type != "led":
         return {}
     mask = torch.zeros_like(inputs["input_ids"])
@@ -113,11 +101,8 @@ def global_attention(config: Any, inputs: dict[str, torch.Tensor]) -> dict[str, 
 
 
 def build_title_model(arguments: Any, config: Any, tokenizer: Any, max_title_length: int) -> Any:
-    """The model in fp32. Its configuration and generation configuration have start, padding and end ids. The
-    caller seeds torch.
-
-    Raises `InputError` if weights cannot be loaded or the tokenizer lacks a special token.
-    """
+    """The model in fp32, with start, padding and end ids in its configurations. The caller seeds torch.
+    Raises `InputError` if weights cannot be loaded or the tokenizer lacks a special token."""
     if not config.is_encoder_decoder:
         model = _encoder_with_decoder(arguments, config, tokenizer, max_title_length)
     elif arguments.from_scratch and config.model_type == "encoder-decoder":
@@ -140,8 +125,7 @@ def has_new_decoder(arguments: Any, config: Any) -> bool:
 
 
 def new_names(model: Any, arguments: Any, config: Any) -> set[str]:
-    """The parameters without pretrained values: a new decoder's, or the cross-attention of a pretrained
-    decoder."""
+    """The parameters without pretrained values: a new decoder's, or a pretrained one's cross-attention."""
     names = [name for name, _ in model.named_parameters()]
     if arguments.from_scratch:
         return set(names)
@@ -151,20 +135,17 @@ def new_names(model: Any, arguments: Any, config: Any) -> set[str]:
     return {name for name in names if not name.startswith("encoder.") and new in name}
 
 
-def set_output_bias(model: Any, title_ids: np.ndarray) -> bool:
-    """Sets the output bias of a new decoder to the log-frequencies of title tokens. Returns whether the layer
-    has a bias.
+def set_output_bias(model: Any, title_ids: np.ndarray) -> None:
+    """Sets the output bias of a new decoder, if it has one, to the log-frequencies of title tokens.
 
     `title_ids`: the ids of all training titles in one array. Half an occurrence is added to each token. As
     for a new classifier's head, this saves the first steps, which would learn the frequencies.
     """
     bias = getattr(model.get_output_embeddings(), "bias", None)
-    if bias is None:
-        return False
-    counts = np.bincount(title_ids, minlength=len(bias)) + 0.5
-    with torch.no_grad():
-        bias.copy_(torch.as_tensor(np.log(counts / counts.sum())))
-    return True
+    if bias is not None:
+        counts = np.bincount(title_ids, minlength=len(bias)) + 0.5
+        with torch.no_grad():
+            bias.copy_(torch.as_tensor(np.log(counts / counts.sum())))
 
 
 def set_decoder_start(config: Any, start: dict[str, int]) -> None:
@@ -252,9 +233,7 @@ def _warm_start(decoder: Any, encoder: Any) -> None:
             if parts[:2] == ["encoder", "layer"]:
                 parts[2] = str(round(int(parts[2]) * last_source / max(1, last_target)))
             source = sources.get(".".join(parts))
-            if source is None or source.ndim != target.ndim or not target.is_floating_point():
-                continue
             # The encoder's tables of positions and token types may have more rows; the first rows are copied.
-            if source.shape[1:] == target.shape[1:]:
+            if source is not None and source.shape[1:] == target.shape[1:]:
                 rows = min(len(source), len(target))
                 target[:rows] = source[:rows]

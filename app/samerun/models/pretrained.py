@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from dataclasses import replace
@@ -14,7 +13,7 @@ import transformers
 import transformers.modeling_utils  # every model needs it; imported before garbage collection settles
 from transformers import AutoConfig
 
-from samerun.errors import InputError, is_out_of_memory
+from samerun.errors import InputError, is_out_of_memory, nearest
 from samerun.models.adapters import base_of, merge_adapter
 from samerun.models.weight_files import check_finite_weights, check_weights, files_in, in_one_line
 
@@ -44,8 +43,7 @@ def load_config(arguments: Any, **overrides: Any) -> Any:
 
 
 def _check_config_file(path: Path) -> None:
-    """Raises `InputError` with file and line for a local configuration that is missing, no JSON, or of an
-    unknown model."""
+    """Raises `InputError` for a local configuration that is missing, no JSON, or of an unknown model."""
     if not path.exists():
         return
     file = path / "config.json" if path.is_dir() else path
@@ -59,8 +57,8 @@ def _check_config_file(path: Path) -> None:
         ) from None
     model_type, known = config.get("model_type"), list(transformers.CONFIG_MAPPING.keys())
     if isinstance(model_type, str) and model_type not in known and "auto_map" not in config:
-        near = difflib.get_close_matches(model_type, known, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else "; correct it, or install a newer transformers"
+        near = nearest(model_type, known)
+        hint = f"; did you mean {near!r}?" if near else "; correct it, or install a newer transformers"
         raise InputError(
             f"{file}: model_type {model_type!r} is unknown to transformers {transformers.__version__}{hint}"
         )
@@ -77,10 +75,8 @@ def check_model(arguments: Any, config: Any, mapping: Any, can: str) -> None:
 
 
 def load_model(auto_class: Any, arguments: Any, config: Any) -> Any:
-    """The model in fp32: pretrained, or with random weights (--from_scratch). The caller seeds torch.
-
-    Raises `InputError` if the weights cannot be loaded.
-    """
+    """The model in fp32: pretrained, or with random weights (--from_scratch). The caller seeds torch. Raises
+    `InputError` if the weights cannot be loaded."""
     return load_model_and_new_names(auto_class, arguments, config)[0]
 
 
@@ -135,12 +131,8 @@ def load_exported(
 
 
 def check_all_layers_used(name: str, model: Any, loading: dict[str, Any]) -> None:
-    """Raises `InputError` if the weights have more layers than the configuration: transformers would drop
-    them silently.
-
-    `loading`: transformers' loading info. Unexpected weights of layers are errors, those of other heads are
-    not.
-    """
+    """Raises `InputError` if the weights have more layers than the configuration, which transformers would
+    drop silently. `loading`: its loading info. Unexpected weights of other heads are no errors."""
     prefix = f"{model.base_model_prefix}."
     known = {LAYER_NUMBER.sub(".#.", key).removeprefix(prefix) for key, _ in model.named_parameters()}
     dropped = [key for key in loading["unexpected_keys"] if LAYER_NUMBER.search(key)]
@@ -153,27 +145,22 @@ def check_all_layers_used(name: str, model: Any, loading: dict[str, Any]) -> Non
 
 
 def _check_fit(name: str, model: Any, loading: dict[str, Any]) -> None:
-    """Raises `InputError` if weights and configuration do not match, or if a weight is not finite.
-
-    They match if every weight of the model's body, except a pooler, is there in the right shape, and no layer
-    is left over. The head may be new.
-    """
+    """Raises `InputError` unless every weight of the model's body, except a pooler, is there in the right
+    shape and finite, and no layer is left over. The head may be new."""
     check_all_layers_used(name, model, loading)
     body = "" if model.base_model is model else f"{model.base_model_prefix}."
     own = {key for key, _ in model.named_parameters() if key.startswith(body) and "pooler" not in key}
-    for key, in_file, in_config in loading["mismatched_keys"]:
-        if key in own:
-            raise InputError(
-                f"model {name}: the weights are not those of its config.json: {key} is {tuple(in_file)} in "
-                f"the file, {tuple(in_config)} by the configuration; put the config.json that was saved with "
-                "these weights beside them"
-            )
-    missing = sorted(own & set(loading["missing_keys"]))
-    if missing:
+    problems = [
+        f"{key} is {tuple(in_file)} in the file, {tuple(in_config)} by the configuration"
+        for key, in_file, in_config in loading["mismatched_keys"]
+        if key in own
+    ]
+    if missing := sorted(own & set(loading["missing_keys"])):
+        problems.append(f"{len(missing)} of {len(own)} are missing, such as {missing[0]}")
+    if problems:
         raise InputError(
-            f"model {name}: the weights are not those of its config.json: {len(missing)} of "
-            f"{len(own)} are missing, such as "
-            f"{missing[0]}; put the config.json that was saved with these weights beside them"
+            f"model {name}: the weights are not those of its config.json: {problems[0]}; put the config.json "
+            "that was saved with these weights beside them"
         )
     check_finite_weights(name, model)
 
@@ -184,8 +171,7 @@ def on_meta() -> bool:
 
 
 def take_vocabulary(config: Any, tokenizer: Any) -> None:
-    """Sets the tokenizer's vocabulary size and special ids on a configuration, for a model with random
-    weights."""
+    """Sets the tokenizer's vocabulary size and special ids on the configuration of random weights."""
     config.vocab_size = len(tokenizer)
     for name in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"):
         if getattr(config, name, None) is not None:
@@ -212,8 +198,7 @@ def labels_of(config: Any) -> list[str]:
 
 
 def own_labels(config: Any) -> list[str] | None:
-    """The labels in a configuration; None for the placeholders LABEL_0, LABEL_1, ... of a pretrained model
-    without a head."""
+    """The labels in a configuration; None for the placeholders LABEL_0, ... of a model without a head."""
     labels = labels_of(config)
     return labels if any(label != f"LABEL_{number}" for number, label in enumerate(labels)) else None
 
@@ -240,8 +225,7 @@ def drop_pooler(encoder: Any) -> None:
 
 
 def check_vocabulary(model: Any, tokenizer: Any, what: str = "model") -> None:
-    """Raises `InputError` if a token id has no embedding. On a GPU that would be an obscure device
-    assertion."""
+    """Raises `InputError` if a token id has no embedding: on a GPU an obscure device assertion."""
     rows = model.get_input_embeddings().weight.shape[0]
     highest = max(tokenizer.get_vocab().values())
     if highest >= rows:
@@ -256,9 +240,8 @@ def explain_failed_load(what: str, name: str, error: Exception) -> str:
     path, hint, reason = Path(name).expanduser(), "", in_one_line(error)
     if not path.exists():
         if path.parent.is_dir() and path.name:
-            folders = [other.name for other in path.parent.iterdir() if other.is_dir()]
-            near = difflib.get_close_matches(path.name, folders, 1)
-            hint = f" (did you mean {str(path.parent / near[0])!r}?)" if near else ""
+            near = nearest(path.name, [other.name for other in path.parent.iterdir() if other.is_dir()])
+            hint = f" (did you mean {str(path.parent / near)!r}?)" if near else ""
         if name.startswith((".", "/", "~")) or name.count("/") > 1:
             return (
                 f"{what} {name}: this folder does not exist{hint}; a model of the hub is named like "

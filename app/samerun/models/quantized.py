@@ -63,8 +63,7 @@ KINDS = {4: Linear4bit, 8: Linear8bit}
 
 
 def quantize(model: nn.Module, bits: int, skip: list[str]) -> None:
-    """Replaces a model's linear layers in place, except those in `skip` and those that share their weights
-    with embeddings."""
+    """Replaces linear layers in place, except those in `skip` and those with an embedding's weights."""
     for name, layer in list(_layers(model, skip)):
         model.set_submodule(name, KINDS[bits](layer))
     model.is_loaded_in_4bit, model.is_loaded_in_8bit = bits == 4, bits == 8  # peft reads them

@@ -63,8 +63,7 @@ class SmallCNN(nn.Sequential):
         self.config = config
 
     def forward(self, pixel_values: torch.Tensor) -> ImageClassifierOutput:
-        """`pixel_values`: (b, channels, height, width), values v of 0..255 as (v / 255 - image_mean) /
-        image_std."""
+        """`pixel_values`: (b, channels, height, width), values v of 0..255 as (v / 255 - mean) / std."""
         # The channels_last format saves a fifth of a step on a CPU and enables the fastest convolutions on a
         # GPU.
         hidden = self[0](pixel_values).contiguous(memory_format=torch.channels_last)

@@ -22,8 +22,7 @@ WEIGHTS = tuple(
 
 def check_weights(arguments: Any) -> None:
     """Raises `InputError` if no weights are named, or if a local folder lacks some of them. This comes before
-    the run clears its output folder; loading would come after it.
-    """
+    the run clears its output folder; loading would come after it."""
     name = arguments.model_name_or_path
     if arguments.from_scratch:
         return

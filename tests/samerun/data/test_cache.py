@@ -1,10 +1,11 @@
 import errno
+import multiprocessing
 import os
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import pytest
+from damage import cut, flip
 
 from samerun.data import cache
 from samerun.data.cache import cache_folder, get_or_create
@@ -15,31 +16,23 @@ def fill(folder):
     (folder / "some").write_text("made")
 
 
-def test_what_was_made_is_found(token_cache):
-    calls = []
-
-    def make(folder):
-        calls.append(folder)
-        fill(folder)
-
-    for _ in range(2):
-        assert (get_or_create("rows", "a", make) / "some").read_text() == "made"
-    assert (len(calls), get_or_create("rows", "b", make) == token_cache / "rows" / "b") == (1, True)
+def test_what_was_made_is_found_also_in_a_read_only_cache(token_cache, monkeypatch):
+    for key in ("a", "b"):
+        folder = get_or_create("rows", key, fill)
+        assert (folder, (folder / "some").read_text()) == (token_cache / "rows" / key, "made")
     assert {path.name for path in (token_cache / "rows").iterdir()} == {"a", "a.lock", "b", "b.lock"}
+    monkeypatch.setattr(cache, "FileLock", None)  # writing
+    assert get_or_create("rows", "b", None) == folder
 
 
-@pytest.mark.parametrize(
-    "damage", [Path.unlink, lambda file: file.write_text("ma"), lambda file: file.write_text("mode")]
-)
+@pytest.mark.parametrize("damage", [Path.unlink, cut, flip])
 @pytest.mark.parametrize("name", ["some", "checksums.json"])
 def test_what_is_damaged_or_missing_is_made_anew(token_cache, capsys, damage, name):
     damage(get_or_create("rows", "a", fill) / name)
     assert capsys.readouterr().err == ""
     assert (get_or_create("rows", "a", fill) / "some").read_text() == "made"
-    assert (
-        capsys.readouterr().err
-        == f"note           {token_cache}/rows/a: this cache is damaged; it is created again\n"
-    )
+    note = f"note           {token_cache}/rows/a: this cache is damaged; it is created again\n"
+    assert capsys.readouterr().err == note
     assert {path.name for path in (token_cache / "rows").iterdir()} == {"a", "a.lock"}
 
 
@@ -72,12 +65,6 @@ def test_leftovers_are_removed_by_the_process_that_has_the_lock(token_cache, mon
     assert {path.name for path in (token_cache / "rows").iterdir()} == {"a", "a.lock"}
 
 
-def test_a_complete_folder_is_found_in_a_read_only_cache(token_cache, monkeypatch):
-    folder = get_or_create("rows", "a", fill)
-    monkeypatch.setattr(cache, "FileLock", None)  # writing
-    assert get_or_create("rows", "a", None) == folder
-
-
 def test_a_cache_that_cannot_be_written(token_cache):
     token_cache.write_text("a file where the folder should be")
     with pytest.raises(
@@ -94,18 +81,19 @@ def test_a_cache_that_cannot_be_written(token_cache):
 
 
 def test_processes_that_start_together_make_it_once(token_cache, tmp_path):
-    code = (
-        "import time\nfrom samerun.data.cache import get_or_create\ndef make(folder):\n    "
-        "time.sleep(0.3)\n    (folder / 'some').write_text('made')\n    "
-        "print('made')\nget_or_create('rows', 'a', make)"
-    )
-    app = Path(sys.modules["samerun"].__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": str(app)}
-    both = [
-        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
-    assert sorted(process.communicate()[0] for process in both) == ["", "", "made\n"]
+    def make(folder):
+        time.sleep(0.3)
+        fill(folder)
+        (tmp_path / str(os.getpid())).touch()
+
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=get_or_create, args=("rows", "a", make)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert len([path for path in tmp_path.iterdir() if path != token_cache]) == 1
 
 
 def test_the_folder_is_that_of_datasets(monkeypatch):

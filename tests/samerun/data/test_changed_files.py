@@ -5,7 +5,6 @@ import time
 from types import SimpleNamespace
 
 import datasets
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -14,6 +13,8 @@ from samerun.data.cache import content_hash
 from samerun.data.splits import read_split
 from samerun.data.stream import Buffers
 from samerun.images.data import from_table
+
+COLUMNS = ("text", "labels")
 
 
 @pytest.fixture(autouse=True)
@@ -32,26 +33,14 @@ def replace(path, write):
     assert (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
 
 
-def write_image(path, value):
-    Image.fromarray(np.full((4, 4), value, dtype=np.uint8)).save(path)
-
-
 def write_rows(path, label):
     path.write_text(f'{{"text": "a b", "labels": "{label}"}}\n')
 
 
-def write_parquet(path, label, folder):
-    image = {"bytes": (folder / "a.bmp").read_bytes(), "path": None}
+def write_parquet(path, label):
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
-    datasets.Dataset.from_dict({"image": [image], "label": [label]}, features=features).to_parquet(path)
-
-
-def arguments(folder, **given):
-    common = {"encoding": "utf-8", "id_column": "id", "image_column": "image", "label_column": "label"}
-    common |= {"train_file": None, "dataset_split": None, "dataset_splits": {}}
-    common |= {"max_train_samples": None, "cache_dir": None, "streaming": False}
-    stream = {"text_column": "text", "seed": 0, "output_dir": folder / "run"}
-    return SimpleNamespace(**(common | stream | {"dataset_name": str(folder)} | given))
+    rows = {"image": [Image.new("L", (4, 4))], "label": [label]}
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(path)
 
 
 def test_the_hash_of_a_file(tmp_path, monkeypatch):
@@ -66,36 +55,31 @@ def test_the_hash_of_a_file(tmp_path, monkeypatch):
     assert content_hash(path) == first
 
 
-def test_labels_of_images_in_parquet(tmp_path):
-    write_image(tmp_path / "a.bmp", 1)
-    path = tmp_path / "rows.parquet"
-    write_parquet(path, "a", tmp_path)
-    assert list(from_table(arguments(tmp_path), "train", path, masks=False).labels) == ["a"]
-    replace(path, lambda path: write_parquet(path, "b", tmp_path))
-    assert list(from_table(arguments(tmp_path), "train", path, masks=False).labels) == ["b"]
+def of_images(asked, path):
+    given = {"encoding": "utf-8", "id_column": "id", "image_column": "image", "label_column": "label"}
+    return list(from_table(SimpleNamespace(**given), "train", path, masks=False).labels)
 
 
-def test_labels_of_a_folder_that_datasets_reads(tmp_path):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    write_rows(folder / "train.jsonl", "x")
-    asked = arguments(folder)
-    assert list(read_split(asked, "train", ("text", "labels")).columns["labels"]) == ["x"]
-    replace(folder / "train.jsonl", lambda path: write_rows(path, "y"))
-    assert list(read_split(asked, "train", ("text", "labels")).columns["labels"]) == ["y"]
+def of_a_folder(asked, path):
+    return list(read_split(asked(dataset_name=str(path.parent)), "train", COLUMNS).columns["labels"])
 
 
-@pytest.mark.parametrize("kind", ["files", "data set"])
-def test_streamed_labels(tmp_path, kind):
-    path = tmp_path / "data" / "train.jsonl"
+def of_streamed_files(asked, path):
+    return list(Buffers(asked(train_file=str(path), streaming=1), COLUMNS).read(0)[0].columns["labels"])
+
+
+def of_a_streamed_folder(asked, path):
+    given = {"dataset_name": str(path.parent), "streaming": 1}
+    return list(Buffers(asked(**given), COLUMNS).read(0)[0].columns["labels"])
+
+
+@pytest.mark.parametrize("labels", [of_images, of_a_folder, of_streamed_files, of_a_streamed_folder])
+def test_labels(labels, tmp_path, arguments):
+    path, write = tmp_path / "data" / "train.jsonl", write_rows
     path.parent.mkdir()
-    write_rows(path, "x")
-    files = {"train_file": [str(path)]} if kind == "files" else {}
-
-    def labels():
-        table, _, _ = Buffers(arguments(path.parent, streaming=1, **files), ("text", "labels")).read(0)
-        return list(table.columns["labels"])
-
-    assert labels() == ["x"]
-    replace(path, lambda path: write_rows(path, "y"))
-    assert labels() == ["y"]
+    if labels is of_images:
+        path, write = path.with_suffix(".parquet"), write_parquet
+    write(path, "x")
+    assert labels(arguments, path) == ["x"]
+    replace(path, lambda path: write(path, "y"))
+    assert labels(arguments, path) == ["y"]

@@ -17,13 +17,6 @@ LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=200).map(np.array)
 SIZES = st.integers(1, 40)
 
 
-@given(LENGTHS, SIZES, st.integers(0, 5), st.integers(0, 2), st.booleans())
-def test_every_row_once_in_an_epoch(lengths, size, seed, epoch, grouping):
-    order = epoch_order(seed, epoch, lengths, size, grouping)
-    assert sorted(order) == list(range(len(lengths)))
-    np.testing.assert_array_equal(order, epoch_order(seed, epoch, lengths, size, grouping))
-
-
 @given(st.lists(st.floats(0.01, 1), min_size=1, max_size=100), SIZES, st.integers(0, 5), st.booleans())
 def test_weighted_rows_are_there_as_often_as_their_weights_say(weights, size, seed, grouping):
     weights = np.array(weights) / np.sum(weights)
@@ -79,33 +72,29 @@ def test_rows_meet_others_in_the_next_epoch():
 
 def by_process(shares):
     """[micro-batch][process] -> rows."""
-    return list(
-        zip(*([shares.rows[s] for s in shares.of(rank)] for rank in range(shares.world_size)), strict=True)
-    )
+    ranks = ([shares.rows[share] for share in shares.of(rank)] for rank in range(shares.world_size))
+    return list(zip(*ranks, strict=True))
 
 
-@given(LENGTHS, st.integers(1, 8), st.integers(1, 6))
-def test_a_global_batch_is_shared_out_evenly(lengths, world_size, accumulation):
-    rows = np.random.default_rng(0).permutation(len(lengths))[: 1 + len(lengths) // 2]
-    passes = by_process(share_out(rows, lengths, world_size, accumulation))
-    shares = [share for shares in passes for share in shares]
-    assert [len(shares) for shares in passes] == [world_size] * accumulation
-    assert sorted(np.concatenate(shares)) == sorted(rows)
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    np.testing.assert_array_equal(lengths[np.concatenate(shares)], np.sort(lengths[rows])[::-1])
-
-
-@given(LENGTHS, st.integers(1, 8), st.integers(1, 4000))
-def test_micro_batches_of_so_many_tokens(widths, world_size, budget):
+@given(LENGTHS, st.integers(1, 8), st.integers(1, 6), st.none() | st.integers(1, 4000))
+def test_a_global_batch_is_shared_out_evenly_or_by_tokens(widths, world_size, accumulation, budget):
     rows = np.random.default_rng(0).permutation(len(widths))[: 1 + len(widths) // 2]
-    micro_batches = by_process(share_out_tokens(rows, widths, world_size, budget))
+    if budget is None:
+        shared = share_out(rows, widths, world_size, accumulation)
+    else:
+        shared = share_out_tokens(rows, widths, world_size, budget)
+    micro_batches = by_process(shared)
     shares = [share for shares in micro_batches for share in shares]
     assert {len(shares) for shares in micro_batches} == {world_size}
     assert sorted(np.concatenate(shares)) == sorted(rows)
+    np.testing.assert_array_equal(widths[np.concatenate(shares)], np.sort(widths[rows])[::-1])
+    if budget is None:
+        assert len(micro_batches) == accumulation
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+        return
     used = [len(share) * max(widths[share], default=0) for share in shares]
     assert all(len(share) <= 1 or tokens <= budget for share, tokens in zip(shares, used, strict=True))
     assert any(map(len, micro_batches[-1]))  # no micro-batch without rows
-    np.testing.assert_array_equal(widths[np.concatenate(shares)], np.sort(widths[rows])[::-1])
     # A process has no rows only where every other has at most one.
     assert all(map(len, shares)) or max(map(len, shares)) == 1
 
@@ -114,10 +103,8 @@ def test_passes_are_as_few_and_as_even_as_the_budget_allows():
     widths, rows = np.array([100] * 6 + [10] * 10), np.arange(16)
 
     def sizes(world_size, budget):
-        return [
-            [len(share) for share in shares]
-            for shares in by_process(share_out_tokens(rows, widths, world_size, budget))
-        ]
+        shares = by_process(share_out_tokens(rows, widths, world_size, budget))
+        return [list(map(len, of_micro_batch)) for of_micro_batch in shares]
 
     assert sizes(1, 450) == [[3], [3], [10]]  # rather than 4, 4 and 8
     assert sizes(2, 300) == [[2, 2], [2, 10]]
@@ -130,10 +117,8 @@ def test_a_process_does_no_more_for_a_global_batch_the_more_processes_there_are(
     """With a million processes, a list of all shares would take seconds, and halving one share for each of
     them days."""
     widths, processes = np.array([10, 30, 20, 40]), 10**6
-    for shares in (
-        share_out(np.arange(4), widths, processes, 2),
-        share_out_tokens(np.arange(4), widths, processes, 100),
-    ):
+    rows = np.arange(4)
+    for shares in (share_out(rows, widths, processes, 2), share_out_tokens(rows, widths, processes, 100)):
         own = [shares.rows[shares.of(rank)[0]].tolist() for rank in (0, 1, 2, 3, 4, processes - 1)]
         assert own == [[3], [1], [2], [0], [], []]
         assert shares.padded_tokens(widths) == 100

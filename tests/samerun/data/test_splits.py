@@ -15,30 +15,21 @@ def test_a_split_from_its_file(arguments, tmp_path):
     path = tmp_path / "valid.csv"
     path.write_text("text,labels\na,x\nb,y\nc,z\n")
     asked = arguments(validation_file=str(path), max_eval_samples=2, max_train_samples=1)
-    assert contents(read_split(asked, "validation", ("text",), ("labels", "id"))) == {
-        "text": ["a", "b"],
-        "labels": ["x", "y"],
-    }
+    table = read_split(asked, "validation", ("text",), ("labels", "id"))
+    assert contents(table) == {"text": ["a", "b"], "labels": ["x", "y"]}
     assert read_split(asked, "train") is None
     assert len(read_split(arguments(validation_file=str(path), max_eval_samples=9), "validation")) == 3
     with pytest.raises(InputError, match="column 'title' not found"):
         read_split(asked, "validation", ("title",))
 
 
-def test_only_the_columns_in_use_are_read(arguments, tmp_path):
+def test_only_the_columns_in_use_are_read(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("text,labels,id,note\na,x,1,y\n")
-    asked = arguments(train_file=str(path), test_file=str(path))
-    assert contents(read_split(asked, "train", ("text", "labels"), ("labels", "title"))) == {
-        "text": ["a"],
-        "labels": ["x"],
-    }
-    task = TextClassification(Arguments(output_dir="a", test_file=str(path)))
-    found = contents(task.read_rows(task.arguments, "test", []).table)
-    assert found == {"text": ["a"], "labels": ["x"], "id": ["1"]}
-    named = TextClassification(Arguments(output_dir="a", test_file=str(path), id_column="note"))
-    found = contents(named.read_rows(named.arguments, "test", []).table)
-    assert found == {"text": ["a"], "labels": ["x"], "note": ["y"]}
+    for given, ids in (({}, {"id": ["1"]}), ({"id_column": "note"}, {"note": ["y"]})):
+        task = TextClassification(Arguments(output_dir="a", test_file=str(path), **given))
+        found = contents(task.read_rows(task.arguments, "test", []).table)
+        assert found == {"text": ["a"], "labels": ["x"], **ids}
 
 
 def test_a_split_of_a_dataset(arguments, tmp_path, token_cache, capfd):
@@ -77,19 +68,14 @@ def test_a_part_of_a_split_or_another_one(arguments, tmp_path, token_cache):
     folder = tmp_path / "data"
     folder.mkdir()
     for split in ("train", "test"):
-        (folder / f"{split}.jsonl").write_text(
-            "".join(json.dumps({"text": f"{split} {row}"}) + "\n" for row in range(10))
-        )
+        rows = [json.dumps({"text": f"{split} {row}"}) for row in range(10)]
+        (folder / f"{split}.jsonl").write_text("\n".join(rows))
     named = arguments(dataset_name=str(folder), dataset_split="train[:80%],validation=train[80%:]")
     assert list(read_split(named, "train", ("text",)).columns["text"]) == [f"train {row}" for row in range(8)]
     held = read_split(named, "validation", ("text",))
     assert (list(held.columns["text"]), held.path) == (["train 8", "train 9"], f"{folder} (train[80%:])")
-    assert (
-        read_split(arguments(dataset_name=str(folder), dataset_split="test"), "train", ("text",)).columns[
-            "text"
-        ][0]
-        == "test 0"
-    )
+    other = read_split(arguments(dataset_name=str(folder), dataset_split="test"), "train", ("text",))
+    assert other.columns["text"][0] == "test 0"
     with pytest.raises(InputError, match=r"--dataset_split .*corresponds to no data"):
         read_split(arguments(dataset_name=str(folder), dataset_split="train[:0]"), "train", ("text",))
 
@@ -121,14 +107,8 @@ def read(*patterns, optional=()):
 
 def test_files_stand_in_the_order_given_and_those_of_a_pattern_by_name(parts):
     found = read("first.csv", "part-*.csv")
-    assert list(found.columns["text"]) == [
-        "first a",
-        "first\nb",
-        "part-10 a",
-        "part-10\nb",
-        "part-2 a",
-        "part-2\nb",
-    ]
+    names = ("first", "part-10", "part-2")
+    assert list(found.columns["text"]) == [f"{name}{text}" for name in names for text in (" a", "\nb")]
     assert [found.where(row) for row in (1, 2, 5)] == ["first.csv:3", "part-10.csv:2", "part-2.csv:3"]
     assert (len(found), found.path) == (6, "first.csv and 2 more")
     assert [found.sources[number].argument for number in found.source] == [0, 0, 1, 1, 1, 1]

@@ -2,8 +2,8 @@ import json
 import multiprocessing
 import os
 import time
+from dataclasses import replace
 from itertools import chain
-from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -16,6 +16,7 @@ from samerun.data.batches import TrainBatches
 from samerun.data.splits import read_split
 from samerun.data.stream import SHARDS, START, Buffers, Stream
 from samerun.errors import InputError
+from samerun.text.arguments import TextArguments
 
 
 class Counted(Stream):
@@ -44,8 +45,8 @@ def stream(tmp_path):
 
 
 def steps_of(stream):
-    split = split_of(*points(22), np.arange(22) % 3)
-    return TrainBatches(type(split)(**{**vars(split), "stream": stream}), make_plan(22, epochs=4), 0, 1, True)
+    split = replace(split_of(*points(22), np.arange(22) % 3), stream=stream)
+    return TrainBatches(split, make_plan(22, epochs=4), 0, 1, True)
 
 
 def test_every_epoch_has_the_rows_of_its_own_buffer(stream):
@@ -71,14 +72,6 @@ def test_a_resumed_run_reads_nothing_of_earlier_epochs(stream):
     steps.begin(7, start)
     np.testing.assert_array_equal(steps.rows(7), expected)
     assert stream.read_by() == [2]
-
-
-def test_rows_of_files_have_no_start():
-    steps = TrainBatches(split_of(*points(22)), make_plan(22), 0, 1, True)
-    steps.begin(2, None)
-    steps.enter(2)
-    steps.close()
-    assert steps.start_at(2) is None
 
 
 @pytest.mark.slow
@@ -107,21 +100,9 @@ def test_the_next_buffer_is_read_by_another_process_and_earlier_ones_are_removed
 
 # Buffers of rows
 
-NONE = ("train_file", "dataset_name", "dataset_split", "cache_dir")
 
-
-def buffers(folder, size=4, seed=0, columns=("text", "labels"), **given):
-    values = {
-        **dict.fromkeys(NONE),
-        "dataset_splits": {},
-        "seed": seed,
-        "text_column": "text",
-        "encoding": "utf-8",
-        "output_dir": folder,
-        **given,
-    }
-    arguments = SimpleNamespace(streaming=size, **values)
-    return Buffers(arguments, columns)
+def buffers(folder, size=4, columns=("text", "labels"), **given):
+    return Buffers(TextArguments(output_dir=folder, streaming=size, report_to=("none",), **given), columns)
 
 
 @pytest.fixture
@@ -133,23 +114,15 @@ def files(tmp_path, token_cache):
     return (str(tmp_path / "?.csv"),)
 
 
-def expected(seed, passes):
-    """The texts of so many passes."""
-    of_files = [["t0", "t1", "t2", "t3", "t4"], ["t5", "t6", "t7"], ["t8", "t9"]]
-    orders = [np.random.default_rng([seed, number, SHARDS]).permutation(3) for number in range(passes)]
-    return [text for order in orders for number in order for text in of_files[number]]
-
-
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(any), st.integers(1, 12), st.integers(0, 9))
 def test_buffers_are_consecutive_pieces_of_shuffled_passes(tmp_path_factory, token_cache, sizes, size, seed):
     folder, texts = tmp_path_factory.mktemp("rows"), []
     for number, rows in enumerate(sizes):
         texts.append([f"t{number}-{row}" for row in range(rows)])
-        (folder / f"{number}.csv").write_text(
-            "text,labels\n" + "".join(f"{text},x\n" for text in (" ", *texts[-1]))
-        )
-    given = {"size": size, "seed": seed, "train_file": [str(folder / f"{n}.csv") for n in range(len(sizes))]}
+        lines = ["text,labels", *(f"{text},x" for text in (" ", *texts[-1]))]
+        (folder / f"{number}.csv").write_text("\n".join(lines))
+    given = {"size": size, "seed": seed, "train_file": tuple(map(str, sorted(folder.iterdir())))}
     read, starts, found = buffers(folder, **given), [START], []
     for number in range(4):
         table, start, _ = read.read(number, starts[number])
@@ -195,28 +168,14 @@ def test_a_buffer_is_kept_until_it_is_removed_and_read_anew_when_a_file_changed(
     assert there() == ["1"]
     (tmp_path / "c.csv").write_text("text,labels\nt8,x\nother,x\n")
     after = buffers(tmp_path, train_file=files)
-    assert "other" in [
-        text
-        for number, start in ((0, START), (1, second))
-        for text in after.read(number, start)[0].columns["text"]
-    ]
+    tables = [after.read(0)[0], after.read(1, second)[0]]
+    assert "other" in [text for table in tables for text in table.columns["text"]]
     after.remove(lambda number: True)
     assert there() == ["0", "1"]
-
-
-def test_fewer_rows_than_a_buffer(files, tmp_path):
-    read = buffers(tmp_path, size=11, train_file=files)
-    first, second, _ = read.read(0)
-    texts = [*first.columns["text"], *read.read(1, second)[0].columns["text"]]
-    assert (len(first), texts) == (10, expected(0, 2))
-    read.remove(lambda _: False)
-    again = buffers(tmp_path, size=11, train_file=files)  # resumed in the second buffer
-    again.read(0)
-    assert list(again.read(1, second)[0].columns["text"]) == texts[10:]
     for name in "abc":
         (tmp_path / f"{name}.csv").write_text("text,labels\n ,x\n")
     with pytest.raises(InputError, match="--streaming: every text is empty; nothing to train on"):
-        buffers(tmp_path, size=11, train_file=files).read(0)
+        buffers(tmp_path, train_file=files).read(0)
 
 
 def test_what_is_missing_is_told_at_once_and_what_is_wrong_where_it_is_read(files, tmp_path):
@@ -235,15 +194,13 @@ def test_what_is_missing_is_told_at_once_and_what_is_wrong_where_it_is_read(file
 
 
 def test_the_shards_of_a_data_set_with_names_of_classes(tmp_path, token_cache, arguments, monkeypatch):
-    features = datasets.Features(
-        {"text": datasets.Value("string"), "labels": datasets.ClassLabel(names=["no", "yes"])}
-    )
-    (tmp_path / "hub" / "data").mkdir(parents=True)
+    kinds = {"text": datasets.Value("string"), "labels": datasets.ClassLabel(names=["no", "yes"])}
+    data = tmp_path / "hub" / "data"
+    data.mkdir(parents=True)
     for number in range(3):
         rows = {"text": [f"t{number}{row}" for row in range(4)], "labels": [0, 1, 1, -1]}
-        datasets.Dataset.from_dict(rows, features).to_parquet(
-            tmp_path / "hub" / "data" / f"train-{number}-of-3.parquet"
-        )
+        shard = datasets.Dataset.from_dict(rows, datasets.Features(kinds))
+        shard.to_parquet(data / f"train-{number}-of-3.parquet")
     read = buffers(tmp_path / "run", size=6, dataset_name=str(tmp_path / "hub"))
     table, start, _ = read.read(0)
     assert len(read.shards) == 3
@@ -254,9 +211,7 @@ def test_the_shards_of_a_data_set_with_names_of_classes(tmp_path, token_cache, a
         f"t{number}{row}" for number in range(3) for row in range(4)
     ]
     monkeypatch.delattr(datasets, "load_dataset")  # it would bring all splits to the disk
-    (tmp_path / "hub" / "data" / "train-2-of-3.parquet").rename(
-        tmp_path / "hub" / "data" / "validation-0-of-1.parquet"
-    )
+    (data / "train-2-of-3.parquet").rename(data / "validation-0-of-1.parquet")
     given = arguments(dataset_name=str(tmp_path / "hub"), streaming=True, max_eval_samples=3)
     assert list(read_split(given, "validation", ("text", "labels")).columns["labels"]) == ["no", "yes", "yes"]
     with pytest.raises(InputError, match=r"--dataset_name .*: cannot be loaded \(Bad split: test"):

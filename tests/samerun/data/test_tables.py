@@ -49,9 +49,8 @@ def test_cells_come_back_with_their_types(tmp_path_factory, monkeypatch, cells, 
     chosen = data.draw(st.lists(st.integers(0, len(cells) - 1), max_size=6))
     taken = column.take(np.array(chosen, dtype=int))
     assert repr(list(taken)) == repr([cells[row] for row in chosen])
-    assert repr([taken[i] for i in range(-len(chosen), len(chosen))]) == repr(
-        [cells[row] for row in chosen * 2]
-    )
+    either_end = [taken[place] for place in range(-len(chosen), len(chosen))]
+    assert repr(either_end) == repr([cells[row] for row in chosen * 2])
     assert repr(list(column[1:3])) == repr(cells[1:3])
     with pytest.raises(IndexError):
         column[len(cells)]
@@ -95,15 +94,11 @@ def test_a_cell_that_is_nested_too_deeply_is_named_by_its_line(tmp_path):
         deep = deep[0]
 
 
-@pytest.mark.parametrize(
-    "parts", [(["ab", "c"], ["a", "bc"]), (["abc"], ["abc", ""]), (["a", "b"], ["b", "a"])]
-)
-def test_the_hash_of_texts_knows_where_each_ends(parts):
-    first, second = map(fingerprint, parts)
-    assert first != second
-    assert fingerprint(["ä"]) == fingerprint(["ä".encode()])
+def test_the_hash_of_texts_knows_where_each_ends():
+    few = [["ab", "c"], ["a", "bc"], ["abc"], ["abc", ""], ["c", "ab"]]
     many = [str(number) for number in range(GROUP + 2)]
-    assert len({fingerprint(many), fingerprint(many[:-1]), fingerprint(many[:-2])}) == 3
+    assert len(set(map(fingerprint, [*few, many, many[:-1], many[:-2]]))) == 8
+    assert fingerprint(["ä"]) == fingerprint(["ä".encode()])
 
 
 # Columns
@@ -115,28 +110,20 @@ def text_table(*texts, **columns):
 
 @given(st.integers(2, 200), st.floats(0.001, 0.999), st.integers(0, 3))
 def test_a_split_is_a_share_of_the_rows_in_file_order(rows, share, seed):
-    train, validation = map(list, split_off(text_table(*map(str, range(rows))), share, seed))
+    several = text_table(*map(str, range(rows)))
+    train, validation = map(list, split_off(several, share, seed))
     assert sorted([*train, *validation]) == list(range(rows))
     assert (train, validation) == (sorted(train), sorted(validation))
     assert len(train) >= 1
     assert len(validation) == min(max(1, round(rows * share)), rows - 1)
-    assert split_off(text_table(*map(str, range(rows))), share, seed)[1].tolist() == validation
-
-
-def test_a_split_depends_on_the_seed():
-    many = text_table(*map(str, range(50)))
-    assert split_off(many, 0.2, 0)[1].tolist() != split_off(many, 0.2, 1)[1].tolist()
+    assert split_off(several, share, seed)[1].tolist() == validation
+    assert rows < 50 or not 0.1 < share < 0.9 or list(split_off(several, share, seed + 1)[1]) != validation
 
 
 def test_the_rows_that_show_nothing():
     # Every character that python takes for white space, and every kind that shows something.
-    nothing = [
-        "",
-        *(c for c in map(chr, range(0x110000)) if c.isspace()),
-        "\ufeff \u2060",
-        " \u200d \u200b ",
-        "\x00",
-    ]
+    nothing = ["", "\ufeff \u2060", " \u200d \u200b ", "\x00"]
+    nothing += [character for character in map(chr, range(0x110000)) if character.isspace()]
     shown = ["x", "\u3164", "\u2800", "0", "\n.", "\u0301", "好", "\U0001f600", " \u200dx", "\ue000"]
     assert list(map(is_blank, [*nothing, *shown])) == [True] * len(nothing) + [False] * len(shown)
 
@@ -149,16 +136,11 @@ def test_rows_without_a_text_are_left_out_and_named():
 
 
 def test_repeated_texts_are_counted():
-    def column(*texts):
-        return texts
-
     notes = []
-    note_repeated_texts(
-        {"train": column("a", "b", "a", "a"), "validation": column("b", "b", "c"), "test": column("d")}, notes
-    )
+    note_repeated_texts({"train": "abaa", "validation": "bbc", "test": "d"}, notes)
     assert notes == [
         "2 training row(s) repeat the text of an earlier row",
         "2 of 3 validation texts are in the training rows too",
     ]
-    note_repeated_texts({"train": column("a", "b"), "test": column("c", "d", "")}, notes)
+    note_repeated_texts({"train": "ab", "test": ["c", "d", ""]}, notes)
     assert len(notes) == 2

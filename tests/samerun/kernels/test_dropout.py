@@ -23,10 +23,6 @@ from samerun.kernels.dropout import (
 PLACES = tuple(range(16))
 
 
-def scale_of(p):
-    return LEVELS / (LEVELS - round(p * LEVELS))
-
-
 def kept_of(shape, call=0, places=PLACES, p=0.5):
     """The mask (shape) of call number `call`, as bool."""
     kept = torch.full(shape, 7, dtype=torch.uint8)
@@ -77,16 +73,10 @@ def test_torch_draws_the_bits_of_numpy(shape, monkeypatch):
     assert torch.equal(kept_of(shape, 2**62 + 3), expected)
 
 
-def test_bits_depend_neither_on_threads_nor_on_pieces(monkeypatch):
-    shape = (16, 30, 33)
-    expected, before = kept_of(shape), torch.get_num_threads()
+def test_bits_depend_neither_on_threads_nor_on_pieces(monkeypatch, threads):
+    expected = kept_of((16, 30, 33))  # one piece
     monkeypatch.setattr(samerun.kernels.dropout, "WORDS_AT_ONCE", 50)
-    try:
-        for threads in (1, 3):
-            torch.set_num_threads(threads)
-            assert torch.equal(kept_of(shape), expected)
-    finally:
-        torch.set_num_threads(before)
+    assert torch.equal(kept_of((16, 30, 33)), expected)
 
 
 # Rows
@@ -116,9 +106,6 @@ def test_a_shared_tensor_has_one_mask_and_another_layout_one_of_each_micro_batch
     assert all(torch.equal(mask, found[0]) for mask in found)
 
 
-# The distribution
-
-
 # torch's functions
 
 
@@ -141,40 +128,29 @@ def test_outside_of_the_context_and_without_places_dropout_is_torchs():
     assert [getattr(functional, name) for name in names] == before
 
 
-def test_torchs_function_computes_what_drops_all_or_nothing(by_row):
+def test_torchs_function_computes_what_drops_all_or_nothing_or_in_place(by_row):
     x, module = torch.ones(9, 8), nn.Dropout(0.5)
     assert torch.equal(module.eval()(x), x)
     assert not torch.equal(module.train()(x), x)
     for p, expected in ((0.0, x), (1.0, torch.zeros(9, 8))):
         module.p = p
         assert torch.equal(module(x), expected)
+    assert functional.dropout(x, 0.5, inplace=True) is x
+    assert set(x.unique().tolist()) == {0.0, 2.0}
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_gradients_come_in_any_layout(turned, by_row):
-    x = torch.ones(6, 9).T.requires_grad_() if turned else torch.ones(9, 6, requires_grad=True)
-    y = functional.dropout(x, 0.5)
-    y.backward(torch.ones(6, 9).T)
-    assert torch.equal(x.grad, y.detach())
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_gradients_pass_where_values_do(dtype, by_row):
-    x = torch.randn(9, 11, dtype=dtype, requires_grad=True)
-    y = functional.dropout(x, 0.3)
+def test_gradients_pass_where_values_do_in_any_layout(dtype, turned, by_row):
+    x = torch.randn(11, 9, dtype=dtype).T if turned else torch.randn(9, 11, dtype=dtype)
+    y = functional.dropout(x.requires_grad_(), 0.3)
     assert y.dtype == dtype
-    weights = torch.randn(9, 11, dtype=dtype)
+    weights = torch.randn(11, 9, dtype=dtype).T
     y.backward(weights)
-    kept = y != 0
+    kept, scale = y != 0, LEVELS / (LEVELS - round(0.3 * LEVELS))
     assert 0 < kept.sum() < kept.numel()
-    torch.testing.assert_close(x.grad, torch.where(kept, weights * scale_of(0.3), 0.0))
-    torch.testing.assert_close(y.detach(), torch.where(kept, x.detach() * scale_of(0.3), 0.0))
-
-
-def test_in_place(by_row):
-    x = torch.ones(9, 50)
-    assert functional.dropout(x, 0.5, inplace=True) is x
-    assert set(x.unique().tolist()) == {0.0, 2.0}
+    torch.testing.assert_close(x.grad, torch.where(kept, weights * scale, 0.0))
+    torch.testing.assert_close(y.detach(), torch.where(kept, x.detach() * scale, 0.0))
 
 
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
@@ -210,12 +186,8 @@ def test_what_is_computed_again_has_the_same_mask_after_the_context_too():
         torch.manual_seed(0)
         x = torch.ones(40, 40, requires_grad=True)
         with dropout_by_row(None, (6, 2)):
-            if again:
-                y = checkpoint(
-                    lambda x: functional.dropout(x, 0.5), x, use_reentrant=False, context_fn=recomputing
-                )
-            else:
-                y = functional.dropout(x, 0.5)
+            given = {"use_reentrant": False, "context_fn": recomputing}
+            y = checkpoint(functional.dropout, x, 0.5, **given) if again else functional.dropout(x, 0.5)
         torch.rand(3)  # the generator goes on
         (y * y).sum().backward()
         gradients.append(x.grad)

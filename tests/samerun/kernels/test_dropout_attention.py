@@ -23,11 +23,8 @@ def calls(monkeypatch):
     asked = []
     monkeypatch.setattr(DropoutMask, "fill", lambda mask, kept: kept.fill_(1))
     monkeypatch.setattr(DropoutMask, "scale", 1.0)
-    monkeypatch.setattr(
-        DropoutAttention,
-        "apply",
-        lambda *x, apply=DropoutAttention.apply: asked.append(x[4].dropped_levels) or apply(*x),
-    )
+    apply = DropoutAttention.apply
+    monkeypatch.setattr(DropoutAttention, "apply", lambda *x: asked.append(x[4].dropped_levels) or apply(*x))
     return asked
 
 
@@ -57,12 +54,18 @@ def test_without_the_dropping_it_is_torchs(mask, scale, calls):
     ours, theirs = tensors(2, 3, 7, 8), tensors(2, 3, 7, 8)
     found = attend(*ours, MASKS[mask], 0.1, scale)
     expected = scaled_dot_product_attention(*theirs, attn_mask=MASKS[mask], scale=scale)
-    torch.testing.assert_close(found, expected)
-    found.square().sum().backward()
-    expected.square().sum().backward()
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a.grad, b.grad)
+    check_alike(ours, found, theirs, expected, found.detach())
     assert calls == [LEVEL]
+
+
+def check_alike(ours, found, theirs, expected, direction, **near):
+    """Compares two results, and their gradients in a direction."""
+    torch.testing.assert_close(found, expected.to(found.dtype), **near)
+    found.backward(direction)
+    expected.backward(direction.to(expected.dtype))
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.grad.dtype == a.dtype
+        torch.testing.assert_close(a.grad.to(b.dtype), b.grad, **near)
 
 
 def kept_of(query, key, mask=None, p=0.3):
@@ -89,36 +92,28 @@ def test_however_the_work_is_cut_it_is_attention_with_some_weights_dropped(
 ):
     # Single queries, some queries of a head, whole heads, whole rows, everything at once.
     monkeypatch.setattr(samerun.kernels.dropout, "WEIGHTS_AT_ONCE", weights)
-    mask = (
-        (torch.arange(keys) < torch.tensor([keys, 4, keys - 1])[:, None])[:, None, None] if padded else None
-    )
+    lengths = torch.tensor([keys, 4, keys - 1])[:, None, None, None]
+    mask = torch.arange(keys) < lengths if padded else None
     kept = kept_of(*tensors(3, 4, 9, 8, keys=keys)[:2], mask)
     share = kept.float().mean() / (1.0 if mask is None else mask.float().mean())
     assert share == pytest.approx(0.7, abs=0.1)
     ours, theirs = tensors(3, 4, 9, 8, keys=keys), tensors(3, 4, 9, 8, keys=keys)
     torch.manual_seed(0)
     found, expected = attend(*ours, mask, 0.3), explicit(*theirs, mask, kept)
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)  # 0.3 is a multiple of 2**-16 here
     direction = torch.randn(found.shape, generator=torch.Generator().manual_seed(2))
-    found.backward(direction)
-    expected.backward(direction)
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a.grad, b.grad, atol=1e-4, rtol=1e-4)
+    near = {"atol": 1e-4, "rtol": 1e-4}  # 0.3 is a multiple of 2**-16 here
+    check_alike(ours, found, theirs, expected, direction, **near)
 
 
 def test_half_precision_is_computed_in_single(calls):
-    q, k, v = (x.detach().bfloat16().requires_grad_() for x in tensors(2, 3, 7, 8))
+    ours = [x.detach().bfloat16().requires_grad_() for x in tensors(2, 3, 7, 8)]
     with torch.autocast("cpu", torch.bfloat16):
-        found = attend(q, k, v, None, 0.1)
-    exact = [x.detach().float().requires_grad_() for x in (q, k, v)]
+        found = attend(*ours, None, 0.1)
+    exact = [x.detach().float().requires_grad_() for x in ours]
     expected = scaled_dot_product_attention(*exact)
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found, expected.bfloat16(), rtol=0.01, atol=0)
-    found.float().square().sum().backward()
-    expected.square().sum().backward()
-    for a, b in zip((q, k, v), exact, strict=True):
-        assert a.grad.dtype == torch.bfloat16
-        torch.testing.assert_close(a.grad.float(), b.grad, rtol=0.05, atol=0.02)
+    check_alike(ours, found, exact, expected, found.detach(), rtol=0.05, atol=0.02)
     assert calls == [LEVEL]
 
 

@@ -11,13 +11,14 @@ from tiny_models import big_bird_titles, collator, encoder_decoder, sizes
 from torch import nn
 from torch.nn import functional
 from transformers import (
-    AutoModelForSequenceClassification,
     BartConfig,
     BartForConditionalGeneration,
     BertConfig,
     BertForSequenceClassification,
     DebertaV2Config,
+    DebertaV2ForSequenceClassification,
     DistilBertConfig,
+    DistilBertForSequenceClassification,
     SegformerConfig,
     SegformerForImageClassification,
     SwinConfig,
@@ -44,15 +45,13 @@ def bert(**changes):
 
 def distilbert():
     sizes = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "vocab_size": 60, "num_labels": 3}
-    config = DistilBertConfig(**sizes, dropout=0.2, attention_dropout=0.2, seq_classif_dropout=0.3)
-    return AutoModelForSequenceClassification.from_config(config)
+    rates = {"dropout": 0.2, "attention_dropout": 0.2, "seq_classif_dropout": 0.3}
+    return DistilBertForSequenceClassification(DistilBertConfig(**sizes, **rates))
 
 
 def deberta():
-    config = DebertaV2Config(
-        **SIZES, relative_attention=True, pos_att_type=["c2p", "p2c"], max_relative_positions=8
-    )
-    return AutoModelForSequenceClassification.from_config(config)
+    relative = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 8}
+    return DebertaV2ForSequenceClassification(DebertaV2Config(**SIZES, **relative))
 
 
 def big_bird():
@@ -60,15 +59,11 @@ def big_bird():
 
 
 def bart():
-    layers = {
-        "encoder_layers": 2,
-        "decoder_layers": 1,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4,
-    }
-    sizes = {"vocab_size": 60, "d_model": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+    encoder = {"encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48}
+    decoder = {"decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
+    sizes = {"vocab_size": 60, "d_model": 32, "max_position_embeddings": 64}
     rates = {"dropout": 0.2, "attention_dropout": 0.2, "activation_dropout": 0.1, "encoder_layerdrop": 0.3}
-    return BartForConditionalGeneration(BartConfig(**layers, **sizes, **rates, max_position_embeddings=64))
+    return BartForConditionalGeneration(BartConfig(**encoder, **decoder, **sizes, **rates))
 
 
 def lora():
@@ -82,33 +77,15 @@ def windows():
 
 
 def segformer():
-    sizes = {
-        "hidden_sizes": [8, 16],
-        "depths": [2, 1],
-        "num_encoder_blocks": 2,
-        "num_attention_heads": [1, 2],
-    }
-    more = {
-        "sr_ratios": [2, 1],
-        "patch_sizes": [7, 3],
-        "strides": [4, 2],
-        "mlp_ratios": [2, 2],
-        "num_labels": 3,
-    }
-    return SegformerForImageClassification(SegformerConfig(**sizes, **more, drop_path_rate=0.4))
+    sizes = {"hidden_sizes": [8, 16], "depths": [2, 1], "num_attention_heads": [1, 2], "mlp_ratios": [2, 2]}
+    more = {"sr_ratios": [2, 1], "patch_sizes": [7, 3], "strides": [4, 2], "num_encoder_blocks": 2}
+    config = SegformerConfig(**sizes, **more, num_labels=3, drop_path_rate=0.4)
+    return SegformerForImageClassification(config)
 
 
 def swin():
-    sizes = {
-        "embed_dim": 8,
-        "depths": [2],
-        "num_heads": [2],
-        "window_size": 4,
-        "patch_size": 4,
-        "image_size": 32,
-    }
-    rates = {"drop_path_rate": 0.4, "hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2}
-    return SwinForImageClassification(SwinConfig(**sizes, **rates, num_labels=3))
+    sizes = {"embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": 4, "patch_size": 4}
+    return SwinForImageClassification(SwinConfig(**sizes, **RATES, image_size=32, drop_path_rate=0.4))
 
 
 class Own(nn.Module):
@@ -188,10 +165,9 @@ def check_same(found, expected, tolerance=2e-5):
     assert found[0] == pytest.approx(expected[0], rel=1e-5)
     assert found[1].keys() == expected[1].keys()
     largest = max(gradient.abs().max() for gradient in expected[1].values())
+    near = {"rtol": 0, "atol": float(largest) * tolerance}
     for name, gradient in expected[1].items():
-        torch.testing.assert_close(
-            found[1][name], gradient, rtol=0, atol=float(largest) * tolerance, msg=name
-        )
+        torch.testing.assert_close(found[1][name], gradient, **near, msg=name)
 
 
 DIVISIONS = {

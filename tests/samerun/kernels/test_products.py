@@ -1,6 +1,7 @@
 """Matrix products by numpy's OpenBLAS: torch's results, where it is used, and in how many threads."""
 
 import warnings
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,31 +9,31 @@ import pytest
 import torch
 from torch.nn import functional
 
-from samerun.kernels import products, threads
+from samerun.kernels import products
+from samerun.kernels import threads as kernel_threads
+from samerun.kernels.threads import in_threads, openblas
 
 
-@pytest.fixture(params=[1, 2])
-def calls(request, monkeypatch):
-    """Sizes of the products that OpenBLAS computes while it replaces torch's, with one thread and two."""
-    sizes, before = [], torch.get_num_threads()
+@pytest.fixture
+def calls(threads, monkeypatch):
+    """Sizes of the products that OpenBLAS computes while it replaces torch's, with one thread and three."""
+    sizes = []
 
     def matmul(a, b, out):
         sizes.append(out.size)
         return np.matmul(a, b, out=out)
 
     monkeypatch.setattr(products, "np", SimpleNamespace(matmul=matmul))
-    torch.set_num_threads(request.param)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         library = products.replace_products()
     yield sizes
     library._destroy()
     products.replace_products.cache_clear()
-    torch.set_num_threads(before)
 
 
-def drawn(*shape, dtype=torch.float32):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)), dtype=dtype)
+def drawn(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
 
 
 A, B, BATCH, OTHER = (64, 96), (96, 80), (6, 64, 48), (6, 48, 40)
@@ -58,19 +59,15 @@ PRODUCTS = {
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products_and_their_gradients_are_torchs(name, calls):
-    work, first, second, replaced = PRODUCTS[name]
+def test_products_and_their_gradients_are_torchs(name, calls, monkeypatch):
+    work, *shapes, replaced = PRODUCTS[name]
     results = []
-    for by_torch in (False, True):
-        a, b = (drawn(*shape).requires_grad_() for shape in (first, second))
-        if by_torch:
-            a, b = a.detach().double().requires_grad_(), b.detach().double().requires_grad_()
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(torch, "ones", lambda *shape: torch.full(shape, 1.0, dtype=torch.float64))
-                made = work(a, b)
-        else:
-            made = work(a, b)
-            assert bool(calls) == replaced
+    for dtype in (torch.float32, torch.float64):
+        monkeypatch.setattr(torch, "ones", partial(torch.ones, dtype=dtype))
+        a, b = (drawn(*shape).to(dtype).requires_grad_() for shape in shapes)
+        calls.clear()
+        made = work(a, b)
+        assert bool(calls) == (replaced and dtype is torch.float32)
         made.square().sum().backward()
         results.append((made.detach(), a.grad, b.grad))
     allowed = 0.05 if name == "half" else 1e-6
@@ -128,32 +125,30 @@ ZEN5 = ("AuthenticAMD", "26")
         (("", ""), "numpy.libs/libscipy_openblas64_.so", "SkylakeX", False),
     ],
 )
-def test_only_the_cpus_on_which_it_was_measured_use_openblas(monkeypatch, family, library, kernels, found):
+@pytest.mark.parametrize("threads", [3], indirect=True)
+def test_only_the_cpus_on_which_it_was_measured_use_it(monkeypatch, threads, family, library, kernels, found):
     numbers = []
     loaded = SimpleNamespace(
         filepath=library, info=lambda: {"architecture": kernels}, set_num_threads=numbers.append
     )
-    monkeypatch.setattr(threads, "ThreadpoolController", lambda: SimpleNamespace(lib_controllers=[loaded]))
-    monkeypatch.setattr(threads, "_family", lambda: family)
-    replaced = []
-    monkeypatch.setattr(products, "replace_products", lambda: replaced.append(1))
-    threads.openblas.cache_clear()
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
+    controller = SimpleNamespace(lib_controllers=[loaded])
+    monkeypatch.setattr(kernel_threads, "ThreadpoolController", lambda: controller)
+    monkeypatch.setattr(kernel_threads, "_family", lambda: family)
+    monkeypatch.setattr(products, "replace_products", lambda: numbers.append("replaced"))
+    openblas.cache_clear()
     try:
         products.use_openblas()
-        threads.in_threads(lambda piece: numbers.append("work"), range(1))
-        threads.in_threads(lambda piece: numbers.append("works"), range(2))
+        in_threads(lambda piece: numbers.append("work"), range(1))
+        in_threads(lambda piece: numbers.append("works"), range(2))
         products.bmm_into(torch.empty(6, 64, 40), drawn(*BATCH), drawn(*OTHER))
     finally:
-        torch.set_num_threads(before)
-        threads.openblas.cache_clear()
-    assert numbers == ([2, "work", 1, "works", "works", 2, 1, 2] if found else ["work", "works", "works"])
-    assert replaced == [1] * found
+        openblas.cache_clear()
+    every = [threads, "replaced", "work", 1, "works", "works", threads, 1, threads]
+    assert numbers == (every if found else ["work", "works", "works"])
 
 
 def test_the_cpus_family_is_read_from_the_system():
-    vendor, family = threads._family()
+    vendor, family = kernel_threads._family()
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         told = file.read()
     assert (vendor in told and family in told) if "vendor_id" in told else (vendor, family) == ("", "")

@@ -12,7 +12,7 @@ import torch
 from samerun.kernels.threads import in_threads
 
 
-def test_every_piece_is_worked_on_once_by_one_core(threads):
+def test_every_piece_is_worked_on_once_by_one_core_and_a_single_piece_by_all(threads):
     found = []
     met = threading.Barrier(threads)
 
@@ -27,12 +27,9 @@ def test_every_piece_is_worked_on_once_by_one_core(threads):
     assert torch.get_num_threads() == threads
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(torch.get_num_threads).result() == threads
-
-
-def test_a_single_piece_has_all_cores(threads):
-    found = []
-    in_threads(lambda _: found.append(torch.get_num_threads()), [0])
-    assert found == [threads]
+    alone = []
+    in_threads(lambda _: alone.append(torch.get_num_threads()), [0])
+    assert alone == [threads]
 
 
 @pytest.mark.parametrize("inference", [True, False])

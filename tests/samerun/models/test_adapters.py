@@ -86,36 +86,29 @@ def test_an_adapters_folder_is_loaded_by_peft_and_by_us(adapted, arguments, tmp_
     folder.mkdir()
     saved.save_pretrained(folder, weights)
 
-    config = AutoConfig.from_pretrained(folder)
-    base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", config=config)
-    by_peft = torch.allclose(
-        logits(PeftModel.from_pretrained(base, folder).eval()), logits(model), rtol=1e-5, atol=1e-5
-    )
-    assert by_peft != in_4bit  # it does not know that the base model was rounded
-    torch.testing.assert_close(
-        logits(loadable(folder, AutoModelForSequenceClassification).eval()), logits(model)
-    )
+    expected, auto_class = logits(model), AutoModelForSequenceClassification
+    base = auto_class.from_pretrained(tmp_path / "base", config=AutoConfig.from_pretrained(folder))
+    by_peft = logits(PeftModel.from_pretrained(base, folder).eval())
+    # peft does not know that the base model was rounded.
+    assert torch.allclose(by_peft, expected, rtol=1e-5, atol=1e-5) != in_4bit
+    torch.testing.assert_close(logits(loadable(folder, auto_class).eval()), expected)
 
     named = arguments(model_name_or_path=str(folder))
-    again, new_names = load_model_and_new_names(AutoModelForSequenceClassification, named, load_config(named))
-    torch.testing.assert_close(logits(again.eval()), logits(model))
+    again, new_names = load_model_and_new_names(auto_class, named, load_config(named))
+    torch.testing.assert_close(logits(again.eval()), expected)
     assert (new_names, trained(again)) == (set(), set(dict(again.named_parameters())))
     assert set(model_content(None, str(folder))) == {"adapter_model.safetensors", "model.safetensors"}
 
 
 def test_adapters_and_new_weights_alone_are_trained(arguments):
-    found = trained(
-        limit_training(small_model(), arguments(lora_r=2, lora_target_modules=("query", "value")), HEAD)
-    )
+    some = arguments(lora_r=2, lora_target_modules=("query", "value"))
+    found = trained(limit_training(small_model(), some, HEAD))
     adapters = found - HEAD
     assert (len(found), len(adapters)) == (2 + 3 * 2 * 2, 3 * 2 * 2)
     assert all(re.search(r"\.(query|value)\.lora_[AB]\.", name) for name in adapters)
     everywhere = trained(limit_training(small_model(), arguments(lora_r=2), HEAD))
     assert not any(name.startswith("classifier.lora") for name in everywhere)
     assert sum("lora_A" in name for name in everywhere) == 3 * 6 + 1  # six matrices a layer, and the pooler's
-
-
-def test_modules_that_are_not_there_are_refused(arguments):
     with pytest.raises(
         InputError, match=r"--lora_target_modules q_proj: no such layer .*; the model has bert\.embeddings"
     ):

@@ -9,6 +9,7 @@ import pytest
 import titlegen
 import torch
 from text_tasks import SEARCH
+from tiny_models import sizes
 from transformers import (
     AutoModelForSeq2SeqLM,
     BertConfig,
@@ -30,7 +31,7 @@ from samerun.models.encoder_decoder import (
 from samerun.text.titles import IGNORED, USAGE, plain_model, teacher_forcing
 from samerun.text.tokenizer import train_tokenizer
 
-SIZES = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 32}
+SIZES = sizes(16, layers=4, words=200)
 
 
 def asked(**changes):
@@ -39,28 +40,12 @@ def asked(**changes):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_tokenizer(["a title of a document", "another document with a title"], 128)
-
-
-@pytest.mark.parametrize("kind", [BertConfig, BigBirdConfig, ModernBertConfig])
-def test_every_parameter_gets_a_gradient_and_no_pooler_is_built(kind, tokenizer):
-    config = kind(vocab_size=200, **SIZES)
-    if kind is BigBirdConfig:
-        config.attention_type = "original_full"
-    model = build_title_model(asked(), config, tokenizer, max_title_length=8)
-    ids = torch.tensor([[2, 7, 8, 9, 3]])
-    labels = torch.tensor([[10, 11, 3, IGNORED]])
-    output = model(input_ids=ids, attention_mask=torch.ones_like(ids), **teacher_forcing(labels, SEARCH))
-    output.logits.logsumexp(-1).sum().backward()
-    without = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
-    assert without == []
-    assert not any("encoder.pooler" in name for name, _ in model.named_parameters())
-    assert len(model.decoder.bert.encoder.layer) == 2
+    return train_tokenizer(["a title of a document", "another document with a title", "深度学习的标题"], 128)
 
 
 def test_a_pretrained_encoder_warms_its_decoder_up(tmp_path, tokenizer):
     torch.manual_seed(0)
-    encoder = BertModel(BertConfig(vocab_size=len(tokenizer), **SIZES))
+    encoder = BertModel(BertConfig(**SIZES | {"vocab_size": len(tokenizer)}))
     encoder.save_pretrained(tmp_path / "encoder")
     arguments = asked(from_scratch=False, model_name_or_path=str(tmp_path / "encoder"))
     model = build_title_model(arguments, load_title_config(arguments), tokenizer, max_title_length=8)
@@ -73,17 +58,13 @@ def test_a_pretrained_encoder_warms_its_decoder_up(tmp_path, tokenizer):
     assert hasattr(ours[0], "crossattention")
 
 
-def test_from_scratch_both_sides_start_with_one_meaning_of_a_token(tokenizer):
-    model = build_title_model(asked(), BertConfig(vocab_size=200, **SIZES), tokenizer, max_title_length=8)
+def test_a_new_decoder_starts_with_the_encoders_embeddings_and_the_frequencies_of_tokens(tokenizer):
+    model = build_title_model(asked(), BertConfig(**SIZES), tokenizer, max_title_length=8)
     ours, theirs = model.decoder.get_input_embeddings().weight, model.encoder.get_input_embeddings().weight
     assert torch.equal(ours, theirs)
     assert ours is not theirs
     assert model.decoder.get_output_embeddings().weight is ours
-
-
-def test_a_new_decoders_first_guess_is_how_often_a_token_is_in_titles(tokenizer):
-    model = build_title_model(asked(), BertConfig(vocab_size=200, **SIZES), tokenizer, max_title_length=8)
-    assert set_output_bias(model, np.array([7, 7, 9]))
+    set_output_bias(model, np.array([7, 7, 9]))
     bias = model.decoder.get_output_embeddings().bias
     chances = bias.exp()
     assert chances.sum().item() == pytest.approx(1)
@@ -112,19 +93,28 @@ def test_a_tokenizer_without_tokens_that_begin_and_end_a_title_is_refused():
 
 
 @pytest.mark.parametrize("kind", [BertConfig, BigBirdConfig, ModernBertConfig])
-def test_nothing_is_missing_in_an_export_and_the_cards_code_runs(kind, tmp_path, monkeypatch, capsys):
-    words = train_tokenizer(["深度学习的标题", "a long document"], 128)
-    config = kind(vocab_size=200, **SIZES)
-    model = build_title_model(asked(), config, words, max_title_length=8)
-    export_model(
-        tmp_path / "best", plain_model(model, SEARCH), model.state_dict(), lambda folder: None, words, 16
-    )
-    loaded, loading = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "best", output_loading_info=True)
+def test_every_parameter_learns_and_is_exported_and_the_cards_code_runs(
+    kind, tokenizer, tmp_path, monkeypatch, capsys
+):
+    config = kind(**SIZES)
+    if kind is BigBirdConfig:
+        config.attention_type = "original_full"
+    model = build_title_model(asked(), config, tokenizer, max_title_length=8)
+    ids = torch.tensor([[2, 7, 8, 9, 3]])
+    labels = torch.tensor([[10, 11, 3, IGNORED]])
+    output = model(input_ids=ids, attention_mask=torch.ones_like(ids), **teacher_forcing(labels, SEARCH))
+    output.logits.logsumexp(-1).sum().backward()
+    assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+    assert not any("encoder.pooler" in name for name, _ in model.named_parameters())
+    assert len(model.decoder.bert.encoder.layer) == 2
+    folder, plain = tmp_path / "best", plain_model(model, SEARCH)
+    export_model(folder, plain, model.state_dict(), lambda folder: None, tokenizer, 16)
+    loaded, loading = AutoModelForSeq2SeqLM.from_pretrained(folder, output_loading_info=True)
     assert (loading["missing_keys"], loading["unexpected_keys"]) == (set(), set())
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor)
     monkeypatch.chdir(tmp_path)
-    ids = torch.tensor([words("深度学习的 a title")["input_ids"]])
+    ids = torch.tensor([tokenizer("深度学习的 a title")["input_ids"]])
     monkeypatch.setattr(EncoderDecoderModel, "generate", lambda *_, **__: ids)
     capsys.readouterr()
     exec(USAGE, {})
