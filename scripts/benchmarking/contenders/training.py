@@ -9,7 +9,7 @@ import torch
 from benchmarking import application
 from benchmarking.watch import Watch
 
-MAX_GRAD_NORM = 1.0
+MAX_GRAD_NORM = 1.0  # the application's default
 
 
 class TrainingContender:
@@ -47,15 +47,12 @@ class TrainingContender:
 
     @cached_property
     def prepared(self) -> tuple[Any, Any]:
-        """(the application's task, its training steps)."""
+        """(the application's task, its rows to train on)."""
         return application.prepare(self.script, self.options())
 
     def ours(self) -> dict[str, Any]:
         """The application's own command up to the end of training. The choice is arguments of it."""
-        return application.train(self.script, self.options() | self.choice, self.measure_ours)
-
-    def measure_ours(self, train: Callable[[], Any], training: Any) -> dict[str, Any]:
-        return self.measure_training(training.model, train)
+        return application.train(self.script, self.options() | self.choice, self.measure_training)
 
     def trainer(self) -> dict[str, Any]:
         """transformers' Trainer."""
