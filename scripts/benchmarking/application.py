@@ -28,18 +28,13 @@ def run_options(settings: dict[str, Any]) -> Options:
     }  # fmt: skip
 
 
-def words(options: Options) -> list[str]:
-    """Arguments as on a command line."""
-    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
-
-
 def make_task(script: str, options: Options) -> Any:
     """The task of app/SCRIPT.py with these arguments, before it reads files."""
     from samerun import task_scripts
     from samerun.parsing import parse
 
     arguments_class, task_class = task_scripts.load(REPOSITORY / "app" / f"{script}.py")
-    return task_class(parse(arguments_class, words(options | TRAINING)))
+    return task_class(parse(arguments_class, task_scripts.as_words(options | TRAINING)))
 
 
 def train(script: str, options: Options, measure: Callable[[Any, Callable[[], Any]], Any]) -> Any:

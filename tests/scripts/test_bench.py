@@ -1,7 +1,6 @@
 """scripts/bench.py: turns, memory, numbers that come from what was measured; and a quick run of some
 sections."""
 
-import importlib
 import itertools
 import json
 import os
@@ -10,7 +9,10 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import bench
 import pytest
+from benchmarking import contest, processes, watch
+from benchmarking.sections import SECTIONS, classification
 from launchers import environment
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -35,18 +37,10 @@ Path(settings["answer"]).write_text(json.dumps({"steps": done}))
 
 
 @pytest.fixture
-def load(monkeypatch):
-    """Imports a module from scripts/."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    return importlib.import_module
-
-
-@pytest.fixture
-def start(load, tmp_path):
+def start(tmp_path):
     """Runs contenders that only write down their turns: steps of each -> (results, turns)."""
     script, log = tmp_path / "child.py", tmp_path / "turns.txt"
     script.write_text(CHILD)
-    processes = load("benchmarking.processes")
 
     def begin(may_fail=False, **steps):
         jobs = [(name, {"steps": count, "log": str(log)}) for name, count in steps.items()]
@@ -99,12 +93,11 @@ def costs(name, choice):
     return 2.0 + abs(choice["accumulation"] - 4) + choice["grouped"] + (not choice["fused"])
 
 
-def test_each_contender_is_measured_with_the_fastest_of_its_settings(load):
-    contest = load("benchmarking.contest")
-    bench = Bench(costs)
+def test_each_contender_is_measured_with_the_fastest_of_its_settings():
+    group = Bench(costs)
     contenders = {"ours": [[{"rows": 1}, {"rows": 2}]], "trainer": contest.accumulating(16, grouped=True)}
     settings = {"batch_size": 16, "steps": 6, "rounds": 3, "search_steps": 2}
-    found = contest.contest(bench, "x", contenders, settings, {"texts": "short"})
+    found = contest.contest(group, "x", contenders, settings, {"texts": "short"})
     ours, trainer = found.measured
     assert (ours["settings"], trainer["settings"]) == ("rows 2", "accumulation 4, fused, not grouped")
     assert ours["ours is faster by"] is None
@@ -120,18 +113,17 @@ def test_each_contender_is_measured_with_the_fastest_of_its_settings(load):
         trainer["settings"],
     ]
     # The same rows for all: two steps in the search, six in each round, with another seed.
-    assert [(s["max_steps"], s["rows"]) for _, s in bench.runs] == [(2, 32)] * 3 + [(6, 96)] * 3
-    assert [s["seed"] for _, s in bench.runs[3:]] == [1, 2, 3]
+    assert [(s["max_steps"], s["rows"]) for _, s in group.runs] == [(2, 32)] * 3 + [(6, 96)] * 3
+    assert [s["seed"] for _, s in group.runs[3:]] == [1, 2, 3]
 
 
-def test_on_a_gpu_all_settings_take_turns_at_once(load):
-    contest = load("benchmarking.contest")
-    bench = Bench(lambda name, choice: costs(name, {"grouped": False, "fused": True} | choice))
+def test_on_a_gpu_all_settings_take_turns_at_once():
+    group = Bench(lambda name, choice: costs(name, {"grouped": False, "fused": True} | choice))
     theirs = [[{"accumulation": 2}], [{"accumulation": 4}]]
     contenders = {"ours": [[{"rows": 1}], [{"rows": 2}, {"fails": True}]], "trainer": theirs}
     settings = {"batch_size": 16, "steps": 6, "rounds": 0, "epochs": 3}
-    found = contest.contest(bench, "x", contenders, settings, {"texts": "short"})
-    ((jobs, size),) = bench.runs
+    found = contest.contest(group, "x", contenders, settings, {"texts": "short"})
+    ((jobs, size),) = group.runs
     assert [name for name, _ in jobs] == ["x.ours", "x.ours", "x.ours", "x.trainer", "x.trainer"]
     # Three epochs over the same rows, the first a warm-up.
     assert (size["max_steps"], size["rows"], size["measured_rows"], size["warm_up"]) == (18, 96, 192, 6)
@@ -142,8 +134,7 @@ def test_on_a_gpu_all_settings_take_turns_at_once(load):
     ]  # fmt: skip
 
 
-def test_turns_begin_after_the_warm_up(load, monkeypatch):
-    watch = load("benchmarking.watch")
+def test_turns_begin_after_the_warm_up(monkeypatch):
     (ours, theirs), (go, signals) = os.pipe(), os.pipe()
     settings = {"steps_per_turn": 2, "warm_up": 3, "signals": theirs, "contender": "x"}
     before = os.dup(0)
@@ -163,18 +154,10 @@ def test_turns_begin_after_the_warm_up(load, monkeypatch):
     assert measured.measurements()["seconds"] == 2
 
 
-def test_no_speed_is_shown_where_our_quality_is_worse(load):
-    classification, contest = load("benchmarking.sections.classification"), load("benchmarking.contest")
-    scores = {
-        "ours": (0.50, 0.40),
-        "trainer": (0.48, 0.40),
-        "accelerate": (0.50, 0.41),
-        "lightning": (0.60, 0.40),
-    }
-    runs = {
-        name: [{"held-out loss": loss, "held-out precision": precision}]
-        for name, (loss, precision) in scores.items()
-    }
+def test_no_speed_is_shown_where_our_quality_is_worse():
+    scores = {"ours": (0.5, 0.4), "trainer": (0.48, 0.4), "accelerate": (0.5, 0.41), "lightning": (0.6, 0.4)}
+    keys = ("held-out loss", "held-out precision")
+    runs = {name: [dict(zip(keys, each, strict=True))] for name, each in scores.items()}
     rows = [{"": name, "ours is faster by": 2.0} for name in scores]
     found = contest.Contest([], rows, runs)
     classification.judge(found, judged=True)
@@ -184,14 +167,11 @@ def test_no_speed_is_shown_where_our_quality_is_worse(load):
     assert {row["quality"] for row in rows[1:]} == {"not judged"}
 
 
-def test_sections_have_names_of_their_own_and_an_unknown_one_is_refused(load, monkeypatch, capsys):
-    sections = load("benchmarking.sections").SECTIONS
-    assert list(sections) == [section.name for section in sections.values()]
-    documented = load("bench").__doc__
-    assert [name for name in sections if name not in documented] == []
+def test_sections_are_documented_and_an_unknown_one_is_refused(monkeypatch, capsys):
+    assert [name for name in SECTIONS if name not in bench.__doc__] == []
     monkeypatch.setattr(sys, "argv", ["bench.py", "--sections", "short,speed"])
     with pytest.raises(SystemExit):
-        load("bench").parse_options(sections)
+        bench.parse_options(SECTIONS)
     assert "no such section: speed" in capsys.readouterr().err
 
 

@@ -111,17 +111,6 @@ class Classification(TrainingContender):
         trainer = lightning_module.trainer(self.settings, self.cuda)
         return self.measure_training(module.model, partial(trainer.fit, module, self.loader()))
 
-    def before(self, model: Any) -> None:
-        """Runs one pass over two short rows on a GPU, which loads libraries."""
-        if self.cuda:
-            model.to(self.device)
-            ids = torch.full((2, 32), 5, device=self.device)
-            with self.autocast():
-                out = model(input_ids=ids, attention_mask=torch.ones_like(ids))
-            out[0].float().sum().backward()
-            model.zero_grad()
-            torch.cuda.synchronize()
-
     @torch.no_grad()
     def result(self, model: Any) -> dict[str, Any]:
         """On the held-out rows the loss and the average precision over all pairs of row and label."""

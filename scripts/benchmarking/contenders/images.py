@@ -56,11 +56,12 @@ class Images(TrainingContender):
         optimizer = self.optimizer(model)
         scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, self.settings["max_steps"])
         loss_of = DiceCELoss(include_background=False, to_onehot_y=True, softmax=True)
+        bf16 = torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings["precision"] == "bf16")
         model.train()
         for _ in range(self.settings["max_steps"]):
             optimizer.zero_grad()
             for batch in islice(batches, self.choice["accumulation"]):
-                with self.autocast():
+                with bf16:
                     logits = model(batch["image"].to(self.device))
                 loss = loss_of(logits.float(), batch["label"].to(self.device))
                 (loss / self.choice["accumulation"]).backward()

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from benchmarking.application import words
 from benchmarking.contenders.classification import load_model
 from benchmarking.data import read_rows
 from benchmarking.watch import Watch
@@ -43,9 +42,10 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
 def ours(settings: dict[str, Any]) -> Predict:
     """What `samerun.load` and predict.py --text use. The choice is arguments of the task."""
     from samerun.serving.predictor import load_predictor
+    from samerun.task_scripts import as_words
 
     options = {"max_length": settings["max_length"], "mixed_precision": settings["precision"]}
-    argv = words(options | settings["choice"])
+    argv = as_words(options | settings["choice"])
     predictor = load_predictor("classify", settings["classifier"], settings["folder"], argv)
     return lambda texts: [line["probabilities"] for line in predictor(texts)]
 
