@@ -17,7 +17,7 @@ CPU: dict[str, dict[str, Any]] = {
         "hidden": 256, "layers": 4, "decoder_layers": 2, "block_size": 64, "tokens_per_step": 8192,
         "title_length": 32, "lengths": [1536, 4096], "steps": 60, "rounds": 3, "search_steps": 5,
     },
-    "images": {"steps": 60, "rounds": 3, "search_steps": 15, "scale": 4, "batch_size": 16},
+    "images": {"steps": 60, "rounds": 3, "search_steps": 15, "batch_size": 16},
     "prediction": {"short_rows": 2000, "mixed_rows": 400, "max_length": 512, "labels": 90, "rounds": 3},
 }  # fmt: skip
 
@@ -29,7 +29,7 @@ CUDA = CPU | {
     "titles_training": CPU["titles_training"] | AT_ONCE | {
         "hidden": 768, "layers": 12, "decoder_layers": 6, "tokens_per_step": 16384, "steps": 20,
     },
-    "images": CPU["images"] | AT_ONCE | {"scale": 16, "batch_size": 64},
+    "images": CPU["images"] | AT_ONCE | {"batch_size": 64},
 }  # fmt: skip
 
 SHORT_RUN = {"steps": 3, "rounds": 1, "search_steps": 1}
@@ -42,6 +42,6 @@ QUICK = {
         "hidden": 32, "layers": 1, "decoder_layers": 1, "block_size": 8, "tokens_per_step": 384,
         "title_length": 6, "lengths": [96, 192],
     },
-    "images": CPU["images"] | SHORT_RUN | {"scale": 1, "batch_size": 4},
+    "images": CPU["images"] | SHORT_RUN | {"batch_size": 4},
     "prediction": {"short_rows": 16, "mixed_rows": 16, "max_length": 128, "labels": 4, "rounds": 1},
 }  # fmt: skip

@@ -10,19 +10,15 @@ from benchmarking import application
 from benchmarking.contenders.training import TrainingContender
 from benchmarking.data import read_rows, write_rows
 
-LEARNING_RATE = 5e-5
 SOURCE_ROWS = 2000  # rows read from a file
 VOCABULARY = 8192
 
 
 class Titles(TrainingContender):
-    """settings: "length", "batch_size", and the settings of `make_inputs`."""
+    """settings: "length", and those of `make_inputs`."""
 
     script = "titlegen"
     seq2seq = True
-
-    def __init__(self, settings: dict[str, Any]) -> None:
-        super().__init__(settings | {"learning_rate": LEARNING_RATE})
 
     def options(self) -> application.Options:
         s = self.settings

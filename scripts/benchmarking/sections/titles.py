@@ -14,10 +14,11 @@ step. Quality was not judged: the weights are random."""
 
 def measure(bench: Bench) -> Report:
     size, searched, measured = bench.size("titles_training"), [], []
-    lengths = sorted(bench.options.lengths or size["lengths"])
+    lengths, tokens = sorted(size["lengths"]), size["tokens_per_step"]
     # About the same number of tokens at every length; powers of two, for equal micro-batches.
-    batches = {length: 2 ** int(math.log2(max(1, size["tokens_per_step"] // length))) for length in lengths}
-    settings = size | {"inputs": str(bench.folder / "inputs"), "train": list(batches.items())}
+    batches = {length: 2 ** int(math.log2(max(1, tokens // length))) for length in lengths}
+    settings = size | {"learning_rate": 5e-5, "inputs": str(bench.folder / "inputs")}
+    settings["train"] = list(batches.items())
     bench.run([("titles.inputs", {})], settings | {"train_file": bench.source("titles").path})
     for length, batch_size in batches.items():
         own = settings | {"length": length, "batch_size": batch_size}
