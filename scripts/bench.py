@@ -1,7 +1,7 @@
 """Benchmarks this application against the alternatives, on this machine, with one command.
 
     python scripts/bench.py [--sections mixed,short,...] [--data DIR] [--model MODEL]
-        [--output benchmarks]
+        [--output runs/bench]
     python scripts/bench.py --quick
 
     mixed, short        training of classifiers: ours, Trainer, Accelerate's loop, Lightning
@@ -9,24 +9,15 @@
     titles_training     training for titles of documents: ours, Seq2SeqTrainer
     images              training of the image tasks beside Trainer and MONAI's loop (pip install -r
                         requirements-vision.txt)
-    prediction          classifiers: rows per second beside transformers' pipeline and sentence-transformers;
-                        the start of predict.py --text
+    prediction          classifiers: rows per second beside transformers' pipeline and sentence-transformers
     quality             mixed with an epoch of 6,992 rows, then scores of held-out rows (hours)
-    attention           BigBird's attention, alone and in a layer, against transformers' and full attention
-    dropout             a step with dropout by row against one with torch's dropout
-    startup             --help; the first step over a million rows
-    serving             app/serve.py under load, against a server around transformers' pipeline
-                        (requirements-serve.txt)
 
-The first five search the settings of each contender, ours too: micro-batches, grouping by length, a fused
-optimizer; batch sizes for predictions.
-
-Results: bench_cpu.json and bench_cpu.md (bench_cuda.* on an NVIDIA GPU, unless CUDA_VISIBLE_DEVICES= hides
-it), a plot of each table, and goals.md with every goal. Sections that are not run keep their reports. The
-page's text from the heading "## Reading" on is kept too.
+All search the settings of each contender, ours too: micro-batches, grouping by length, a fused optimizer;
+batch sizes for predictions. Writes SECTION_cpu.md and .json (SECTION_cuda.* on an NVIDIA GPU, unless
+CUDA_VISIBLE_DEVICES= hides it).
 
 --data DIR may hold short, mixed (text and labels) and titles (text and title): .csv or .jsonl, also
-with .gz. The sample corpus (scripts/make_sample_data.py) stands in for missing files. Without --model,
+with .gz. Subtitles (examples/xed), for longer texts joined, stand in for missing files. Without --model,
 classifiers have random weights. --quick runs everything with tiny models in a few minutes, as a test; its
 numbers mean nothing.
 """
@@ -41,27 +32,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarking.contenders import run_contender
 from benchmarking.context import COMMAND, Bench
 from benchmarking.processes import REPOSITORY, run_group
-from benchmarking.ratios import spread
-from benchmarking.report import Section, command_line, save
+from benchmarking.report import Section, save, spread
 from benchmarking.sections import SECTIONS
 
-LIBRARIES = (
-    "torch",
-    "transformers",
-    "accelerate",
-    "datasets",
-    "tokenizers",
-    "lightning",
-    "sentence-transformers",
-    "monai",
-)
+LIBRARIES = ["torch", "transformers", "accelerate", "datasets", "tokenizers"]
+OPTIONAL = {"lightning": "lightning", "sentence_transformers": "sentence-transformers", "monai": "monai"}
 
 
 def main() -> int:
@@ -97,7 +78,7 @@ def parse_options(sections: dict[str, Section]) -> argparse.Namespace:
     add(
         "--output",
         type=Path,
-        help="folder of the results (default: benchmarks; with --quick runs/bench_quick)",
+        help="folder of the results (default: runs/bench; with --quick runs/bench_quick)",
     )
     add(
         "--contenders",
@@ -107,7 +88,7 @@ def parse_options(sections: dict[str, Section]) -> argparse.Namespace:
     add(
         "--lengths",
         type=lambda text: [int(part) for part in text.split(",")],
-        help="document lengths (titles, attention)",
+        help="document lengths (titles)",
     )
     for name, what in (
         ("steps", "steps of a round"),
@@ -134,55 +115,31 @@ def parse_options(sections: dict[str, Section]) -> argparse.Namespace:
         parser.error(f"--data {options.data}: not a folder")
     if options.model is not None and Path(options.model).exists():
         options.model = str(Path(options.model).absolute())
-    options.output = options.output or REPOSITORY / ("runs/bench_quick" if options.quick else "benchmarks")
+    options.output = options.output or REPOSITORY / ("runs/bench_quick" if options.quick else "runs/bench")
     return options
 
 
 def measure(bench: Bench, section: Section) -> None:
     """Runs a section and saves its report."""
     started = time.time()
+    libraries = LIBRARIES + [name for module, name in OPTIONAL.items() if find_spec(module)]
     report = section.measure(bench) | {
-        "section": section.name,
         "precision": bench.precision,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": command_line(),
         "machine": bench.machine_text(),
-        "versions": versions(),
+        "versions": {"python": platform.python_version()}
+        | {name: importlib.metadata.version(name) for name in libraries},
         "commit": commit(),
-        "quick": bench.options.quick,
         "minutes": (time.time() - started) / 60,
         "others_cpu_share": spread(bench.other_loads),
     }
-    save(bench.options.output, bench.kind, report, SECTIONS)
-    for goal in section.goals:
-        if bench.kind in goal.kinds:
-            row = goal.judge(report)
-            verdict = row[""].replace("*", "") or "-"
-            print(f"{verdict:<5} {row['goal']}: {row['measured']} (wanted: {row['wanted']})", flush=True)
+    save(bench.options.output, bench.kind, section, report)
 
 
-def versions() -> dict[str, str]:
-    """The versions of Python and the installed libraries."""
-    versions = {"python": platform.python_version()}
-    for name in LIBRARIES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    return versions
-
-
-def commit() -> str | None:
-    """The short hash of HEAD, with a + if app/ has uncommitted changes; None outside a git repository."""
-    git = ["git", "-C", str(REPOSITORY)]
-    try:
-        head = subprocess.run(
-            [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        changed = subprocess.run(
-            [*git, "status", "--porcelain", "app"], capture_output=True, text=True, check=True
-        ).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return f"{head}+" if changed else head
+def commit() -> str:
+    """The short hash of HEAD, with a + if the folder has uncommitted changes; "" outside a git repository."""
+    command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--exclude", "*", "--dirty=+"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
 if __name__ == "__main__":

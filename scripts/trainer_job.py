@@ -1,13 +1,15 @@
 """A classifier's training by transformers' Trainer, for scripts/moving_plot.py. It can stop after a step and
 go on from its checkpoint, with another number of processes.
 
-    trainer_job.py CONFIG TOKENIZER TRAIN_FILE OUTPUT_DIR STEPS STOP_AFTER
+    trainer_job.py MODEL TRAIN_FILE OUTPUT_DIR STEPS STOP_AFTER
 
-The batch is 32 rows of all processes together, as Trainer's users keep it: 32 / processes per device. Rows
-are grouped by length. Writes the losses, a line per step, to OUTPUT_DIR/losses.jsonl."""
+Configuration and tokenizer are MODEL's, the weights random. The batch is 32 rows of all processes together,
+as Trainer's users keep it: 32 / processes per device. Rows are grouped by length. Writes the losses, a line
+per step, to OUTPUT_DIR/history.jsonl."""
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import sys
@@ -46,17 +48,17 @@ class StopAndRecord(TrainerCallback):
 
 def read_rows(path: str, labels: list[str], tokenizer: Any) -> Dataset:
     """The rows of a file of texts and labels: token ids and one number per label."""
-    with open(path, encoding="utf-8") as file:
-        rows = [json.loads(line) for line in file]
+    with open(path, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
     ids = tokenizer([row["text"] for row in rows], truncation=True, max_length=MAX_LENGTH)["input_ids"]
-    targets = [[float(label in row["labels"]) for label in labels] for row in rows]
+    targets = [[float(label in row["labels"].split("|")) for label in labels] for row in rows]
     return Dataset.from_dict({"input_ids": ids, "labels": targets, "length": [len(row) for row in ids]})
 
 
 def main() -> None:
-    config_folder, tokenizer_folder, train_file, output_dir, steps, stop_after = sys.argv[1:]
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    config = AutoConfig.from_pretrained(config_folder)  # with the labels and the kind of problem
+    model_folder, train_file, output_dir, steps, stop_after = sys.argv[1:]
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    config = AutoConfig.from_pretrained(model_folder)  # with the labels and the kind of problem
     set_seed(SEED)
     model = AutoModelForSequenceClassification.from_config(config)
     arguments = TrainingArguments(
@@ -77,7 +79,7 @@ def main() -> None:
         use_cpu=True,
     )
     rows = read_rows(train_file, list(config.label2id), tokenizer)
-    recorder = StopAndRecord(int(stop_after), Path(output_dir) / "losses.jsonl")
+    recorder = StopAndRecord(int(stop_after), Path(output_dir) / "history.jsonl")
     trainer = Trainer(model, arguments, train_dataset=rows, processing_class=tokenizer, callbacks=[recorder])
     trainer.train(resume_from_checkpoint=any(Path(output_dir).glob("checkpoint-*")) or None)
 

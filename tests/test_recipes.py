@@ -12,7 +12,7 @@ import pytest
 import title_job
 from docs.test_documentation import check_command
 from images_job import write_idx
-from launchers import REPOSITORY, write_corpus
+from launchers import REPOSITORY, as_words, write_corpus
 from sampling.names import draw_rows
 from transformers import BartConfig, BertTokenizer
 
@@ -44,12 +44,8 @@ def test_a_recipe_has_a_command_and_says_what_was_measured(name, monkeypatch):
 
 def texts(folder, model):
     write_corpus(folder)
-    return {
-        "model_name_or_path": model,
-        "train_file": folder / "train.csv",
-        "validation_file": folder / "valid.csv",
-        "max_length": 32,
-    }
+    files = {"train_file": folder / "train.csv", "validation_file": folder / "valid.csv"}
+    return {**files, "model_name_or_path": model, "max_length": 32}
 
 
 def everyday(folder, model, **given):
@@ -74,14 +70,8 @@ def sentences(folder):
 def titles(folder, **given):
     title_job.write_corpus(folder)
     files = {"train_file": folder / "train.jsonl", "validation_file": folder / "valid.jsonl"}
-    return {
-        **files,
-        "max_train_samples": 20,
-        "max_eval_samples": 2,
-        "max_length": 160,
-        "from_scratch": "true",
-        **given,
-    }
+    few = {"max_train_samples": 20, "max_eval_samples": 2, "max_length": 160}
+    return {**files, **few, "from_scratch": "true", **given}
 
 
 def words(folder):
@@ -95,15 +85,9 @@ def words(folder):
 
 
 def bart(folder):
-    sizes = {
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-        "encoder_attention_heads": 2,
-        "decoder_attention_heads": 2,
-    }
-    BartConfig(d_model=16, encoder_ffn_dim=16, decoder_ffn_dim=16, vocab_size=1500, **sizes).save_pretrained(
-        folder
-    )
+    sides = {"layers": 1, "attention_heads": 2, "ffn_dim": 16}
+    sizes = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sides.items()}
+    BartConfig(d_model=16, vocab_size=1500, **sizes).save_pretrained(folder)
     return folder
 
 
@@ -114,14 +98,9 @@ def volumes(folder):
         for part, values in (("images", (label * 50).astype(np.float32)), ("labels", label)):
             (folder / part).mkdir(parents=True, exist_ok=True)
             nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), folder / part / f"{row}.nii.gz")
-    small = {
-        "channels": "4,8",
-        "strides": "2",
-        "patch_size": "8,8,8",
-        "class_names": "a,b",
-        "mixed_precision": "no",
-    }
-    return {"train_file": folder, **small, "global_batch_size": 2, "per_device_train_batch_size": 1}
+    small = {"channels": "4,8", "strides": "2", "patch_size": "8,8,8", "class_names": "a,b"}
+    batch = {"global_batch_size": 2, "per_device_train_batch_size": 1, "mixed_precision": "no"}
+    return {"train_file": folder, **small, **batch}
 
 
 def tiny(name, task, folder, bert_folder):
@@ -154,13 +133,8 @@ def tiny(name, task, folder, bert_folder):
 def test_a_recipe_trains(name, script, tmp_path, bert_folder, monkeypatch):
     monkeypatch.chdir(REPOSITORY)
     task = re.search(r"app/(\w+)\.py", " ".join(header(name)[0]))[1]
-    given = tiny(name, task, tmp_path, bert_folder) | {
-        "output_dir": tmp_path / "run",
-        "report_to": "none",
-        "max_steps": 1,
-    }
-    ended = script(
-        task, [f"--config={FOLDER / name}.yaml", *(f"--{key}={value}" for key, value in given.items())]
-    )
+    given = tiny(name, task, tmp_path, bert_folder)
+    given |= {"output_dir": tmp_path / "run", "report_to": "none", "max_steps": 1}
+    ended = script(task, [f"--config={FOLDER / name}.yaml", *as_words(**given)])
     assert ended.code == 0, ended.err
     assert (tmp_path / "run" / "best" / "config.json").is_file()

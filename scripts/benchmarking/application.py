@@ -1,12 +1,10 @@
-"""The benchmark's interface to the application's tasks and engine. Other modules import only kernels, the
-clock and text functions of app/.
+"""The benchmark's interface to the application's tasks and engine. Other modules import only what reads texts
+and loads models from app/.
 
 Functions import the application when they are called, so that other contenders do not wait for its imports.
 """
 
-import copy
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -20,19 +18,13 @@ class MeasurementDone(Exception):  # noqa: N818 - no error
     """Carries the result of the measured part out of the application."""
 
 
-def initialize() -> None:
-    """The first calls of every script of app/."""
-    from samerun.cli import set_up_host
-
-    set_up_host()
-
-
 def run_options(settings: dict[str, Any]) -> Options:
-    """The arguments of every run, which switch off reports, evaluations and checkpoints."""
+    """The arguments of every training, which switch off reports, evaluations and checkpoints."""
     return {
         "seed": settings["seed"], "mixed_precision": settings["precision"], "report_to": "none",
         "output_dir": settings["folder"], "overwrite_output_dir": True, "eval_strategy": "no",
-        "save_steps": 0,
+        "save_steps": 0, "global_batch_size": settings["batch_size"],
+        "learning_rate": settings["learning_rate"], "max_steps": settings["max_steps"],
     }  # fmt: skip
 
 
@@ -42,61 +34,38 @@ def make_task(script: str, options: Options) -> Any:
     from samerun.parsing import parse
 
     arguments_class, task_class = task_scripts.load(REPOSITORY / "app" / f"{script}.py")
-    return task_class(
-        parse(
-            arguments_class,
-            argv=[word for name, value in options.items() for word in (f"--{name}", str(value))],
-        )
-    )
+    return task_class(parse(arguments_class, task_scripts.as_words(options | TRAINING)))
 
 
-def train(script: str, options: Options, measure: Callable[..., Any]) -> Any:
-    """Runs app/SCRIPT.py up to the training; returns `measure`(train, training). `train`() does the training,
-    the `samerun.training.Training` `training`."""
+def train(script: str, options: Options, measure: Callable[[Any, Callable[[], Any]], Any]) -> Any:
+    """Runs app/SCRIPT.py up to the training; returns `measure`(model, train). `train`() does the training."""
+    from samerun.main import run_task
     from samerun.training import Training
 
-    return _run_until(Training, "fit", make_task(script, options | TRAINING), measure)
-
-
-def _run_until(module: Any, name: str, task: Any, measure: Callable[..., Any]) -> Any:
-    from samerun.main import run_task
-
-    work = getattr(module, name)
-    # A function, which is a method where `module` is a class.
-    setattr(module, name, lambda *inputs, **_: _measure_and_leave(measure, work, *inputs))
+    task, fit = make_task(script, options), Training.fit
+    Training.fit = lambda training: _measure_and_leave(measure, training, fit)
     try:
         run_task(task, task.arguments)
     except MeasurementDone as done:
         return done.args[0]
-    raise RuntimeError(f"{task.name} ended before the measured part")
+    raise RuntimeError(f"{task.name} ended before the training")
 
 
-def _measure_and_leave(measure: Callable[..., Any], work: Callable[..., Any], *inputs: Any) -> NoReturn:
-    raise MeasurementDone(measure(partial(work, *inputs), *inputs))
+def _measure_and_leave(measure: Callable[..., Any], training: Any, fit: Callable[..., Any]) -> NoReturn:
+    raise MeasurementDone(measure(training.model, partial(fit, training)))
 
 
 def prepare(script: str, options: Options) -> tuple[Any, Any]:
-    """(the task, its training steps). `steps[i]`: the micro-batches of optimizer step i."""
-    from samerun.plan import make_plan
+    """(the task, its rows to train on)."""
     from samerun.runtime import describe_launch
-    from samerun.training import train_batches
 
-    task = make_task(script, options | TRAINING)
+    task = make_task(script, options)
     data = task.load(describe_launch(task.arguments), task.arguments.modes)
-    plan = make_plan(task.arguments, data.splits["train"], task.launch)
-    return task, train_batches(task.arguments, data, plan, task.launch)
+    return task, data.splits["train"]
 
 
-def build(task: Any, **changes: Any) -> Any:
-    """The run's model, built with changed arguments."""
+def build(task: Any) -> Any:
+    """The run's model."""
     from samerun.main import build_model
 
-    task = copy.copy(task)
-    task.arguments = replace(task.arguments, **changes)
     return build_model(task, task.arguments.seed)
-
-
-def token_columns(split: Any) -> dict[str, list[list[int]]]:
-    """The token ids of documents and titles."""
-    columns = {"input_ids": split.tokens, "labels": split.targets}
-    return {name: [rows[i].tolist() for i in range(len(rows))] for name, rows in columns.items()}

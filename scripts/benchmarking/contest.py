@@ -1,13 +1,12 @@
 """Finds the fastest settings of each contender, then compares ours with the others in rounds."""
 
-import itertools
 import statistics
 from typing import Any, NamedTuple
 
 from benchmarking.context import Bench
-from benchmarking.ratios import Run, compare, spread, two_digits
-from benchmarking.report import Row, show
+from benchmarking.report import Row, spread, two_digits
 
+Run = dict[str, Any]  # `watch.Watch.measurements` and more
 Choice = dict[str, Any]  # settings of one contender
 # The first stage's choices are tried, then each later one's as changes of the fastest so far, beside it.
 Stages = list[list[Choice]]
@@ -18,12 +17,11 @@ EVERYWHERE: Choice = {"accumulation": 1, "fused": True}
 
 class Contest(NamedTuple):
     """`searched`: a row for each setting tried; `measured`: one for each contender; `runs`: of each
-    contender, by round; `ratios`: how many times as fast ours is, by contender."""
+    contender, by round."""
 
     searched: list[Row]
     measured: list[Row]
     runs: dict[str, list[Run]]
-    ratios: dict[str, float]
 
 
 def accumulating(batch_size: int, **more: bool) -> Stages:
@@ -45,35 +43,31 @@ def contest(
     """Runs `contenders`, ours among them, of contenders.MODULE. All of them train the same rows. `settings`:
     "batch_size", "steps" of each round, "rounds", "search_steps" for each setting tried. `label`: the first
     columns of all rows. --quick tries two settings of each."""
-    if settings["rounds"]:
-        best, searched, runs = in_rounds(bench, module, contenders, settings, label)
-    else:
-        best, searched, runs = at_once(bench, module, contenders, settings)
-    size = training(settings, settings["steps"])
-    ours = [total(run) for run in runs["ours"]]
-    measured, ratios = [], {}
+    measure = in_rounds if settings["rounds"] else at_once
+    best, searched, runs = measure(bench, module, contenders, settings)
+    rows, measured = training(settings, settings["steps"])["measured_rows"], []
     for name, each in runs.items():
         row = {**label, "": name, "settings": words(best[name]), "rounds": len(each)}
-        row["rows/s"] = two_digits(spread(size["measured_rows"] / sum(run["seconds"]) for run in each))
-        found = [compare(mine, total(other)) for mine, other in zip(ours, each, strict=True)]
-        times = spread(one["speed (quartiles)"]["median"] for one in found)
-        row["ours is faster by"] = None if name == "ours" else two_digits(times)
-        for column in ("CPU time", "memory"):
-            values = [one[column] for one in found if one[column] is not None]
-            row[f"ours / its {column}"] = None if name == "ours" or not values else two_digits(spread(values))
+        row["rows/s"] = two_digits(spread(rows / run["seconds"] for run in each))
+        pairs = list(zip(runs["ours"], each, strict=True))
+        compared = {
+            "ours is faster by": [other["seconds"] / ours["seconds"] for ours, other in pairs],
+            "ours / its CPU time": [ours["cpu_seconds"] / other["cpu_seconds"] for ours, other in pairs],
+            "ours / its memory": [
+                ours["memory_mb"] / other["memory_mb"] for ours, other in pairs if other["memory_mb"]
+            ],
+        }
+        for column, values in compared.items():
+            row[column] = None if name == "ours" or not values else two_digits(spread(values))
         row["memory, MiB"] = round(statistics.median(run["memory_mb"] for run in each))
         measured.append(row)
-        if name != "ours":
-            ratios[name] = times["median"]
-    return Contest([{**label, **row} for row in searched], measured, runs, ratios)
+    return Contest([{**label, **row} for row in searched], measured, runs)
 
 
 Found = tuple[dict[str, Choice], list[Row], dict[str, list[Run]]]  # as in `Contest`, and the fastest settings
 
 
-def in_rounds(
-    bench: Bench, module: str, contenders: dict[str, Stages], settings: dict[str, Any], label: Row
-) -> Found:
+def in_rounds(bench: Bench, module: str, contenders: dict[str, Stages], settings: dict[str, Any]) -> Found:
     """Searches the settings of one contender after the other; then all take turns, "rounds" times."""
     searched: list[Row] = []
     best = {}
@@ -85,11 +79,11 @@ def in_rounds(
     jobs = [(f"{module}.{name}", {"choice": choice}) for name, choice in best.items()]
     size = training(settings, settings["steps"])
     for number in range(settings["rounds"]):
-        seed = bench.options.seed + number
-        for run in bench.run(jobs[number % len(jobs) :] + jobs[: number % len(jobs)], size | {"seed": seed}):
+        first, seed = number % len(jobs), bench.options.seed + number
+        for run in bench.run(jobs[first:] + jobs[:first], size | {"seed": seed}):
             runs[run["contender"]].append(run)
-            rate = size["measured_rows"] / sum(run["seconds"])
-            print(*label.values(), f"round {number + 1} {run['contender']:<14}{rate:9.2f} rows/s", flush=True)
+            rate = size["measured_rows"] / run["seconds"]
+            print(f"round {number + 1} {module}.{run['contender']:<14}{rate:9.2f} rows/s", flush=True)
     return best, searched, runs
 
 
@@ -99,9 +93,9 @@ def at_once(bench: Bench, module: str, contenders: dict[str, Stages], settings: 
     little memory, is left out."""
     size = training(settings, settings["steps"])
     jobs = [
-        (name, stages[0][0] | change)
-        for name, stages in contenders.items()
-        for change in [*stages[0], *itertools.chain(*stages[1:])]
+        (name, first[0] | change)
+        for name, (first, *later) in contenders.items()
+        for change in sum(later, start=first)
     ]
     children = [(f"{module}.{name}", {"choice": choice}) for name, choice in jobs]
     found = bench.run(children, size, may_fail=True)
@@ -110,14 +104,10 @@ def at_once(bench: Bench, module: str, contenders: dict[str, Stages], settings: 
         raise SystemExit("error: all settings of a contender failed")
     best: dict[str, Choice] = {}
     runs: dict[str, list[Run]] = {}
-    for name, choice, run in done:
-        if name not in best or sum(run["seconds"]) < sum(runs[name][0]["seconds"]):
-            best[name], runs[name] = choice, [run]
-    rows = [{"": name, **row_of(choice, run, size)} for name, choice, run in done]
-    for row in rows:
-        row["chosen"] = "x" if row["settings"] == words(best[row[""]]) else ""
-        print(f"{module}.{row['']} {row['settings']}: {show(row['rows/s'])} rows/s", flush=True)
-    return best, rows, runs
+    for name, choice, run in sorted(done, key=lambda one: one[2]["seconds"], reverse=True):
+        best[name], runs[name] = choice, [run]  # the fastest comes last
+    rows = [{"": name, **row_of(choice, run, size, choice == best[name])} for name, choice, run in done]
+    return best, rows, {name: runs[name] for name in contenders}
 
 
 def search(
@@ -125,36 +115,32 @@ def search(
 ) -> tuple[Choice, list[Row]]:
     """(the fastest settings, a row for each that was tried). The choices of a stage take turns."""
     best: Choice = {}
-    rows: list[Row] = []
+    tried: list[tuple[Choice, Run]] = []
     size = training(settings, settings["search_steps"]) | {"eval_rows": 0}
     for number, stage in enumerate(stages):
         choices = [best | choice for choice in ([{}, *stage] if number else stage)]
         runs = bench.run([(contender, {"choice": choice}) for choice in choices], size)
-        seconds = [sum(run["seconds"]) for run in runs]
-        best = choices[seconds.index(min(seconds))]
-        for choice, run in zip(choices, runs, strict=True):
-            rows.append(row_of(choice, run, size))
-            print(f"search {contender} {words(choice)}: {show(rows[-1]['rows/s'])} rows/s", flush=True)
-    return best, [row | {"chosen": "x" if row["settings"] == words(best) else ""} for row in rows]
+        tried += zip(choices, runs, strict=True)
+        best = min(zip(choices, runs, strict=True), key=lambda one: one[1]["seconds"])[0]
+        print(f"search {contender}: {words(best)}", flush=True)
+    return best, [row_of(choice, run, size, choice == best) for choice, run in tried]
 
 
-def row_of(choice: Choice, run: Run, size: dict[str, Any]) -> Row:
-    rate = two_digits(size["measured_rows"] / sum(run["seconds"]))
-    return {"settings": words(choice), "rows/s": rate, "memory, MiB": round(run["memory_mb"])}
+def row_of(choice: Choice, run: Run, size: dict[str, Any], chosen: bool) -> Row:
+    rate = two_digits(size["measured_rows"] / run["seconds"])
+    return {
+        "settings": words(choice), "rows/s": rate, "memory, MiB": round(run["memory_mb"]),
+        "chosen": "x" if chosen else "",
+    }  # fmt: skip
 
 
 def training(settings: dict[str, Any], steps: int) -> dict[str, Any]:
     """The sizes of a run of "epochs" of `steps` each. Of several the first is a warm-up."""
     epochs, rows = settings.get("epochs", 1), steps * settings["batch_size"]
     return settings | {
-        "max_steps": steps * epochs, "rows": rows, "measured_rows": rows * max(1, epochs - 1),
-        "warm_up": steps if epochs > 1 else 0,
+        "steps": steps, "max_steps": steps * epochs, "rows": rows,
+        "measured_rows": rows * max(1, epochs - 1), "warm_up": steps if epochs > 1 else 0,
     }  # fmt: skip
-
-
-def total(run: Run) -> Run:
-    """The run with all its turns as one."""
-    return run | {name: [sum(run[name])] for name in ("seconds", "cpu_seconds")}
 
 
 def words(choice: Choice) -> str:

@@ -2,6 +2,7 @@
 contenders."""
 
 import argparse
+import math
 import os
 import sys
 from dataclasses import dataclass, field
@@ -35,10 +36,6 @@ class Bench:
     @property
     def precision(self) -> str:
         return self.options.precision or self.machine["precision"]
-
-    @property
-    def per_turn(self) -> int:
-        return 1 if self.options.quick else STEPS_PER_TURN[self.kind]
 
     def size(self, name: str) -> dict[str, Any]:
         """A section's sizes, with those that the command line gives."""
@@ -80,10 +77,8 @@ class Bench:
     ) -> list[Any]:
         """Runs contenders ("MODULE.NAME" of benchmarking.contenders, and settings of its own), each in a
         process, which take turns. Returns their results; with `may_fail` None for one that failed."""
-        common = {
-            "seed": self.options.seed, "precision": self.precision, "steps_per_turn": self.per_turn,
-            "choice": {},
-        }  # fmt: skip
+        common = {"seed": self.options.seed, "precision": self.precision, "choice": {}}
+        common["steps_per_turn"] = math.gcd(STEPS_PER_TURN[self.kind], settings.get("steps", 1))
         jobs = [(name, common | settings | own) for name, own in jobs]
         results = run_group(COMMAND, jobs, self.folder, self.options.threads, may_fail)
         self.other_loads += [result["others_cpu_share"] for result in results if result][:1]

@@ -1,22 +1,18 @@
-"""The sections' data: files of --data, or the sample corpus."""
+"""The sections' data: files of --data, or texts made of the subtitles in examples/xed."""
 
 import csv
-import functools
 import gzip
 import itertools
 import json
 import random
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarking.processes import REPOSITORY
 
-SHORT_ROWS = 4000
-LABELS = [f"label {number}" for number in range(20)]  # of `random_rows`
-WORDS = ["sort", "the", "values", "of", "a", "matrix", "and", "return", "its", "eigenvalues", "as", "vectors"]
+SUBTITLES = REPOSITORY / "examples" / "xed" / "train.csv"
+SAMPLE_ROWS = 8000
 
 
 class Source(NamedTuple):
@@ -25,8 +21,7 @@ class Source(NamedTuple):
 
 
 def find_source(kind: str, data: Path | None, folder: Path) -> Source:
-    """The file of `kind` in the folder `data` (short.csv.gz, titles.jsonl, ...), or else the sample corpus,
-    whose texts are of mixed length and have titles.
+    """The file of `kind` in the folder `data` (short.csv.gz, titles.jsonl, ...), or else sample texts.
 
     An optional names.json beside the files holds display names: {"short": "XED emotions"}.
     """
@@ -35,26 +30,20 @@ def find_source(kind: str, data: Path | None, folder: Path) -> Source:
         names = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         for path in data.glob(f"{kind}.*"):
             return Source(str(path.absolute()), names.get(kind, path.name))
-    if kind != "short":
-        return Source(sample_training_file(), "sample corpus")
-    rows = [
-        {"text": row["title"], "labels": row["labels"]}
-        for row in read_rows(sample_training_file(), SHORT_ROWS)
-    ]
-    write_rows(folder / "short.jsonl", rows)
-    return Source(str(folder / "short.jsonl"), "titles of the sample corpus")
+    path = folder / f"{kind}.jsonl"
+    write_rows(path, sample_texts(kind))
+    return Source(str(path), f"{'' if kind == 'short' else 'joined '}subtitles of examples/xed")
 
 
-@functools.cache
-def sample_training_file() -> str:
-    corpus = REPOSITORY / "sample_data"
-    make_sample_data("--output_dir", corpus)
-    return str(corpus / "train.jsonl")
-
-
-def make_sample_data(*words: str | Path) -> None:
-    """Runs scripts/make_sample_data.py, which reuses existing data."""
-    subprocess.run([sys.executable, REPOSITORY / "scripts" / "make_sample_data.py", *words], check=True)
+def sample_texts(kind: str) -> Iterator[dict[str, Any]]:
+    """Rows (text, labels, title) of one or two subtitles each, or, if not of `kind` "short", of mixed
+    length."""
+    subtitles, chance = list(read_rows(str(SUBTITLES))), random.Random(0)
+    for _ in range(SAMPLE_ROWS):
+        count = chance.randint(1, 2) if kind == "short" else 1 + int(chance.lognormvariate(1.8, 0.9))
+        parts = chance.choices(subtitles, k=count)
+        text = " ".join(part["text"] for part in parts)
+        yield {"text": text, "labels": parts[0]["labels"], "title": parts[0]["text"]}
 
 
 def read_rows(path: str, limit: int | None = None) -> Iterator[dict[str, Any]]:
@@ -69,15 +58,6 @@ def read_rows(path: str, limit: int | None = None) -> Iterator[dict[str, Any]]:
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-
-
-def random_rows(count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Short distinct texts, each with one to three of `LABELS`."""
-    generator = random.Random(seed)
-    for row in range(count):
-        words = generator.choices(WORDS, k=generator.randint(6, 17))
-        labels = generator.choices(LABELS, k=generator.randint(1, 3))
-        yield {"text": f"{row} {' '.join(words)}", "labels": sorted(set(labels))}
 
 
 def sample_rows(source: Source, count: int, seed: int, path: Path) -> None:

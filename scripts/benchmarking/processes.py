@@ -28,14 +28,17 @@ class Child:
         self.name, self.answer, self.log = path.name, Path(f"{path}.json"), Path(f"{path}.log")
         self.answer.unlink(missing_ok=True)
         self.signals, signals = os.pipe()
-        settings = settings | {"answer": str(self.answer), "signals": signals, "spawned": time.time()}
+        settings = settings | {"answer": str(self.answer), "signals": signals}
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
                 [*command, "--child", json.dumps(settings)], env=environment, stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT, pass_fds=[signals],
+                stdout=output, stderr=subprocess.STDOUT, pass_fds=[signals],
             )  # fmt: skip
         os.close(signals)
+
+    def is_waiting(self) -> bool:
+        """Whether the contender waits for a turn, as soon as it does, or else has ended."""
+        return os.read(self.signals, 1) != b""  # blocks until the turn ends; empty once the process has ended
 
     def take_turn(self) -> bool:
         """Lets the contender go on. Returns whether it waits for another turn."""
@@ -58,13 +61,8 @@ class Child:
 
     def end(self) -> None:
         os.close(self.signals)
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-
-    def is_waiting(self) -> bool:
-        """Whether the contender waits for a turn, as soon as it does, or else has ended."""
-        return os.read(self.signals, 1) != b""  # blocks until the turn ends; empty once the process has ended
+        self.process.kill()  # does nothing if it has ended
+        self.process.wait()
 
 
 def run_group(

@@ -1,1 +1,1 @@
-"""Parts of make_sample_data.py: docstrings as plain text, drawn images and volumes."""
+"""Parts of make_sample_data.py: each module writes one kind of data."""

@@ -1,4 +1,5 @@
-"""Images of digits in Pillow's own font with random rotation, position, size, brightness and noise."""
+"""Digits: SPLIT/DIGIT/NUMBER.png in Pillow's own font with random rotation, position, size, brightness and
+noise. A Pillow version always draws the same pixels."""
 
 from __future__ import annotations
 
@@ -7,28 +8,20 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from sampling.folders import fill
-
 SIZE = 28
 ROWS = {"train": 3000, "validation": 500, "test": 500}
-VERSION = 1  # of the images; another version draws them again
+ORIGIN = {"version": 1}  # of the images; another version draws them again
 
 
-def draw_digits(folder: Path, force: bool = False) -> dict[str, int]:
-    """Writes `folder`/SPLIT/DIGIT/NUMBER.png, unless they exist. Returns the number of images per split.
-
-    A Pillow version always draws the same pixels. Raises `FileExistsError` for a folder with other files.
-    """
-    return fill(folder, {"form": VERSION, "rows": ROWS}, force, _draw_split)
-
-
-def _draw_split(folder: Path, split: str) -> None:
-    for digit in range(10):
-        (folder / str(digit)).mkdir(parents=True)
-    for row in range(ROWS[split]):
-        digit = row % 10
-        image = draw_digit(digit, np.random.default_rng([list(ROWS).index(split), row]))
-        image.save(folder / str(digit) / f"{row:05}.png")
+def write(folder: Path) -> dict[str, int]:
+    """Draws the images. Returns their number by split."""
+    for number, (split, rows) in enumerate(ROWS.items()):
+        for digit in range(10):
+            (folder / split / str(digit)).mkdir(parents=True, exist_ok=True)
+        for row in range(rows):
+            image = draw_digit(row % 10, np.random.default_rng([number, row]))
+            image.save(folder / split / str(row % 10) / f"{row:05}.png")
+    return ROWS
 
 
 def draw_digit(digit: int, generator: np.random.Generator) -> Image.Image:

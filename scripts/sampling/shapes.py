@@ -1,4 +1,5 @@
-"""Images of coloured shapes on a noisy background, with segmentation masks."""
+"""Masks: coloured shapes on a noisy background, SPLIT/images/NUMBER.png, with their segmentation,
+SPLIT/masks/NUMBER.png, and classes.txt."""
 
 from __future__ import annotations
 
@@ -7,30 +8,24 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from sampling.folders import fill
-
 SIZE = (80, 64)  # width, height
 ROWS = {"train": 320, "validation": 48, "test": 48}
 CLASSES = ("ground", "disc", "square", "triangle")
 OUTLINE = 255  # mask value of a border of one pixel around each shape, which losses and metrics ignore
-VERSION = 2  # of the images; another version draws them again
+ORIGIN = {"version": 2}  # of the images; another version draws them again
 
 
-def draw_shapes(folder: Path, force: bool = False) -> dict[str, int]:
-    """Writes `folder`/SPLIT/images/NUMBER.png and masks/NUMBER.png, unless they exist, and classes.txt.
-    Returns the number of images per split. Raises `FileExistsError` for a folder with other files."""
-    rows = fill(folder, {"form": VERSION, "rows": ROWS}, force, _draw_split)
+def write(folder: Path) -> dict[str, int]:
+    """Draws the images and masks. Returns their number by split."""
     (folder / "classes.txt").write_text("".join(f"{name}\n" for name in CLASSES), encoding="utf-8")
-    return rows
-
-
-def _draw_split(folder: Path, split: str) -> None:
-    for part in ("images", "masks"):
-        (folder / part).mkdir(parents=True)
-    for row in range(ROWS[split]):
-        image, mask = draw_image(np.random.default_rng([list(ROWS).index(split), row]))
-        image.save(folder / "images" / f"{row:04}.png")
-        mask.save(folder / "masks" / f"{row:04}.png")
+    for number, (split, rows) in enumerate(ROWS.items()):
+        for part in ("images", "masks"):
+            (folder / split / part).mkdir(parents=True, exist_ok=True)
+        for row in range(rows):
+            image, mask = draw_image(np.random.default_rng([number, row]))
+            image.save(folder / split / "images" / f"{row:04}.png")
+            mask.save(folder / split / "masks" / f"{row:04}.png")
+    return ROWS
 
 
 def draw_image(generator: np.random.Generator) -> tuple[Image.Image, Image.Image]:

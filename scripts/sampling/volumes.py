@@ -1,8 +1,8 @@
-"""Volumes with balls: `make_sample_data.py volumes`.
+"""Volumes with balls.
 
-    sample_volumes/images/ball_00.nii.gz    grey noise with bright and dark balls
-    sample_volumes/labels/ball_00.nii.gz    0 background, 1 bright, 2 dark
-    sample_volumes/split.csv                file,split: train, validation, test
+    images/ball_00.nii.gz    grey noise with bright and dark balls
+    labels/ball_00.nii.gz    0 background, 1 bright, 2 dark
+    split.csv                file,split: train, validation, test
 
 Voxel sizes and orientations vary, as in clinical data.
 """
@@ -14,7 +14,8 @@ from pathlib import Path
 import nibabel
 import numpy as np
 
-COUNTS = {"train": 16, "validation": 4, "test": 4}
+ROWS = {"train": 16, "validation": 4, "test": 4}
+ORIGIN = {"version": 1}  # of the volumes; another version draws them again
 ORIENTATIONS = ("RAS", "LPS", "LAS", "PIR")
 EXTENT = 48.0  # mm of a volume along each axis
 RADII = (5.0, 8.0)  # mm
@@ -46,11 +47,9 @@ def draw(seed: int) -> tuple[nibabel.Nifti1Image, nibabel.Nifti1Image]:
     return tuple(volume.as_reoriented(change) for volume in volumes)
 
 
-def write_volumes(folder: Path) -> dict[str, int]:
-    """Writes the volumes, and split.csv last, unless that exists. Returns the number of volumes by split."""
-    if (folder / "split.csv").exists():
-        return COUNTS
-    splits = [split for split, count in COUNTS.items() for _ in range(count)]
+def write(folder: Path) -> dict[str, int]:
+    """Draws the volumes. Returns their number by split."""
+    splits = [split for split, count in ROWS.items() for _ in range(count)]
     names = [f"ball_{number:02}.nii.gz" for number in range(len(splits))]
     for kind in ("images", "labels"):
         (folder / kind).mkdir(parents=True, exist_ok=True)
@@ -60,4 +59,4 @@ def write_volumes(folder: Path) -> dict[str, int]:
         nibabel.save(label, folder / "labels" / name)
     lines = [f"{name},{split}\n" for name, split in zip(names, splits, strict=True)]
     (folder / "split.csv").write_text("".join(["file,split\n", *lines]), encoding="utf-8")
-    return COUNTS
+    return ROWS

@@ -1,7 +1,7 @@
 """scripts/bench.py: turns, memory, numbers that come from what was measured; and a quick run of some
 sections."""
 
-import importlib
+import itertools
 import json
 import os
 import subprocess
@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import bench
 import pytest
+from benchmarking import contest, processes, watch
+from benchmarking.sections import SECTIONS, classification
 from launchers import environment
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -34,18 +37,10 @@ Path(settings["answer"]).write_text(json.dumps({"steps": done}))
 
 
 @pytest.fixture
-def load(monkeypatch):
-    """Imports a module from scripts/."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    return importlib.import_module
-
-
-@pytest.fixture
-def start(load, tmp_path):
+def start(tmp_path):
     """Runs contenders that only write down their turns: steps of each -> (results, turns)."""
     script, log = tmp_path / "child.py", tmp_path / "turns.txt"
     script.write_text(CHILD)
-    processes = load("benchmarking.processes")
 
     def begin(may_fail=False, **steps):
         jobs = [(name, {"steps": count, "log": str(log)}) for name, count in steps.items()]
@@ -69,32 +64,6 @@ def test_a_contender_that_fails_ends_the_benchmark_or_is_left_out(start, capsys)
     assert "no such model" in capsys.readouterr().out
 
 
-def run_of(seconds, memory=1.0):
-    return {
-        "seconds": seconds,
-        "cpu_seconds": [2 * second for second in seconds],
-        "memory_mb": memory,
-        "peak_memory_mb": 500.0 + memory,
-    }
-
-
-def test_contenders_are_compared_turn_by_turn(load):
-    ratios = load("benchmarking.ratios")
-    ours, other = run_of([2.0, 4.0, 2.0, 1.0], 100.0), run_of([6.0, 6.0, 8.0, 3.0], 200.0)
-    found = ratios.compare(ours, other)
-    # 3, 1.5, 4 and 3 times as fast.
-    assert found["speed (quartiles)"] == {"low": 2.625, "median": 3.0, "high": 3.25}
-    assert found["CPU time"] == pytest.approx(1 / 3)
-    assert (found["at best"], found["memory"], found["of the process"]) == (3.0, 0.5, 600 / 700)
-    assert ratios.compare(ours, run_of([6.0], 0.0))["memory"] is None
-    assert ratios.speed_row(ours, 8) == {
-        "turns": 4, "rows/s": 4.0, "at best": 8.0, "memory, MiB": 100.0, "of the process, MiB": 600.0,
-    }  # fmt: skip
-    assert ratios.two_digits({"low": 1.549, "median": 1.551, "high": 1234}) == {
-        "low": 1.5, "median": 1.6, "high": 1200,
-    }  # fmt: skip
-
-
 class Bench:
     """Runs nothing: a step takes as long as `costs` says for the contender's settings."""
 
@@ -112,8 +81,9 @@ class Bench:
         ]
 
     def result(self, name, choice, steps):
-        run = run_of([self.costs(name, choice)] * steps)
-        return run | {"contender": name.partition(".")[2], "startup_seconds": 1.0}
+        seconds, own = self.costs(name, choice) * steps, name.partition(".")[2]
+        cpu, memory = (1.0, 100.0) if own == "ours" else (3.0, 200.0)
+        return {"contender": own, "seconds": seconds, "cpu_seconds": cpu, "memory_mb": memory}
 
 
 def costs(name, choice):
@@ -123,16 +93,19 @@ def costs(name, choice):
     return 2.0 + abs(choice["accumulation"] - 4) + choice["grouped"] + (not choice["fused"])
 
 
-def test_each_contender_is_measured_with_the_fastest_of_its_settings(load):
-    contest = load("benchmarking.contest")
-    bench = Bench(costs)
+def test_each_contender_is_measured_with_the_fastest_of_its_settings():
+    group = Bench(costs)
     contenders = {"ours": [[{"rows": 1}, {"rows": 2}]], "trainer": contest.accumulating(16, grouped=True)}
     settings = {"batch_size": 16, "steps": 6, "rounds": 3, "search_steps": 2}
-    found = contest.contest(bench, "x", contenders, settings, {"texts": "short"})
-    assert found.ratios == {"trainer": 2.0}
+    found = contest.contest(group, "x", contenders, settings, {"texts": "short"})
     ours, trainer = found.measured
     assert (ours["settings"], trainer["settings"]) == ("rows 2", "accumulation 4, fused, not grouped")
-    assert trainer["ours is faster by"] == {"low": 2.0, "median": 2.0, "high": 2.0}
+    assert ours["ours is faster by"] is None
+    columns = {"ours is faster by": 2.0, "ours / its CPU time": 0.33, "ours / its memory": 0.5}
+    for column, value in columns.items():
+        assert trainer[column] == {"low": value, "median": value, "high": value}
+    # 96 rows in 6 steps of 2 seconds.
+    assert (trainer["rows/s"]["median"], trainer["memory, MiB"], trainer["rounds"]) == (8.0, 200, 3)
     tried = [row["settings"] for row in found.searched if row[""] == "trainer"]
     assert [f"accumulation {count}, fused, grouped" for count in (1, 2, 4, 8)] == tried[:4]
     assert [row["settings"] for row in found.searched if row["chosen"]] == [
@@ -140,61 +113,53 @@ def test_each_contender_is_measured_with_the_fastest_of_its_settings(load):
         trainer["settings"],
     ]
     # The same rows for all: two steps in the search, six in each round, with another seed.
-    assert [(s["max_steps"], s["rows"]) for _, s in bench.runs] == [(2, 32)] * 3 + [(6, 96)] * 3
-    assert [s["seed"] for _, s in bench.runs[3:]] == [1, 2, 3]
+    assert [(s["max_steps"], s["rows"]) for _, s in group.runs] == [(2, 32)] * 3 + [(6, 96)] * 3
+    assert [s["seed"] for _, s in group.runs[3:]] == [1, 2, 3]
 
 
-def test_on_a_gpu_all_settings_take_turns_at_once(load):
-    contest = load("benchmarking.contest")
-    bench = Bench(lambda name, choice: costs(name, {"grouped": False, "fused": True} | choice))
+def test_on_a_gpu_all_settings_take_turns_at_once():
+    group = Bench(lambda name, choice: costs(name, {"grouped": False, "fused": True} | choice))
     theirs = [[{"accumulation": 2}], [{"accumulation": 4}]]
     contenders = {"ours": [[{"rows": 1}], [{"rows": 2}, {"fails": True}]], "trainer": theirs}
     settings = {"batch_size": 16, "steps": 6, "rounds": 0, "epochs": 3}
-    found = contest.contest(bench, "x", contenders, settings, {"texts": "short"})
-    ((jobs, size),) = bench.runs
+    found = contest.contest(group, "x", contenders, settings, {"texts": "short"})
+    ((jobs, size),) = group.runs
     assert [name for name, _ in jobs] == ["x.ours", "x.ours", "x.ours", "x.trainer", "x.trainer"]
     # Three epochs over the same rows, the first a warm-up.
     assert (size["max_steps"], size["rows"], size["measured_rows"], size["warm_up"]) == (18, 96, 192, 6)
-    assert found.ratios == {"trainer": 2.0}
+    assert found.measured[1]["ours is faster by"]["median"] == 2.0
     assert [row["settings"] for row in found.measured] == ["rows 2", "accumulation 4"]
     assert [(row["texts"], row["settings"]) for row in found.searched if row["chosen"]] == [
         ("short", "rows 2"), ("short", "accumulation 4"),
     ]  # fmt: skip
 
 
-def test_turns_begin_after_the_warm_up(load, tmp_path):
-    watch = load("benchmarking.watch")
+def test_turns_begin_after_the_warm_up(monkeypatch):
     (ours, theirs), (go, signals) = os.pipe(), os.pipe()
-    settings = {"steps_per_turn": 2, "warm_up": 3, "signals": theirs, "spawned": 0, "contender": "x"}
+    settings = {"steps_per_turn": 2, "warm_up": 3, "signals": theirs, "contender": "x"}
     before = os.dup(0)
     os.dup2(go, 0)
     try:
         os.write(signals, b"\n" * 3)
         os.close(signals)  # a fourth turn would end the process
+        # The time is that of the measured steps, without the warm-up and without waiting for a turn.
+        clock = SimpleNamespace(perf_counter=itertools.count().__next__, process_time=lambda: 0.0)
+        monkeypatch.setattr(watch, "time", clock)
         measured = watch.Watch(settings)
-        measured.once(lambda: None)
-        for _ in range(6):
+        for _ in range(8):
             measured.mark()
     finally:
         os.dup2(before, 0)
     assert os.read(ours, 9) == b"..."  # after 3, 5 and 7 steps
-    assert len(measured.measurements()["seconds"]) == 2
+    assert measured.measurements()["seconds"] == 2
 
 
-def test_no_speed_is_shown_where_our_quality_is_worse(load):
-    classification, contest = load("benchmarking.sections.classification"), load("benchmarking.contest")
-    scores = {
-        "ours": (0.50, 0.40),
-        "trainer": (0.48, 0.40),
-        "accelerate": (0.50, 0.41),
-        "lightning": (0.60, 0.40),
-    }
-    runs = {
-        name: [{"held-out loss": loss, "held-out precision": precision}]
-        for name, (loss, precision) in scores.items()
-    }
+def test_no_speed_is_shown_where_our_quality_is_worse():
+    scores = {"ours": (0.5, 0.4), "trainer": (0.48, 0.4), "accelerate": (0.5, 0.41), "lightning": (0.6, 0.4)}
+    keys = ("held-out loss", "held-out precision")
+    runs = {name: [dict(zip(keys, each, strict=True))] for name, each in scores.items()}
     rows = [{"": name, "ours is faster by": 2.0} for name in scores]
-    found = contest.Contest([], rows, runs, {})
+    found = contest.Contest([], rows, runs)
     classification.judge(found, judged=True)
     assert [row["quality"] for row in rows] == ["", "**worse**", "equal", "better"]
     assert [row["ours is faster by"] for row in rows] == [2.0, "not compared", 2.0, 2.0]
@@ -202,14 +167,11 @@ def test_no_speed_is_shown_where_our_quality_is_worse(load):
     assert {row["quality"] for row in rows[1:]} == {"not judged"}
 
 
-def test_sections_have_names_of_their_own_and_an_unknown_one_is_refused(load, monkeypatch, capsys):
-    sections = load("benchmarking.sections").SECTIONS
-    assert list(sections) == [section.name for section in sections.values()]
-    documented = load("bench").__doc__
-    assert [name for name in sections if name not in documented] == []
+def test_sections_are_documented_and_an_unknown_one_is_refused(monkeypatch, capsys):
+    assert [name for name in SECTIONS if name not in bench.__doc__] == []
     monkeypatch.setattr(sys, "argv", ["bench.py", "--sections", "short,speed"])
     with pytest.raises(SystemExit):
-        load("bench").parse_options(sections)
+        bench.parse_options(SECTIONS)
     assert "no such section: speed" in capsys.readouterr().err
 
 
@@ -229,11 +191,14 @@ def test_a_quick_run_compares_what_it_says(tmp_path):
         timeout=900,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    titles, report = json.loads((tmp_path / "out/bench_cpu.json").read_text())
-    assert [row[""] for row in titles["tables"][0]["rows"]] == ["ours", "trainer"] * 2  # of two lengths
-    page = (tmp_path / "out/bench_cpu.md").read_text()
+    titles, report = (
+        json.loads((tmp_path / "out" / f"{section}_cpu.json").read_text())
+        for section in ("titles_training", "quality")
+    )
+    assert [row[""] for row in titles["tables"]["Training"]] == ["ours", "trainer"] * 2  # of two lengths
+    page = (tmp_path / "out/quality_cpu.md").read_text()
     assert str(tmp_path) not in page
-    measured, searched = (table["rows"] for table in report["tables"])
+    measured, searched = report["tables"].values()
     assert [row[""] for row in measured] == ["ours", "trainer"]
     # The same rows in each update, with the same loss, give about the same model.
     losses = [row["held-out loss"] for row in measured]

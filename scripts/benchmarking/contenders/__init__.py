@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarking import application
 from benchmarking.processes import REPOSITORY
 
 
@@ -17,7 +16,9 @@ def run_contender(settings: dict[str, Any]) -> None:
     sys.path.insert(0, str(REPOSITORY / "app"))
     module, _, name = settings["contender"].partition(".")
     if name == "ours":
-        application.initialize()  # before torch is imported, as in the scripts of app/
+        from samerun.cli import set_up_host
+
+        set_up_host()  # before torch is imported, as in the scripts of app/
     answer = importlib.import_module(f"benchmarking.contenders.{module}").CONTENDERS[name](
         settings | {"contender": name}
     )

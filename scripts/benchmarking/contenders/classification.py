@@ -16,16 +16,6 @@ EVAL_BATCH_SIZE = 32
 VOCABULARY = 8192
 
 
-def options(settings: dict[str, Any]) -> application.Options:
-    """The application's arguments for a training on settings["rows"] rows."""
-    s = settings
-    return application.run_options(s) | {
-        "model_name_or_path": s["model"], "train_file": s["train_file"], "max_train_samples": s["rows"],
-        "max_length": s["max_length"], "global_batch_size": s["batch_size"], "max_steps": s["max_steps"],
-        "learning_rate": s["learning_rate"],
-    }  # fmt: skip
-
-
 class Classification(TrainingContender):
     """settings: "model", "train_file", "max_length"; "rows": the first rows of the file, for training, an
     epoch; "eval_rows": the rows after them, for the quality."""
@@ -33,7 +23,11 @@ class Classification(TrainingContender):
     script = "classify"
 
     def options(self) -> application.Options:
-        return options(self.settings)
+        s = self.settings
+        return application.run_options(s) | {
+            "model_name_or_path": s["model"], "train_file": s["train_file"], "max_train_samples": s["rows"],
+            "max_length": s["max_length"],
+        }  # fmt: skip
 
     @cached_property
     def rows(self) -> tuple[pandas.DataFrame, pandas.DataFrame]:
@@ -116,17 +110,6 @@ class Classification(TrainingContender):
         module = lightning_module.Classifier(self.plain_model(), self.optimizer)
         trainer = lightning_module.trainer(self.settings, self.cuda)
         return self.measure_training(module.model, partial(trainer.fit, module, self.loader()))
-
-    def before(self, model: Any) -> None:
-        """Runs one pass over two short rows on a GPU, which loads libraries."""
-        if self.cuda:
-            model.to(self.device)
-            ids = torch.full((2, 32), 5, device=self.device)
-            with self.autocast():
-                out = model(input_ids=ids, attention_mask=torch.ones_like(ids))
-            out[0].float().sum().backward()
-            model.zero_grad()
-            torch.cuda.synchronize()
 
     @torch.no_grad()
     def result(self, model: Any) -> dict[str, Any]:

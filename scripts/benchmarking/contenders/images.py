@@ -23,18 +23,10 @@ class Images(TrainingContender):
 
     def options(self) -> application.Options:
         s, folder = self.settings, Path(self.settings["data"])
-        split = (folder / "train").is_dir()
-        files = (
-            {"train_file": folder / "train", "validation_file": folder / "validation"}
-            if split
-            else {"train_file": folder}
-        )
-        training = {
-            "global_batch_size": s["batch_size"],
-            "learning_rate": s["learning_rate"],
-            "max_steps": s["max_steps"],
-        }
-        return application.run_options(s) | files | training | s["task_options"]
+        files = {"train_file": folder}
+        if (folder / "train").is_dir():
+            files = {"train_file": folder / "train", "validation_file": folder / "validation"}
+        return application.run_options(s) | files | s["task_options"]
 
     def trainer(self) -> dict[str, Any]:
         """transformers' Trainer with the task's model and loss, and rows decoded by our
@@ -44,18 +36,17 @@ class Images(TrainingContender):
         from benchmarking.contenders import trainer
 
         arguments = trainer.arguments_of(self.settings, remove_unused_columns=False)
-        task, steps = self.prepared
-        rows, task_loss = Rows(steps.split), partial(loss_of, task)
-        hf_trainer = Trainer(
-            application.build(task), arguments, train_dataset=rows, compute_loss_func=task_loss
-        )
+        task, split = self.prepared
+        model, loss = application.build(task), partial(loss_of, task)
+        hf_trainer = Trainer(model, arguments, train_dataset=Rows(split), compute_loss_func=loss)
         return self.measure_training(hf_trainer.model, hf_trainer.train)
 
     def monai(self) -> dict[str, Any]:
         """The loop of MONAI's tutorials: MONAI's transforms (cached before the first random one), loader and
         loss."""
-        (task, steps), model = self.prepared, application.build(self.prepared[0]).to(self.device)
-        files = [volume.file for volume in steps.split.collate.__self__.volumes]
+        task, split = self.prepared
+        model = application.build(task).to(self.device)
+        files = [volume.file for volume in split.collate.__self__.volumes]
         batches = monai_batches(self.micro_batch, task.settings, files)
         return self.measure_training(model, partial(self.monai_steps, model, batches))
 
@@ -65,11 +56,12 @@ class Images(TrainingContender):
         optimizer = self.optimizer(model)
         scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, self.settings["max_steps"])
         loss_of = DiceCELoss(include_background=False, to_onehot_y=True, softmax=True)
+        bf16 = torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings["precision"] == "bf16")
         model.train()
         for _ in range(self.settings["max_steps"]):
             optimizer.zero_grad()
             for batch in islice(batches, self.choice["accumulation"]):
-                with self.autocast():
+                with bf16:
                     logits = model(batch["image"].to(self.device))
                 loss = loss_of(logits.float(), batch["label"].to(self.device))
                 (loss / self.choice["accumulation"]).backward()

@@ -30,20 +30,22 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
     """Predicts settings["rows"] texts in one turn, tokenization included. The result has the probabilities by
     label, if the contender gives them."""
     texts = [row["text"] for row in read_rows(settings["train_file"], settings["rows"])]
-    watch, predict = Watch(settings), PREDICTORS[settings["contender"]](settings)
+    watch = Watch(settings | {"steps_per_turn": 1})
+    predict = PREDICTORS[settings["contender"]](settings)
     predict(texts[:WARM_UP_TEXTS])
-    answer = watch.once(partial(predict, texts))
+    watch.mark()
+    answer = predict(texts)
+    watch.mark()
     return watch.measurements() | {"probabilities": answer if isinstance(answer, list) else None}
 
 
 def ours(settings: dict[str, Any]) -> Predict:
     """What `samerun.load` and predict.py --text use. The choice is arguments of the task."""
     from samerun.serving.predictor import load_predictor
+    from samerun.task_scripts import as_words
 
-    options = {"max_length": settings["max_length"], "mixed_precision": settings["precision"]} | settings[
-        "choice"
-    ]
-    argv = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    options = {"max_length": settings["max_length"], "mixed_precision": settings["precision"]}
+    argv = as_words(options | settings["choice"])
     predictor = load_predictor("classify", settings["classifier"], settings["folder"], argv)
     return lambda texts: [line["probabilities"] for line in predictor(texts)]
 

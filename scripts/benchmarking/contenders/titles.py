@@ -7,22 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarking import application
-from benchmarking.contenders.training import MAX_GRAD_NORM, TrainingContender
+from benchmarking.contenders.training import TrainingContender
 from benchmarking.data import read_rows, write_rows
 
-LEARNING_RATE = 5e-5
 SOURCE_ROWS = 2000  # rows read from a file
 VOCABULARY = 8192
 
 
 class Titles(TrainingContender):
-    """settings: "length", "batch_size", and the settings of `make_inputs`."""
+    """settings: "length", and those of `make_inputs`."""
 
     script = "titlegen"
     seq2seq = True
-
-    def __init__(self, settings: dict[str, Any]) -> None:
-        super().__init__(settings | {"learning_rate": LEARNING_RATE})
 
     def options(self) -> application.Options:
         s = self.settings
@@ -31,9 +27,6 @@ class Titles(TrainingContender):
             "config_name": folder, "tokenizer_name": folder, "from_scratch": True,
             "decoder_layers": s["decoder_layers"], "max_title_length": s["title_length"],
             "train_file": Path(s["inputs"], f"train_{s['length']}.jsonl"), "max_length": s["length"],
-            "max_steps": s["max_steps"], "global_batch_size": s["batch_size"],
-            "learning_rate": s["learning_rate"],
-            "max_grad_norm": MAX_GRAD_NORM,
         }  # fmt: skip
 
     def plain_model(self) -> Any:
@@ -46,8 +39,10 @@ class Titles(TrainingContender):
         return plain.bfloat16() if self.choice.get("weights") == "bf16" else plain
 
     def token_rows(self) -> tuple[dict[str, list], Any]:
-        task, steps = self.prepared
-        return application.token_columns(steps.split), task.tokenizer
+        task, split = self.prepared
+        columns = {"input_ids": split.tokens, "labels": split.targets}
+        lists = {name: [rows[i].tolist() for i in range(len(rows))] for name, rows in columns.items()}
+        return lists, task.tokenizer
 
 
 def make_inputs(settings: dict[str, Any]) -> dict[str, Any]:
@@ -64,7 +59,7 @@ def make_inputs(settings: dict[str, Any]) -> dict[str, Any]:
         )
     tokenizer = make_model(settings, rows, inputs)
     for length, batch_size in settings["train"]:
-        cut = cut_rows(rows, tokenizer, [length + 8] * batch_size * settings["max_steps"])
+        cut = cut_rows(rows, tokenizer, [length + 8] * batch_size * settings["steps"])
         write_rows(inputs / f"train_{length}.jsonl", cut)
     return {}
 

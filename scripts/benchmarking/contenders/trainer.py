@@ -1,16 +1,11 @@
-"""transformers' Trainer for the contenders, and its start over a large file (for ours see
-`classification`)."""
+"""transformers' Trainer for the contenders."""
 
 from typing import Any
 
 import torch
-from datasets import Dataset, disable_progress_bars, load_dataset
-from transformers import AutoTokenizer, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
+from datasets import Dataset, disable_progress_bars
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 from transformers.data.data_collator import DataCollatorForSeq2Seq, DataCollatorWithPadding
-
-from benchmarking.contenders.classification import load_model
-from benchmarking.data import LABELS
-from benchmarking.watch import Watch
 
 disable_progress_bars()
 
@@ -33,41 +28,13 @@ def arguments_of(settings: dict[str, Any], seq2seq: bool = False, **more: Any) -
     )  # fmt: skip
 
 
-def make_trainer(
-    model: Any, arguments: TrainingArguments, rows: dict[str, list] | Dataset, tokenizer: Any
-) -> Trainer:
+def make_trainer(model: Any, arguments: TrainingArguments, rows: dict[str, list], tokenizer: Any) -> Trainer:
     """`rows`: with "input_ids" and "labels", padded to the longest row of a batch."""
-    rows = (
-        rows
-        if isinstance(rows, Dataset)
-        else Dataset.from_dict(rows | {"length": [len(ids) for ids in rows["input_ids"]]})
-    )
+    data = Dataset.from_dict(rows | {"length": [len(ids) for ids in rows["input_ids"]]})
     seq2seq = isinstance(arguments, Seq2SeqTrainingArguments)
     kind, collator = (
         (Seq2SeqTrainer, DataCollatorForSeq2Seq) if seq2seq else (Trainer, DataCollatorWithPadding)
     )
     return kind(
-        model, arguments, data_collator=collator(tokenizer), train_dataset=rows, processing_class=tokenizer
+        model, arguments, data_collator=collator(tokenizer), train_dataset=data, processing_class=tokenizer
     )
-
-
-def start(settings: dict[str, Any]) -> dict[str, Any]:
-    """Trainer up to the end of its first step, over tokens that `datasets` computes and caches."""
-    watch, tokenizer = Watch(settings), AutoTokenizer.from_pretrained(settings["model"])
-    rows = load_dataset("json", data_files=settings["train_file"], split="train")
-    inputs = {"tokenizer": tokenizer, "max_length": settings["max_length"]}
-    rows = rows.map(encode, batched=True, fn_kwargs=inputs, remove_columns=["text", "labels"])
-    trainer = make_trainer(load_model(settings, len(LABELS)), arguments_of(settings), rows, tokenizer)
-    watch.train(trainer.model, trainer.train)
-    return watch.measurements()
-
-
-def encode(rows: dict[str, list], tokenizer: Any, max_length: int) -> dict[str, list]:
-    ids = tokenizer(rows["text"], truncation=True, max_length=max_length)["input_ids"]
-    return {
-        "input_ids": ids,
-        "labels": [[float(name in labels) for name in LABELS] for labels in rows["labels"]],
-    }
-
-
-CONTENDERS = {"start": start}

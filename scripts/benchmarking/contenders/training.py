@@ -9,7 +9,7 @@ import torch
 from benchmarking import application
 from benchmarking.watch import Watch
 
-MAX_GRAD_NORM = 1.0
+MAX_GRAD_NORM = 1.0  # the application's default
 
 
 class TrainingContender:
@@ -18,8 +18,7 @@ class TrainingContender:
 
     A subclass for each task (`script`: its script in app/) defines `options()`: the application's arguments;
     `plain_model()`: a model that transformers alone computes; `token_rows()`: (columns "input_ids" and
-    "labels", tokenizer); `before(model)`: called before the first step; `result(model)`: results besides time
-    and memory.
+    "labels", tokenizer); `result(model)`: results besides time and memory.
     """
 
     script: str
@@ -35,27 +34,20 @@ class TrainingContender:
 
     def measure_training(self, model: Any, train: Callable[[], Any]) -> dict[str, Any]:
         """Measures `train`(), which trains the model."""
-        self.before(model)
         self.watch.train(model, train)
         return self.watch.measurements() | self.result(model)
-
-    def before(self, model: Any) -> None:
-        return
 
     def result(self, model: Any) -> dict[str, Any]:
         return {}
 
     @cached_property
     def prepared(self) -> tuple[Any, Any]:
-        """(the application's task, its training steps)."""
+        """(the application's task, its rows to train on)."""
         return application.prepare(self.script, self.options())
 
     def ours(self) -> dict[str, Any]:
         """The application's own command up to the end of training. The choice is arguments of it."""
-        return application.train(self.script, self.options() | self.choice, self.measure_ours)
-
-    def measure_ours(self, train: Callable[[], Any], training: Any) -> dict[str, Any]:
-        return self.measure_training(training.model, train)
+        return application.train(self.script, self.options() | self.choice, self.measure_training)
 
     def trainer(self) -> dict[str, Any]:
         """transformers' Trainer."""
@@ -74,6 +66,3 @@ class TrainingContender:
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         learning_rate = self.settings["learning_rate"]
         return torch.optim.AdamW(model.parameters(), lr=learning_rate, fused=self.choice["fused"])
-
-    def autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings["precision"] == "bf16")

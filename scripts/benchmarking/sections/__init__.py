@@ -2,21 +2,12 @@
 tables."""
 
 from benchmarking.report import Section
-from benchmarking.sections import (
-    attention,
-    classification,
-    dropout,
-    images,
-    prediction,
-    serving,
-    startup,
-    titles,
-)
+from benchmarking.sections import classification, images, prediction, titles
 
 SECTIONS: dict[str, Section] = {
     section.name: section
     for section in (
-        classification.MIXED, classification.SHORT, titles.TRAINING, images.SECTION, prediction.SECTION,
-        classification.QUALITY, attention.SECTION, dropout.SECTION, startup.SECTION, serving.SECTION,
+        classification.MIXED, classification.SHORT, titles.SECTION, images.SECTION, prediction.SECTION,
+        classification.QUALITY,
     )
 }  # fmt: skip

@@ -6,12 +6,10 @@ from typing import Any
 
 from benchmarking.contest import EVERYWHERE, Contest, Stages, accumulating, caption, contest
 from benchmarking.context import Bench
-from benchmarking.report import BOTH, Goal, Report, Section, table
+from benchmarking.report import Report, Section
 
 OTHERS = ("trainer", "accelerate", "lightning")
 TOKENS = (1024, 2048, 4096)  # of a micro-batch of ours; 2048 is the default on CPUs
-FASTER = "training, {}: times the best of the others"
-TEXTS = {"short": "short texts", "mixed": "texts of mixed length"}
 LEARNING_RATE = 3e-4  # high enough to learn something in an epoch over a few hundred rows
 EQUAL_LOSS, EQUAL_PRECISION = 0.02, 0.02  # differences that seeds cause too: relative, absolute
 LEGEND = """`ours` is `app/classify.py` itself, from its arguments to the end of training; `trainer` is
@@ -37,14 +35,11 @@ def measure(bench: Bench, name: str, texts: str) -> Report:
         "the labels' log-odds"
     )
     held_out = f"; quality on {size['eval_rows']} other rows" if size["eval_rows"] else ""
-    worse = [row[""] for row in found.measured if row["quality"] == "**worse**"]
-    reason = f"worse quality than {', '.join(worse)}" if worse else None
     return {
         "data": source.name,
         "model": model,
         "about": f"{caption(settings)}; {limits}{held_out}",
-        "tables": [table("Training", found.measured), table("Settings tried", found.searched)],
-        "goals": {FASTER.format(TEXTS[texts]): (min(found.ratios.values()), reason)},
+        "tables": {"Training": found.measured, "Settings tried": found.searched},
     }
 
 
@@ -84,12 +79,10 @@ def quality(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> str:
     return "better" if loss < -EQUAL_LOSS or precision > EQUAL_PRECISION else "equal"
 
 
-def section(name: str, texts: str, title: str, legend: str, *goals: Goal) -> Section:
-    return Section(name, title, legend, partial(measure, name=name, texts=texts), goals)
+def section(name: str, texts: str, title: str, legend: str) -> Section:
+    return Section(name, title, legend, partial(measure, name=name, texts=texts))
 
 
-SHORT, MIXED = (
-    section(kind, kind, f"Training, {texts}", LEGEND, Goal(FASTER.format(texts), BOTH, bound))
-    for (kind, texts), bound in zip(TEXTS.items(), (1.3, 2.0), strict=True)
-)
+SHORT = section("short", "short", "Training, short texts", LEGEND)
+MIXED = section("mixed", "mixed", "Training, texts of mixed length", LEGEND)
 QUALITY = section("quality", "mixed", "Quality after an epoch, texts of mixed length", QUALITY_LEGEND)
