@@ -232,18 +232,11 @@ def load_state(path: Path, run_fingerprint: dict[str, Any]) -> TrainState:
     return TrainState(**state)
 
 
-def restore_optimizer(
-    run: Run, path: Path, model: Any, optimizer: Any, state: TrainState, idle_step: Callable[[], None]
-) -> None:
+def restore_optimizer(run: Run, path: Path, model: Any, optimizer: Any, state: TrainState) -> None:
     """Restores moments and loss scale after `prepare`, and DeepSpeed's fp32 master weights of a model in half
-    precision.
-
-    `idle_step` makes a step that changes no weight: DeepSpeed's optimizers have no state before their first
-    step.
-    """
+    precision. A DeepSpeed engine must have made a step before."""
     with_deepspeed = run.deepspeed_config is not None
     if with_deepspeed:
-        idle_step()
         deepspeed.restore_moments(model, _load_moments(path), state.updates)
         if run.launch.precision != "no":
             deepspeed.restore_weights(model, load_file(path / WEIGHTS))
