@@ -138,7 +138,7 @@ def _predict_batch(
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        rows, *sizes = max((tensor.shape for tensor in batch.inputs.values()), key=torch.Size.numel)
+        rows, *sizes = batch.shape
         raise TrainingError(
             f"out of memory while predicting a batch of {rows} rows x {'x'.join(map(str, sizes))}. Try a "
             f"smaller --per_device_eval_batch_size ({in_short(error)})"

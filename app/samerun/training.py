@@ -469,8 +469,10 @@ class Training:
         self.save_stalls.append(time.perf_counter() - started)
 
     def _wait_for_checkpoint(self) -> None:
+        """Waits until the checkpoint is on disk. Raises `TrainingError` on every process if it could not be
+        written."""
         with Phase("saving", shown=self.run.is_main):
-            checkpoint.wait(self.run, self.writer)
+            self.run.from_rank0(self.writer.wait)
 
     def _save_and_stop(self, unevaluated: bool) -> NoReturn:
         self.state.unevaluated = unevaluated
@@ -598,8 +600,7 @@ class Training:
         return False
 
     def _out_of_memory(self, micro_batches: list[Batch], error: Exception) -> str:
-        shapes = {tuple(tensor.shape) for batch in micro_batches for tensor in batch.inputs.values()}
-        rows, *sizes = max(shapes, key=lambda shape: (torch.Size(shape).numel(), shape))
+        rows, *sizes = max((batch.shape for batch in micro_batches), key=torch.Size.numel)
         size = f"--global_batch_size {self.plan.batch.global_batch_size}"
         smaller = f"a smaller --per_device_train_batch_size beside {size}, " if rows > 1 else ""
         return (
