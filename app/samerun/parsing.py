@@ -406,13 +406,13 @@ def _translated(
             values = ["true"]
         if isinstance(spec, Part):
             argument = spec.argument
-        elif spec is not None and (not is_ours or (isinstance(spec, Alias) and spec.argument == name)):
+        elif spec is not None and (not is_ours or spec.argument == name):
             try:
                 argument, values = translate(spec, values)
             except ValueError as error:
                 problems.append(f"{source}: {error}")
                 continue
-            if isinstance(spec, Alias) and spec.was_ours and argument is not None:
+            if spec.was_ours and argument is not None:
                 notes.append(f"{source} is now --{argument} {' '.join(values or ['none'])}")
         if argument is None:
             continue

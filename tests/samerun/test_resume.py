@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from linear_task import LinearTask, linear_layer, make_plan, points
+from linear_task import FINGERPRINT, LinearTask, linear_layer, make_plan, opener, points
 from safetensors import safe_open
 from safetensors.torch import save_file
 from segment import Segmentation
@@ -17,12 +17,11 @@ from tag import TokenClassification
 
 from samerun import checkpoint, start
 from samerun.errors import InputError
-from samerun.files import write_json
+from samerun.files import lock, write_json
 from samerun.start import OpenedRun
 from samerun.task import higher_is_better
 from samerun.training import Training
 
-FINGERPRINT = {"task": "linear", "rows": 22}
 HUGE = 2.0**19  # a scale of losses at which fp16 gradients overflow
 # --optim, --optim_args, and what a checkpoint holds of each weight
 OPTIMIZERS = [
@@ -114,26 +113,12 @@ def test_the_direction_of_the_metric(arguments, task, metric, direction, higher)
 
 @pytest.fixture
 def opened(start_run, arguments, tmp_path):
-    """Opens a run in tmp_path, as a second command would; returns the checkpoint to go on from."""
-    run = start_run(make_plan(22).batch)
-
-    def open_run(fingerprint=FINGERPRINT, unlock=True, **given):
-        asked = arguments(output_dir=str(tmp_path), **given)
-        plan = make_plan(22, save_steps=3)
-        try:
-            return start.open_run(run, asked, plan, fingerprint, [], {})
-        finally:
-            if unlock:
-                start.unlock()
-
-    yield open_run
-    start.unlock()
+    return opener(start_run, arguments, tmp_path)
 
 
-def test_a_folder_is_one_runs_at_a_time(opened):
-    opened(unlock=False)
-    with pytest.raises(InputError, match="in use by another run"):
-        opened(unlock=False)
+def test_a_folder_is_one_runs_at_a_time(opened, tmp_path):
+    with lock(tmp_path), pytest.raises(InputError, match="in use by another run"):
+        opened()
 
 
 def test_overwriting_clears_and_resuming_recovers(opened, tmp_path, capsys):

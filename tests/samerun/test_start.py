@@ -1,12 +1,13 @@
 """What is refused before a run, and --resume_from_checkpoint in a folder that already holds one."""
 
+import functools
 import json
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
-from linear_task import make_plan
+from linear_task import FINGERPRINT, opener
 
 from samerun import checkpoint, start
 from samerun.errors import InputError
@@ -66,25 +67,12 @@ def test_zero_without_deepspeed_is_refused_but_can_be_planned(arguments, environ
         start.check(asked)
 
 
-FINGERPRINT = {"task": "linear", "rows": 22}
-
-
 @pytest.fixture
 def opened(start_run, arguments, tmp_path):
-    """Opens a run in tmp_path / "run", as a new process would."""
-    run = start_run(make_plan(22).batch)
-
-    def open_run(fingerprint=FINGERPRINT, epochs=2, save_steps=None, **given):
-        plan = make_plan(22, epochs=epochs, save_steps=save_steps)
-        given = {"resume_from_checkpoint": "auto", **given}
-        try:
-            asked = arguments(output_dir=str(tmp_path / "run"), **given)
-            return start.open_run(run, asked, plan, fingerprint, [], {})
-        finally:
-            start.unlock()
-
+    """Opens a run in tmp_path / "run"."""
     (tmp_path / "run").mkdir()
-    return open_run
+    open_run = opener(start_run, arguments, tmp_path / "run")
+    return functools.partial(open_run, save_steps=None, resume_from_checkpoint="auto")
 
 
 def leave_run(opened, folder, state="done", step=6, **given):

@@ -144,15 +144,14 @@ class Scripted(LinearTask):
 def begin(start_run, tmp_path, arguments):
     """A function that prepares a training with its linear `layer` and the steps of its `best` models."""
 
-    def prepare(data=None, task=None, validation=False, plan=None, **given):
+    def prepare(data=None, task=None, plan=None, **given):
         x, y = data or points(22)
         plan = plan or make_plan(len(x))
         run = start_run(plan.batch)
         layer = linear_layer()
         task = task or LinearTask()
         splits = {"train": split_of(x, y, np.arange(len(x)) % 7 + 1)}
-        if validation:
-            splits["validation"] = split_of(x, y, np.arange(len(x)) % 5 + 1)
+        splits["validation"] = split_of(x, y, np.arange(len(x)) % 5 + 1)
         asked = {
             "seed": 1, "weight_decay": 0.0, "greater_is_better": False, "save_total_limit": 2,
             "per_device_eval_batch_size": 4, "output_dir": str(tmp_path), **given
@@ -350,7 +349,7 @@ def test_statistics_forbid_smaller_micro_batches(begin):
 )
 def test_the_best_model_and_early_stopping(begin, scores, losses, greater, patience, best, last):
     asked = {"greater_is_better": greater, "early_stopping_patience": patience}
-    session = begin(None, Scripted(scores, losses), True, make_plan(22, eval_steps=1), **asked)
+    session = begin(task=Scripted(scores, losses), plan=make_plan(22, eval_steps=1), **asked)
     session.fit()
     assert session.best == best
     assert session.state.step == last
@@ -365,7 +364,7 @@ def test_a_metric_that_no_evaluation_has_is_refused(begin):
     """Such as a typing error in the name of one of --metrics."""
     task = Scripted([1, 2])
     task.arguments.metric_for_best_model = "scroe"
-    session = begin(None, task, True, make_plan(22, eval_steps=1))
+    session = begin(task=task, plan=make_plan(22, eval_steps=1))
     with pytest.raises(InputError, match=r"metric_for_best_model scroe: .* this evaluation has score"):
         session.fit()
     assert (session.state.step, session.best) == (1, [])
@@ -373,7 +372,7 @@ def test_a_metric_that_no_evaluation_has_is_refused(begin):
 
 def test_a_run_that_stops_early_can_be_seen_to_have_stopped(begin, capsys):
     plan = make_plan(22, eval_steps=1, save_steps=100)
-    session = begin(None, Scripted([1, 2, 3]), True, plan, early_stopping_patience=2)
+    session = begin(task=Scripted([1, 2, 3]), plan=plan, early_stopping_patience=2)
     session.fit()
     assert "stopping early: no better score in 2 evaluations" in capsys.readouterr().out
     (path,) = list_checkpoints(session.folder / "checkpoints")
@@ -473,7 +472,7 @@ def test_a_run_that_is_asked_to_stop_saves_the_step_and_does(
     task = asks(monkeypatch, function, number)
     if function == "loss_sum":
         task.predict = pytest.fail
-    session = begin(task=task, validation=eval_steps is not None, plan=make_plan(22, eval_steps=eval_steps))
+    session = begin(task=task, plan=make_plan(22, eval_steps=eval_steps))
     stored = stopped(session, capsys)
     assert (stored["step"], stored["updates"], stored["unevaluated"]) == (step, step, unevaluated)
     evaluated = [event for event in read_history(session.folder) if "eval_loss" in event]
@@ -482,13 +481,13 @@ def test_a_run_that_is_asked_to_stop_saves_the_step_and_does(
 
 def test_an_evaluation_that_was_broken_off_is_made_up_for(begin, monkeypatch, capsys, tmp_path):
     plan = make_plan(22, eval_steps=2, save_steps=2)
-    whole = begin(validation=True, plan=plan)
+    whole = begin(plan=plan)
     whole.fit()
     history, best = (tmp_path / "history.jsonl").read_bytes(), whole.best
     (tmp_path / "history.jsonl").unlink()
     shutil.rmtree(tmp_path / "checkpoints")
 
-    session = begin(task=asks(monkeypatch, "predict", 2), validation=True, plan=plan)
+    session = begin(task=asks(monkeypatch, "predict", 2), plan=plan)
     stopped(session, capsys)
     assert session.best == []
     monkeypatch.setattr(signals, "requested", lambda: None)
@@ -500,12 +499,12 @@ def test_an_evaluation_that_was_broken_off_is_made_up_for(begin, monkeypatch, ca
 
 
 def test_the_last_evaluation_is_made_up_for_too_and_may_stop_the_run_early(begin, monkeypatch, capsys):
-    session = begin(validation=True, plan=make_plan(22, eval_steps=6))
+    session = begin(plan=make_plan(22, eval_steps=6))
     session.state.step, session.state.unevaluated = 6, True
     session.fit()
     assert session.best == [6]
 
-    session = begin(None, Scripted([2]), True, make_plan(22, eval_steps=2), early_stopping_patience=1)
+    session = begin(task=Scripted([2]), plan=make_plan(22, eval_steps=2), early_stopping_patience=1)
     session.state.step, session.state.unevaluated = 2, True
     session.state.best_metric, session.state.best_step = 1, 1
     session.fit()
@@ -549,12 +548,12 @@ def test_a_gpu_is_waited_for_every_other_second(begin, monkeypatch):
 
 def test_an_average_of_the_weights_is_evaluated_and_exported_and_does_not_move_the_training(begin, tmp_path):
     plan = make_plan(22, eval_steps=3, save_steps=3)
-    alone = begin(plan=plan, validation=True)
+    alone = begin(plan=plan)
     alone.fit()
     losses = [event["eval_loss"] for event in read_history(tmp_path) if "eval_loss" in event]
     shutil.rmtree(tmp_path / "checkpoints")
     (tmp_path / "history.jsonl").unlink()
-    training, exported = begin(plan=plan, validation=True), []
+    training, exported = begin(plan=plan), []
     training.average, layer = WeightAverage(training.run, training.model, 0.5), training.layer
     expected = [layer.weight.detach().double()]
 
