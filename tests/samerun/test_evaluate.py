@@ -189,7 +189,7 @@ def test_where_parts_are_is_known_by_rank_0_and_a_training_must_be_resumed(argum
     (tmp_path / "a.jsonl").mkdir()  # on this machine
     asked = arguments(do_train=True, do_predict=True, predictions_file=str(tmp_path / "a.jsonl"))
     kept = open_saved_parts(run, asked, {}, rows)
-    kept._write(1, (np.arange(BATCH), {"error": np.zeros(BATCH)}))
+    kept._write(1, {evaluation.ROWS: np.arange(BATCH), "error": np.zeros(BATCH)})
     told = f"the same command with --resume_from_checkpoint auto goes on after {BATCH} of {ROWS} rows"
     assert signals._requests.stop_message == told
 
