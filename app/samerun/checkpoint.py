@@ -144,8 +144,6 @@ def find(folder: Path, requested: str) -> Path | None:
 
 def damage(path: Path) -> str | None:
     """Describes what is wrong with a checkpoint's files; None if nothing is."""
-    if not path.is_dir():
-        return "is not a folder"
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         records = manifest["files"]

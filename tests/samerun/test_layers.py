@@ -1,5 +1,7 @@
 import copy
 import functools
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,12 +16,9 @@ from samerun.layers import checkpoint_activations, compile_layers, use_all_layer
 
 
 def test_a_model_that_cannot():
-    class Model:
-        def gradient_checkpointing_enable(self, _):
-            raise ValueError("Model does not support gradient checkpointing.")
-
+    refuse = Mock(side_effect=ValueError("Model does not support gradient checkpointing."))
     with pytest.raises(InputError, match="--gradient_checkpointing: Model does not support"):
-        checkpoint_activations(Model())
+        checkpoint_activations(SimpleNamespace(gradient_checkpointing_enable=refuse))
 
 
 def test_all_layers_of_a_model_with_layerdrop_are_trained():
