@@ -86,6 +86,20 @@ def test_a_step_is_that_of_one_big_batch(prepare, shares, max_norm):
     assert exchanged == 2 * [*[False] * (len(shares) - 1), True]  # in the last pass only
 
 
+def test_two_processes_make_the_step_of_one_big_batch(prepare):
+    (x, y), plain, weights = points(8), linear_layer(), []
+    for share in (range(5), range(5, 8)):  # the processes, one after the other; DDP would average gradients
+        (run, layer, model, optimizer), times = prepare(), 8 / len(share)
+        process = SimpleNamespace(
+            accelerator=run.accelerator, device=run.device, deepspeed_config=None, fsdp=None,
+            launch=SimpleNamespace(world_size=2), sum=lambda targets, times=times: targets * times,
+        )  # fmt: skip
+        train_step(process, model, optimizer, LinearTask(), [collator(x, y)(np.array(share))], 0.0)
+        weights.append(layer.weight.detach())
+    torch_step(plain, x, y, 0.0)
+    torch.testing.assert_close(torch.stack(weights).mean(0), plain.weight.detach(), rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("size", [0.0, 0.1, 100.0, math.inf, math.nan])
 def test_gradients_are_clipped_as_by_torch_and_not_written_to_in_vain(start_run, size):
     run, ours, theirs = start_run(), linear_layer(), linear_layer()
