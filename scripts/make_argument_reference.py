@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "app"))
 
 from samerun.parsing import MOST_USED, describe_value, groups_of, takes_several, written  # noqa: E402
-from samerun.trainer_names import TRAINER_NAMES, Alias, Only, Part  # noqa: E402
+from samerun.trainer_names import TRAINER_NAMES, Part  # noqa: E402
 
 PAGE = ROOT / "docs" / "arguments.md"
 TRAINER_PAGE = ROOT / "docs" / "from-trainer.md"
@@ -120,9 +120,12 @@ def trainer_page() -> str:
     introduction, begin, _ = TRAINER_PAGE.read_text(encoding="utf-8").partition(TRAINER_NAMES_BEGIN)
     lines = ["", "| name | here |", "| --- | --- |"]
     for name, spec in sorted(TRAINER_NAMES.items()):
-        if isinstance(spec, Alias) and spec.values == {"true": None}:
-            lines.append(f"| `{name}` | only `true`: {spec.otherwise} |")
-        elif isinstance(spec, Alias):
+        if isinstance(spec, Part):
+            lines.append(f"| `{name}` | `--{spec.argument} {spec.form.format('NAME')}` |")
+        elif spec.argument is None or spec.values == {"true": None}:
+            what = f"only `{next(iter(spec.values))}`" if spec.values else "refused"
+            lines.append(f"| `{name}` | {what}: {spec.otherwise} |")
+        else:
             values = ", ".join(
                 f"`{theirs}` is {f'`{ours}`' if ours is not None else 'the default'}"
                 for theirs, ours in spec.values.items()
@@ -130,12 +133,6 @@ def trainer_page() -> str:
             )
             named = f"`--{spec.argument}`" if spec.argument != name else "the same name"
             lines.append(f"| `{name}` | {named}{f'; {values}' if values else ''} |")
-        elif isinstance(spec, Part):
-            lines.append(f"| `{name}` | `--{spec.argument} {spec.form.format('NAME')}` |")
-        elif isinstance(spec, Only):
-            lines.append(f"| `{name}` | only `{spec.value}`: {spec.advice} |")
-        else:
-            lines.append(f"| `{name}` | refused: {spec.advice} |")
     return introduction + begin + "\n".join([*lines, ""])
 
 

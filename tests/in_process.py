@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import logging
 import multiprocessing
@@ -21,21 +20,11 @@ from safetensors.torch import load_file
 
 from samerun import signals
 from samerun.cli import shows_traces
-from samerun.parsing import parse, validate
 from samerun.signals import failures_end_the_job
+from samerun.task_scripts import read_command
 from samerun.tools.moving.outcome import TOLERANCE, read_gradients, rounding_alone, weight_differences
 
-# Script of app/ or of the tests -> its task. Scripts are imported when they are run, because MONAI takes
-# seconds.
-TASKS = {
-    "classify": "TextClassification",
-    "titlegen": "TitleGeneration",
-    "tag": "TokenClassification",
-    "image_classify": "ImageClassification",
-    "segment": "Segmentation",
-    "segment3d": "VolumeSegmentation",
-    "vector_task": "Regression",
-}
+FOLDERS = Path(__file__).parents[1] / "app", Path(__file__).parent  # of tasks' scripts
 IGNORED = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # Python's defaults
 
 
@@ -99,13 +88,12 @@ def script(monkeypatch, environment, token_cache, capfd) -> Callable[[str, list[
     def run(task: str, argv: list[str]) -> Ended:
         forget_accelerator()
         capfd.readouterr()
-        module, code = importlib.import_module(task), 0
+        file, code = next(f / f"{task}.py" for f in FOLDERS if (f / f"{task}.py").exists()), 0
         with default_logging() as messages:
             try:
                 with failures_end_the_job(debug=shows_traces(argv)):
-                    arguments = parse(module.Arguments, argv)
-                    validate(arguments)
-                    run_task(getattr(module, TASKS[task])(arguments), arguments)
+                    arguments, task_class = read_command(file, argv)
+                    run_task(task_class(arguments), arguments)
             except ProcessExit as exit_:
                 code = exit_.args[0]
         # A real exit would end the workers of a failed DataLoader, and close the lock.

@@ -5,9 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from samerun import start
 from samerun.data.batches import EvalBatches, TrainBatches
 from samerun.plan import BatchShape, Plan
 from samerun.task import Batch, Data, Split, Task
+
+FINGERPRINT = {"task": "linear", "rows": 22}
 
 
 class LinearTask(Task):
@@ -19,7 +22,7 @@ class LinearTask(Task):
 
     def load(self, launch, modes):
         split = split_of(*points(22), np.arange(22) % 7 + 1)
-        return Data({"train": split, "validation": split}, {"task": "linear", "rows": 22})
+        return Data({"train": split, "validation": split}, FINGERPRINT)
 
     def build(self):
         return linear_layer()
@@ -74,6 +77,20 @@ def make_plan(rows, epochs=2, global_batch_size=8, accumulation=2, **changes):
         "logging_steps": 1, **changes,
     }  # fmt: skip
     return Plan(batch, rows, per_epoch, per_epoch * epochs, **fields)
+
+
+def opener(start_run, arguments, folder):
+    """A function that opens a run in `folder`, as a new process would."""
+    run = start_run(make_plan(22).batch)
+
+    def open_run(fingerprint=FINGERPRINT, epochs=2, save_steps=3, **given):
+        plan = make_plan(22, epochs=epochs, save_steps=save_steps)
+        try:
+            return start.open_run(run, arguments(output_dir=str(folder), **given), plan, fingerprint, [], {})
+        finally:
+            start.unlock()
+
+    return open_run
 
 
 def train_steps(x, y, plan, seed=1):

@@ -73,8 +73,6 @@ def train(
     arguments_class, task_class = task_scripts.load(task_scripts.path_of(str(task)))
     arguments = parse(arguments_class, _words(arguments_class, values))
     validate(arguments)
-    if arguments.output_dir is None:
-        raise InputError("output_dir is missing")
     from samerun import main, runtime, start
 
     runtime.describe_group()

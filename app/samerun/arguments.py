@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from samerun import optim_arguments
-from samerun.parsing import Setting, SpaceSeparated, option, read_settings
+from samerun.parsing import Setting, SpaceSeparated, is_given, option, read_settings
 from samerun.plan import SCHEDULES, Modes, check_schedule
 
 # The trackers of Accelerate.
@@ -404,7 +404,6 @@ class RunArguments:
 
     def problems(self) -> list[str]:
         messages, modes = [], self.modes
-        several_best = ["keep_best"] if self.keep_best > 1 else []
         if self.output_dir is None:
             messages.append("--output_dir is missing: give a folder for the run's files")
         if self.eval_strategy == "steps" and self.eval_steps is None:
@@ -415,11 +414,8 @@ class RunArguments:
             messages.append(f"--save_steps is given but --save_strategy is {self.save_strategy}; keep one")
         if self.early_stopping_patience and self.eval_strategy == "no":
             messages.append("--early_stopping_patience needs evaluations; --eval_strategy is no")
-        if self.eval_strategy == "no":
-            messages += [
-                f"--{name} needs evaluations during the training; --eval_strategy is no"
-                for name in several_best
-            ]
+        if self.keep_best > 1 and self.eval_strategy == "no":
+            messages.append("--keep_best needs evaluations during the training; --eval_strategy is no")
         card = [part for part in self.model_card or () if "=" in part]
         if len(card) > 1 or not all(part.startswith("license=") for part in card):
             messages.append(f"--model_card: {','.join(card)}: expected languages and one license=NAME")
@@ -430,13 +426,9 @@ class RunArguments:
                 "nothing to do: --do_train is false, and neither --do_eval nor --do_predict is given"
             )
         if modes.train and not modes.evaluate:
-            names = [
-                n
-                for n in ("early_stopping_patience", "metric_for_best_model")
-                if getattr(self, n) is not None
-            ]
+            names = ("early_stopping_patience", "metric_for_best_model", "keep_best")
             messages += [
-                f"--{name} needs evaluations; --do_eval is false" for name in [*names, *several_best]
+                f"--{name} needs evaluations; --do_eval is false" for name in names if is_given(self, name)
             ]
         return messages
 

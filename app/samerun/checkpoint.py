@@ -144,8 +144,6 @@ def find(folder: Path, requested: str) -> Path | None:
 
 def damage(path: Path) -> str | None:
     """Describes what is wrong with a checkpoint's files; None if nothing is."""
-    if not path.is_dir():
-        return "is not a folder"
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         records = manifest["files"]
@@ -212,16 +210,11 @@ def load_weights(path: Path, model: torch.nn.Module) -> None:
 def load_state(path: Path, run_fingerprint: dict[str, Any]) -> TrainState:
     """Reads a checkpoint's state. Raises `InputError` listing every difference to `run_fingerprint`."""
     saved = json.loads((path / RUN_FINGERPRINT).read_text(encoding="utf-8"))
-    problems = [
-        f"checkpoint {path} is of another run: {difference}"
-        for difference in differences(saved, run_fingerprint)
-    ]
-    if problems:
-        problems[-1] += (
-            ". Resume with the original files and arguments, or start a new run: name another --output_dir, "
-            "or replace this run with --overwrite_output_dir"
-        )
-        raise InputError(*problems)
+    advice = (
+        ". Resume with the original files and arguments, or start a new run: name another --output_dir, or "
+        "replace this run with --overwrite_output_dir"
+    )
+    check_same_run(saved, run_fingerprint, f"checkpoint {path} is of another run", advice)
     state = json.loads((path / STATE).read_text(encoding="utf-8"))
     unknown = state.keys() - {field.name for field in fields(TrainState)}
     if unknown:
@@ -232,18 +225,11 @@ def load_state(path: Path, run_fingerprint: dict[str, Any]) -> TrainState:
     return TrainState(**state)
 
 
-def restore_optimizer(
-    run: Run, path: Path, model: Any, optimizer: Any, state: TrainState, idle_step: Callable[[], None]
-) -> None:
+def restore_optimizer(run: Run, path: Path, model: Any, optimizer: Any, state: TrainState) -> None:
     """Restores moments and loss scale after `prepare`, and DeepSpeed's fp32 master weights of a model in half
-    precision.
-
-    `idle_step` makes a step that changes no weight: DeepSpeed's optimizers have no state before their first
-    step.
-    """
+    precision. A DeepSpeed engine must have made a step before."""
     with_deepspeed = run.deepspeed_config is not None
     if with_deepspeed:
-        idle_step()
         deepspeed.restore_moments(model, _load_moments(path), state.updates)
         if run.launch.precision != "no":
             deepspeed.restore_weights(model, load_file(path / WEIGHTS))
@@ -303,6 +289,13 @@ def _step_entry(
     if type(optimizer).__module__.startswith("bitsandbytes"):
         return {"step": updates}
     return {"step": torch.tensor(float(updates), device=parameter.device if group.get("fused") else "cpu")}
+
+
+def check_same_run(then: dict[str, Any], now: dict[str, Any], where: str, advice: str) -> None:
+    """Raises `InputError` listing every difference of two fingerprints; `advice` ends the message."""
+    if found := differences(then, now):
+        problems = [f"{where}: {each}" for each in found]
+        raise InputError(*problems[:-1], problems[-1] + advice)
 
 
 def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -379,18 +372,21 @@ def save(
     oldest checkpoints beyond the limit. All processes must call it. `average`: the averaged weights, as
     `load_average` returns them.
 
-    First waits for the previous checkpoint; raises what `wait` raises.
+    First waits for the previous checkpoint; raises `TrainingError` on every process if that could not be
+    written.
     """
-    wait(run, target.writer)
+    run.from_rank0(target.writer.wait)
     frozen = frozen_names(run.unwrapped(model))
     weights = {name: tensor for name, tensor in full_weights(run, model).items() if name not in frozen}
     if run.deepspeed_config is not None:
         moments = deepspeed.full_moments(model, run.is_main)
+        state.loss_scale = deepspeed.loss_scale(model)
     else:
         if run.fsdp is not None:
             fsdp.reshard(model)  # an evaluation leaves gathered weights
         moments = fsdp.full_moments(run.unwrapped(model), optimizer.optimizer, run.is_main)
-    state.loss_scale = _loss_scale(run, model)
+        scaler = run.accelerator.scaler
+        state.loss_scale = None if scaler is None else scaler.state_dict()
     if not run.is_main:
         return
     flat = {f"{key}/{name}": tensor for key, tensors in moments.items() for name, tensor in tensors.items()}
@@ -399,12 +395,6 @@ def save(
     # As texts, because training goes on changing the state.
     texts = {STATE: as_json(asdict(state)), RUN_FINGERPRINT: as_json(target.run_fingerprint)}
     target.writer.start(partial(_write, target, state.step, state.best_step, files, texts))
-
-
-def wait(run: Run, writer: Background) -> None:
-    """Waits until the checkpoint that is being written is on disk. All processes must call it, also before
-    the run ends. Raises `TrainingError` on every process if the checkpoint could not be written."""
-    run.from_rank0(writer.wait)
 
 
 def _write(
@@ -474,12 +464,6 @@ def set_aside_later(folder: Path, step: int) -> None:
             f"note           {names}: later than this run's step; kept as step_N{LEFT_BEHIND} until "
             "the run reaches it"
         )
-
-
-def _loss_scale(run: Run, model: Any) -> dict[str, Any] | None:
-    if run.deepspeed_config is not None:
-        return deepspeed.loss_scale(model)
-    return run.accelerator.scaler.state_dict() if run.accelerator.scaler is not None else None
 
 
 def _without_tied(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ import sys
 from typing import Any, TypeVar
 
 from samerun import signals
-from samerun.console import STDOUT, be_quiet, say, survive_a_lost_console
+from samerun.console import STDOUT, Phase, say, survive_a_lost_console
 from samerun.errors import EXIT_TRAINING_FAILED, SHOWN_AS, InputError, in_short, is_out_of_memory
 from samerun.files import temporary_folder
 from samerun.parsing import SpaceSeparated, names_of, parse, validate
@@ -90,7 +90,7 @@ def read_arguments(cls: type[T], description: str) -> T:
         validate(arguments)
         to_stdout = arguments.predictions_file in STDOUT and not arguments.modes.train
         if to_stdout or arguments.log_level == "warning":  # lines would be among the predictions
-            be_quiet()
+            Phase.quiet = True
         if os.environ.get("RANK", "0") == "0":
             say(*(f"note           {note}" for note in notes))
         arguments = with_standard_input(arguments, names_of(arguments, reads=True))

@@ -28,14 +28,6 @@ REFRESH_INTERVAL = 0.1  # seconds
 LINE_INTERVAL = 10.0  # seconds between two lines of a log, at least
 LINE_SHARE = 0.05  # of the time since the first phase began: the next line comes after it
 
-_quiet = False
-
-
-def be_quiet() -> None:
-    """Silences `say` and progress (--log_level warning)."""
-    global _quiet
-    _quiet = True
-
 
 def say(*lines: str) -> None:
     """Prints lines to stdout, unless silenced. Warnings and errors go to stderr instead.
@@ -43,7 +35,7 @@ def say(*lines: str) -> None:
     On a terminal, long lines are wrapped at words, and their continuations line up behind the 15 columns of a
     line's name.
     """
-    if _quiet:
+    if Phase.quiet:
         return
     for line in map(as_shown, lines):
         if sys.stdout.isatty():
@@ -115,6 +107,7 @@ class Phase:
     `done`: where a resumed run begins. Rates exclude earlier work and the time of nested phases.
     """
 
+    quiet: ClassVar[bool] = False  # silences `say`, too (--log_level warning)
     running: ClassVar[list[Phase]] = []  # outermost first
     display: ClassVar[Progress | None] = None  # of all bars: a nested phase has its bar below the outer one
     first_began: ClassVar[float | None] = None
@@ -124,7 +117,7 @@ class Phase:
         self, name: str, unit: str = "", total: int | None = None, done: int = 0, shown: bool = True
     ) -> None:
         self.name, self.unit, self.total, self.done, self.first = name, unit, total, done, done
-        self.shown = shown and not _quiet
+        self.shown = shown and not Phase.quiet
         self.note = ""
         self.process = os.getpid()
         self.bar: Any = None

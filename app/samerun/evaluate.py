@@ -35,7 +35,7 @@ from samerun.task import Batch, Predictions, Split, Task
 PARTS = 20
 SECONDS_BETWEEN_PARTS = 2.0  # at least: short predictions are not saved
 MAX_SAVED_BYTES = 4 * 2**30  # of all predictions; masks may be larger
-Part = tuple[np.ndarray, dict[str, np.ndarray]]  # (n,) row numbers in the file; (n, ...) of `Task.predict`
+ROWS = ""  # name of the (n,) numbers of rows in the file, beside the arrays of `Task.predict`, (n, ...)
 
 
 def evaluate(
@@ -76,54 +76,50 @@ def predict(
     started = time.perf_counter()
     was_training, dtype = model.training, input_dtype(run, model)
     model.eval()
-    numbers: list[torch.Tensor] = []  # rows of this process that are not gathered yet; likewise `arrays`
-    arrays: list[dict[str, torch.Tensor]] = []
+    arrays: list[dict[str, torch.Tensor]] = []  # of batches of this process that are not gathered yet
     first, before = (0, 0) if saved is None else (saved.num_batches, saved.num_rows)
     processes, done = run.launch.world_size, before
     with Phase(label, "rows", len(rows), before, shown=run.is_main) as phase:
         for num_batches, batch in enumerate(rows.batches(processes, run.launch.rank, first), first + 1):
             predictions = _predict_batch(run, model, task, batch, dtype)
             real = batch.is_real
-            numbers.append(batch.rows[real])
-            arrays.append({name: tensor.cpu()[real] for name, tensor in predictions.items()})
+            predictions = {name: tensor.cpu()[real] for name, tensor in predictions.items()}
+            arrays.append({ROWS: batch.rows[real], **predictions})
             if stoppable and stop_requested(run):
                 model.train(was_training)
                 raise StopRequested("stop requested during an evaluation")
-            done += processes * len(numbers[-1])
+            done += processes * len(arrays[-1][ROWS])
             phase.update(min(done, len(rows)) - phase.done)
             if saved is not None and saved.is_due(num_batches):
-                saved.add(num_batches, _gather(run, numbers, arrays))
-                numbers, arrays = [], []
+                saved.add(num_batches, _gather(run, arrays))
+                arrays = []
     model.train(was_training)
-    last, rate = _gather(run, numbers, arrays), (len(rows) - before) / (time.perf_counter() - started)
+    last, rate = _gather(run, arrays), (len(rows) - before) / (time.perf_counter() - started)
     if last is None:
         return None, rate
     return in_order([*(saved.parts if saved is not None else []), last], len(rows)), rate
 
 
-def _gather(run: Run, numbers: list[torch.Tensor], arrays: list[dict[str, torch.Tensor]]) -> Part | None:
+def _gather(run: Run, arrays: list[dict[str, torch.Tensor]]) -> Predictions | None:
     """Gathers the predictions of several batches from all processes; None except on rank 0. Empties
     `arrays`."""
-    order = run.gather_rows(torch.cat(numbers))
     gathered = {
         name: run.gather_rows(join_rows([batch.pop(name) for batch in arrays])) for name in list(arrays[0])
     }
-    if not run.is_main:
-        return None
-    return order.numpy(), {name: tensor.numpy() for name, tensor in gathered.items()}
+    return {name: tensor.numpy() for name, tensor in gathered.items()} if run.is_main else None
 
 
-def in_order(parts: list[Part], num_rows: int) -> Predictions:
+def in_order(parts: list[Predictions], num_rows: int) -> Predictions:
     """Joins the parts in the file's order. Raises `TrainingError` if a row is missing or duplicated."""
-    order = np.concatenate([rows for rows, _ in parts])
+    order = np.concatenate([arrays.pop(ROWS) for arrays in parts])
     if not np.array_equal(np.sort(order), np.arange(num_rows)):
         raise TrainingError(
             f"evaluation saw {len(order)} rows instead of each of {num_rows} once; please report this"
         )
     places = np.argsort(order)
     return {
-        name: join_rows([torch.from_numpy(arrays.pop(name)) for _, arrays in parts]).numpy()[places]
-        for name in list(parts[0][1])
+        name: join_rows([torch.from_numpy(arrays.pop(name)) for arrays in parts]).numpy()[places]
+        for name in list(parts[0])
     }
 
 
@@ -138,7 +134,7 @@ def _predict_batch(
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        rows, *sizes = max((tensor.shape for tensor in batch.inputs.values()), key=torch.Size.numel)
+        rows, *sizes = batch.shape
         raise TrainingError(
             f"out of memory while predicting a batch of {rows} rows x {'x'.join(map(str, sizes))}. Try a "
             f"smaller --per_device_eval_batch_size ({in_short(error)})"
@@ -173,7 +169,7 @@ class SavedParts:
         self._run, self._folder, self._key, self._total_rows = run, folder, key, len(rows)
         self._command = f"the same command{' with --resume_from_checkpoint auto' if trained else ''}"
         self._total_batches = rows.num_batches(run.launch.world_size)
-        self.parts: list[Part] = []  # on rank 0
+        self.parts: list[Predictions] = []  # on rank 0
         self.num_batches, self.num_rows, note = run.from_rank0(self._open)  # of each process; of all
         run.print(*([f"note           {note}"] if note else []))
         self._enabled, self._saved_at = True, time.perf_counter()
@@ -189,12 +185,11 @@ class SavedParts:
                         return 0, 0, f"{self._folder} is of another prediction; starting again"
                     if first != num_batches:
                         break
-                    arrays = {name[1:]: file[name] for name in file.files if name.startswith("_")}
-                    self.parts.append((file["rows"], arrays))
+                    self.parts.append({name[1:]: file[name] for name in file.files if name != "key"})
             except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
                 break
             num_batches = last
-        done = sum(len(rows) for rows, _ in self.parts)
+        done = sum(len(part[ROWS]) for part in self.parts)
         note = f"{done} of {self._total_rows} rows are predicted already ({self._folder})" if done else None
         return num_batches, done, note
 
@@ -204,7 +199,7 @@ class SavedParts:
         seconds = time.perf_counter() - self._saved_at
         return self._enabled and ends_part and self._run.any(seconds > SECONDS_BETWEEN_PARTS)
 
-    def add(self, num_batches: int, part: Part | None) -> None:
+    def add(self, num_batches: int, part: Predictions | None) -> None:
         """Saves the predictions since the last part; `part`: None except on rank 0. After a failure, as on a
         full disk, the prediction continues without saving."""
         problem = self._run.from_rank0(lambda: self._write(num_batches, part))
@@ -216,25 +211,24 @@ class SavedParts:
             )
         self._saved_at = time.perf_counter()
 
-    def _write(self, num_batches: int, part: Part) -> str | None:
+    def _write(self, num_batches: int, part: Predictions) -> str | None:
         """Writes a part; returns an error message or None."""
-        rows, arrays = part
+        num_rows = len(part[ROWS])
         self.parts.append(part)
-        expected = sum(values.nbytes for values in arrays.values()) / len(rows) * self._total_rows
+        expected = sum(values.nbytes for values in part.values()) / num_rows * self._total_rows
         if expected > MAX_SAVED_BYTES:
             return f"predictions of {expected / 2**30:.0f} GB are too large to save in parts"
         path = self._folder / f"{self.num_batches:09}-{num_batches:09}.npz"
         try:
             self._folder.mkdir(exist_ok=True)
             with path.with_suffix(".unfinished").open("wb") as file:
-                named = {f"_{name}": values for name, values in arrays.items()}
-                np.savez(file, key=self._key, rows=rows, **named)
+                np.savez(file, key=self._key, **{f"_{name}": values for name, values in part.items()})
                 file.flush()
                 os.fsync(file.fileno())
             path.with_suffix(".unfinished").replace(path)
         except OSError as error:
             return f"cannot be written ({error.strerror})"
-        self.num_batches, self.num_rows = num_batches, self.num_rows + len(rows)
+        self.num_batches, self.num_rows = num_batches, self.num_rows + num_rows
         signals.set_stop_message(f"{self._command} goes on after {self.num_rows} of {self._total_rows} rows")
         return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,20 +101,15 @@ def load_exported(run: Run, arguments: Any, task: Task, trained: bool) -> Any:
     """Loads this run's best model, or --model_name_or_path without training, and prepares it on every
     process."""
     if trained:
-        model = load_best(run, arguments, task.load_exported)
+        folder = Path(arguments.output_dir) / BEST
+        place = checkpoint.fetch(run, folder)  # a temporary copy on machines without a shared disk
+        try:
+            model = task.load_exported(place)
+        finally:
+            checkpoint.discard(run, place, folder)
     else:
         model = task.load_exported(arguments.model_name_or_path)
     return run.accelerator.prepare_model(model.to(run.device), evaluation_mode=True)
-
-
-def load_best(run: Run, arguments: Any, load: Callable[[Path], Any]) -> Any:
-    """Calls `load` on best/ on every process. Machines without a shared disk receive a temporary copy."""
-    folder = Path(arguments.output_dir) / BEST
-    place = checkpoint.fetch(run, folder)
-    try:
-        return load(place)
-    finally:
-        checkpoint.discard(run, place, folder)
 
 
 def baseline(run: Run, task: Task, split: Any, name: str, metrics: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from functools import _lru_cache_wrapper
 from types import FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils import convert_outputs_to_fp32
 from torch import Tensor, nn
@@ -252,15 +251,10 @@ class DryRun:
     buffers: int  # bytes
     activations: int  # peak bytes without finished gradients of parameters
     with_gradients: int  # peak bytes with gradients of parameters
-    input_shape: tuple[int, ...]  # of the largest input
+    input_size: str  # the shape of the largest input, as in 16x512
     quantization_savings: int = 0  # bytes that weights in 4 or 8 bits save compared with fp32
     largest_layer: int = 0  # elements of the largest layer that FSDP gathers on its own
     outside_layers: int = 0  # elements outside of these layers, which stay gathered during the pass
-
-    @property
-    def input_size(self) -> str:
-        """`input_shape` as in 16x512."""
-        return "x".join(map(str, self.input_shape))
 
 
 def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRun:
@@ -301,9 +295,7 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
         buffers=sum(buffer.nbytes for buffer in model.buffers()),
         activations=counter.most_activations,
         with_gradients=counter.most,
-        input_shape=max(
-            (tuple(x.shape) for x in batch.inputs.values()), key=lambda shape: (np.prod(shape), shape)
-        ),
+        input_size="x".join(map(str, batch.shape)),
         quantization_savings=round(
             sum(module.weight.numel() * (4 - module.bytes_per_element) for module in in_bits)
         ),

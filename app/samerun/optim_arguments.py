@@ -65,13 +65,13 @@ OPTIMIZERS = {
 def settings_of(arguments: Any) -> dict[str, Any]:
     """The settings of --optim: defaults, overridden by --optim_args."""
     defaults = {name: setting.default for name, setting in OPTIMIZERS[arguments.optim].settings.items()}
-    return defaults | _parse(arguments.optim, arguments.optim_args, [])
+    return defaults | _parse(arguments, [])
 
 
 def check_settings(arguments: Any) -> list[str]:
     """Errors in --optim_args for --optim."""
     errors: list[str] = []
-    values = _parse(arguments.optim, arguments.optim_args, errors)
+    values = _parse(arguments, errors)
     if values.get("nesterov") and not errors:
         settings = settings_of(arguments)
         if not settings["momentum"] or settings.get("dampening"):
@@ -136,7 +136,8 @@ def describe(arguments: Any) -> str:
     return f"{in_words(arguments)}; its state: {special.get(arguments.optim, regular)}"
 
 
-def _parse(optim: str, text: str | None, errors: list[str]) -> dict[str, Any]:
-    """Parses --optim_args, "name=value,name=value"; appends to `errors`."""
+def _parse(arguments: Any, errors: list[str]) -> dict[str, Any]:
+    """Parses --optim_args; appends to `errors`."""
+    optim, text = arguments.optim, arguments.optim_args
     elsewhere = {"weight_decay": "--weight_decay", "lr": "--learning_rate", "betas": "beta1 and beta2"}
     return read_settings("optim_args", optim, OPTIMIZERS[optim].settings, text, errors, elsewhere)

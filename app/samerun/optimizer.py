@@ -65,8 +65,8 @@ def build_optimizer(
             "weight_decay": decay,
             "lr": learning_rate * scale,
             "peak_lr": learning_rate * scale,
+            "hidden": is_hidden,  # read by MuonWithAdamW
         }
-        | ({"hidden": is_hidden} if arguments.optim == "muon" else {})
         for (scale, decay, is_hidden), parameters in groups.items()
     ]
     return _make(arguments, peaks, learning_rate, device_type)

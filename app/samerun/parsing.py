@@ -9,7 +9,6 @@ that are accepted. `--learning-rate` means `--learning_rate`.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import json
 import math
@@ -26,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from samerun.errors import InputError
+from samerun.errors import InputError, nearest
 from samerun.files import read_text
 from samerun.trainer_names import BOOLEANS, OTHER_NAMES, Alias, Part, translate
 
@@ -290,8 +289,8 @@ def convert(values: Values, field: dataclasses.Field, cls: type) -> Any:
             if problems and item in choices:
                 raise ValueError("; ".join(problem.removeprefix(f"--{field.name}: ") for problem in problems))
         if choices is not None and item not in choices:
-            near = difflib.get_close_matches(str(item), choices, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            near = nearest(item, choices)
+            hint = f"; did you mean {near}?" if near else ""
             raise ValueError(f"{item!r} is not one of {', '.join(choices)}{hint}")
         if not _is_within(item, field.metadata):
             raise ValueError(f"{shown} is out of range, expected {describe_value(cls, field)}")
@@ -389,9 +388,8 @@ def _read_command_line(argv: list[str], cls: type, problems: list[str]) -> dict[
 
 
 def _nearest(name: str, cls: type, prefix: str = "") -> str:
-    visible = [f.name for f in dataclasses.fields(cls) if not f.metadata["hidden"]]
-    near = difflib.get_close_matches(name.replace("-", "_"), visible, 1)
-    return f"; did you mean {prefix}{near[0]}?" if near else " (--help all lists the arguments)"
+    near = nearest(name.replace("-", "_"), names_of(cls, hidden=False))
+    return f"; did you mean {prefix}{near}?" if near else " (--help all lists the arguments)"
 
 
 def _translated(
@@ -408,13 +406,13 @@ def _translated(
             values = ["true"]
         if isinstance(spec, Part):
             argument = spec.argument
-        elif spec is not None and (not is_ours or (isinstance(spec, Alias) and spec.argument == name)):
+        elif spec is not None and (not is_ours or spec.argument == name):
             try:
                 argument, values = translate(spec, values)
             except ValueError as error:
                 problems.append(f"{source}: {error}")
                 continue
-            if isinstance(spec, Alias) and spec.was_ours and argument is not None:
+            if spec.was_ours and argument is not None:
                 notes.append(f"{source} is now --{argument} {' '.join(values or ['none'])}")
         if argument is None:
             continue

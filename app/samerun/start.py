@@ -3,6 +3,7 @@ written."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -36,7 +37,8 @@ from samerun.runtime import Launch, Machine, Run, connect, describe_launch
 
 # Arguments of a single start, not of the training.
 PER_START = ("resume_from_checkpoint", "overwrite_output_dir", "max_train_time")
-_lock: Any = None  # of the output folder; held until the process ends
+_lock = contextlib.ExitStack()  # of the output folder; held until the process ends
+unlock = _lock.close  # for a process that goes on after a run
 
 
 # The command
@@ -232,9 +234,8 @@ def _take_folder(
 ) -> tuple[OpenedRun, list[str]]:
     """Locks the folder and writes run.json, unless a previous run is to be replaced later or is complete;
     rank 0 only. Returns (the run, notes)."""
-    global _lock
     folder = Path(arguments.output_dir)
-    _lock = lock(folder)
+    _lock.enter_context(lock(folder))
     if plan is None:
         return OpenedRun(fingerprint), []
     restarted = run_folder.was_restarted(folder)
@@ -274,14 +275,6 @@ def _take_folder(
     return OpenedRun(fingerprint, resume=path), notes
 
 
-def unlock() -> None:
-    """Releases the lock of the output folder before the process ends."""
-    global _lock
-    if _lock is not None:
-        _lock.close()
-        _lock = None
-
-
 def _is_complete(folder: Path, plan: Plan, fingerprint: dict[str, Any]) -> bool:
     """Whether the run in `folder`, which has no checkpoint, is this one and finished. False if it ended
     before its first checkpoint was due.
@@ -301,14 +294,8 @@ def _is_complete(folder: Path, plan: Plan, fingerprint: dict[str, Any]) -> bool:
             f"--output_dir {folder} holds a run without checkpoints, and its {RUN_FILE} or {STATUS} cannot "
             f"be read ({type(error).__name__}); {way_out}"
         ) from None
-    # Through JSON: a tuple was written as a list.
-    now = json.loads(as_json(fingerprint))
-    differences = [
-        f"--output_dir {folder} holds another run: {difference}"
-        for difference in checkpoint.differences(saved, now)
-    ]
-    if differences:
-        raise InputError(*differences[:-1], f"{differences[-1]}; {way_out}")
+    now = json.loads(as_json(fingerprint))  # through JSON: a tuple was written as a list
+    checkpoint.check_same_run(saved, now, f"--output_dir {folder} holds another run", f"; {way_out}")
     if name == "done" and (folder / BEST).is_dir() and steps == plan.total_steps:
         return True
     if name != "done" and step == 0 and saves is not None:

@@ -45,6 +45,11 @@ class Batch:
         """(b,) bool: False for placeholders."""
         return self.rows >= 0
 
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the largest input."""
+        return max((tensor.shape for tensor in self.inputs.values()), key=lambda s: (s.numel(), s))
+
     def __getitem__(self, rows: slice) -> Batch:
         """The batch of these rows; its padding is not trimmed."""
         labels = None if self.labels is None else self.labels[rows]

@@ -17,9 +17,9 @@ BOOLEANS = {
 
 
 class Alias(NamedTuple):
-    """Another name of `argument`."""
+    """Another name of `argument`; None: it has no argument here, as it is always so or not supported."""
 
-    argument: str
+    argument: str | None
     values: Mapping[str, str | None] = {}  # our value for theirs; None: the default or what is always done
     otherwise: str | None = None  # why other values are refused, and what to use; None: they are passed on
     was_ours: bool = False  # a name of before: a note says the new one
@@ -36,51 +36,44 @@ class Part(NamedTuple):
     instead: tuple[str, ...] = ()  # values of `argument` that it replaces
 
 
-class Only(NamedTuple):
+def only(value: str, advice: str) -> Alias:
     """`value` is what is always done here; other values are refused with `advice`."""
-
-    value: str
-    advice: str
+    return Alias(None, {value: None}, advice)
 
 
-class Refused(NamedTuple):
+def refused(advice: str) -> Alias:
     """What the argument is for is not supported, or done otherwise."""
+    return Alias(None, {}, advice)
 
-    advice: str
 
-
-def translate(spec: Alias | Only | Refused, values: list[str] | None) -> tuple[str | None, list[str] | None]:
+def translate(spec: Alias, values: list[str] | None) -> tuple[str | None, list[str] | None]:
     """Returns (our argument, its values), or (None, None) if there is nothing to set. `values` None: null.
     Raises `ValueError` with the advice."""
-    text = None if values is None else " ".join(values)
-    plain = "none" if text is None else "".join(text.lower().split())
-    known = spec.values if isinstance(spec, Alias) else {spec.value: None} if isinstance(spec, Only) else {}
-    if plain in ("none", "null") and (known or not isinstance(spec, Alias)):
+    plain = "none" if values is None else "".join(" ".join(values).lower().split())
+    if plain in ("none", "null") and (spec.values or spec.argument is None):
         return None, None
-    if plain not in known and plain in BOOLEANS:
+    if plain not in spec.values and plain in BOOLEANS:
         plain = str(BOOLEANS[plain]).lower()
-    if plain in known:
-        value = known[plain]
+    if plain in spec.values:
+        value = spec.values[plain]
         return (None, None) if value is None else (spec.argument, [value])
-    advice = spec.otherwise if isinstance(spec, Alias) else spec.advice
-    accepted = spec.accepted if isinstance(spec, Alias) else None
-    if advice is not None and not (accepted and re.fullmatch(accepted, plain)):
-        raise ValueError(advice)
+    if spec.otherwise is not None and not (spec.accepted and re.fullmatch(spec.accepted, plain)):
+        raise ValueError(spec.otherwise)
     return spec.argument, values
 
 
 BOOLEAN = "expected true or false"
 LIGER = "Liger has no kernels for these models"
-FIXED_PRECISION = Only("false", "evaluation computes in --mixed_precision, as training does")
-FSDP = Only("false", "accelerate launch --config_file accelerate_configs/fsdp.yaml enables FSDP")
-LOW_RANK_OPTIMIZER = Refused("GaLore and APOLLO are not supported; ds_configs/zero*.json save memory")
-CHECKPOINTING_OPTIONS = Only('{"use_reentrant":false}', "autograd is not re-entered; leave it out")
-TOKEN = Refused("other users can see a token on a command line; set HF_TOKEN, or log in (hf auth login)")
-TRACKIO = Refused("Trackio spaces are not supported; use --report_to trackio, --project_name and --run_name")
+FIXED_PRECISION = only("false", "evaluation computes in --mixed_precision, as training does")
+FSDP = only("false", "accelerate launch --config_file accelerate_configs/fsdp.yaml enables FSDP")
+LOW_RANK_OPTIMIZER = refused("GaLore and APOLLO are not supported; ds_configs/zero*.json save memory")
+CHECKPOINTING_OPTIONS = only('{"use_reentrant":false}', "autograd is not re-entered; leave it out")
+TOKEN = refused("other users can see a token on a command line; set HF_TOKEN, or log in (hf auth login)")
+TRACKIO = refused("Trackio spaces are not supported; use --report_to trackio, --project_name and --run_name")
 BUFFER = "100000"  # rows of --streaming true
 UPLOADED_ONCE = "the best model is uploaded once, at the end of the run"
 
-TRAINER_NAMES: dict[str, Alias | Part | Only | Refused] = {
+TRAINER_NAMES: dict[str, Alias | Part] = {
     # Arguments with the same name here, and values that only transformers has.
     "local_rank": Alias("local_rank", {"-1": None}),
     "max_steps": Alias("max_steps", {"-1": None}),
@@ -88,7 +81,7 @@ TRAINER_NAMES: dict[str, Alias | Part | Only | Refused] = {
     "resume_from_checkpoint": Alias("resume_from_checkpoint", {"true": "auto", "false": None}),
     # TrainingArguments: batch and optimization
     "optim_target_modules": LOW_RANK_OPTIMIZER,
-    "average_tokens_across_devices": Only("true", "the loss is always the mean over the whole global batch"),
+    "average_tokens_across_devices": only("true", "the loss is always the mean over the whole global batch"),
     "bf16": Alias("mixed_precision", {"true": "bf16", "false": None}, BOOLEAN),
     "fp16": Alias("mixed_precision", {"true": "fp16", "false": None}, BOOLEAN),
     "bf16_full_eval": FIXED_PRECISION,
@@ -98,73 +91,73 @@ TRAINER_NAMES: dict[str, Alias | Part | Only | Refused] = {
     "gradient_checkpointing_kwargs": CHECKPOINTING_OPTIONS,
     "torch_compile_backend": Alias("torch_compile", {"inductor": "true"}, "--torch_compile uses inductor"),
     "torch_compile_mode": Alias("torch_compile", {"default": "true"}, "--torch_compile has one mode only"),
-    "use_liger_kernel": Only("false", LIGER),
-    "liger_kernel_config": Refused(LIGER),
-    "use_cache": Only("false", "training does not use a cache of keys and values; leave it out"),
-    "neftune_noise_alpha": Refused("noise on embeddings is not supported; use --label_smoothing_factor"),
-    "torch_empty_cache_steps": Refused("the cache is never emptied; --gradient_checkpointing saves memory"),
-    "auto_find_batch_size": Only("true", "micro-batches that do not fit are halved; the global batch stays"),
-    "average_checkpoints": Refused("average the models of --keep_best afterwards: samerun average"),
-    "data_seed": Refused("--seed also sets the order of rows"),
+    "use_liger_kernel": only("false", LIGER),
+    "liger_kernel_config": refused(LIGER),
+    "use_cache": only("false", "training does not use a cache of keys and values; leave it out"),
+    "neftune_noise_alpha": refused("noise on embeddings is not supported; use --label_smoothing_factor"),
+    "torch_empty_cache_steps": refused("the cache is never emptied; --gradient_checkpointing saves memory"),
+    "auto_find_batch_size": only("true", "micro-batches that do not fit are halved; the global batch stays"),
+    "average_checkpoints": refused("average the models of --keep_best afterwards: samerun average"),
+    "data_seed": refused("--seed also sets the order of rows"),
     # TrainingArguments: logging
-    "logging_strategy": Only("steps", "history.jsonl gets a line every --logging_steps steps"),
-    "logging_first_step": Only("false", "--logging_steps 1 includes the first optimizer step"),
-    "log_on_each_node": Only("false", "rank 0 reports for all machines"),
-    "logging_nan_inf_filter": Only("false", "a non-finite loss ends the run and names the rows of its batch"),
-    "include_num_input_tokens_seen": Only("false", "metrics.json has train_tokens_per_second; leave it out"),
+    "logging_strategy": only("steps", "history.jsonl gets a line every --logging_steps steps"),
+    "logging_first_step": only("false", "--logging_steps 1 includes the first optimizer step"),
+    "log_on_each_node": only("false", "rank 0 reports for all machines"),
+    "logging_nan_inf_filter": only("false", "a non-finite loss ends the run and names the rows of its batch"),
+    "include_num_input_tokens_seen": only("false", "metrics.json has train_tokens_per_second; leave it out"),
     "log_level": Alias("log_level", {"passive": None, "error": "warning", "critical": "warning"}),
-    "log_level_replica": Only("passive", "all processes have one --log_level"),
-    "disable_tqdm": Refused("progress bars appear on terminals only; --log_level warning disables them"),
+    "log_level_replica": only("passive", "all processes have one --log_level"),
+    "disable_tqdm": refused("progress bars appear on terminals only; --log_level warning disables them"),
     "project": Alias("project_name"),
     "trackio_space_id": TRACKIO,
     "trackio_bucket_id": TRACKIO,
     "trackio_static_space_id": TRACKIO,
     # TrainingArguments: evaluation
-    "eval_delay": Only("0", "the first evaluation is the first one of --eval_strategy"),
-    "prediction_loss_only": Only("false", "all metrics are computed; --eval_strategy no: only at the end"),
-    "eval_on_start": Only("false", "--do_eval alone evaluates the model that --model_name_or_path names"),
-    "eval_do_concat_batches": Only("true", "metrics are computed over all validation rows at once"),
-    "eval_use_gather_object": Only("false", "predictions are gathered as arrays"),
-    "eval_accumulation_steps": Only("1", "predictions move to the CPU after every batch"),
-    "include_for_metrics": Refused("metrics get predictions and labels; --metrics adds those of evaluate"),
-    "batch_eval_metrics": Only("false", "metrics are computed over all validation rows at once"),
-    "load_best_model_at_end": Only("true", "best/ has the best model; --do_eval false keeps the last one"),
+    "eval_delay": only("0", "the first evaluation is the first one of --eval_strategy"),
+    "prediction_loss_only": only("false", "all metrics are computed; --eval_strategy no: only at the end"),
+    "eval_on_start": only("false", "--do_eval alone evaluates the model that --model_name_or_path names"),
+    "eval_do_concat_batches": only("true", "metrics are computed over all validation rows at once"),
+    "eval_use_gather_object": only("false", "predictions are gathered as arrays"),
+    "eval_accumulation_steps": only("1", "predictions move to the CPU after every batch"),
+    "include_for_metrics": refused("metrics get predictions and labels; --metrics adds those of evaluate"),
+    "batch_eval_metrics": only("false", "metrics are computed over all validation rows at once"),
+    "load_best_model_at_end": only("true", "best/ has the best model; --do_eval false keeps the last one"),
     # TrainingArguments: checkpoints and the hub
-    "save_only_model": Only("false", "best/ has the model alone; --save_strategy no writes no checkpoints"),
-    "save_on_each_node": Only("false", "rank 0 writes checkpoints; other machines get copies if needed"),
-    "enable_jit_checkpoint": Only("true", "SIGTERM always saves a checkpoint; SIGKILL leaves no time for it"),
-    "ignore_data_skip": Only("false", "rows are a function of the step, so none is read to be skipped"),
-    "checkpoint_format": Only("full", "sharded checkpoints are gone; full ones are for every launcher"),
-    "restore_callback_states_from_checkpoint": Only("false", "there are no callbacks"),
+    "save_only_model": only("false", "best/ has the model alone; --save_strategy no writes no checkpoints"),
+    "save_on_each_node": only("false", "rank 0 writes checkpoints; other machines get copies if needed"),
+    "enable_jit_checkpoint": only("true", "SIGTERM always saves a checkpoint; SIGKILL leaves no time for it"),
+    "ignore_data_skip": only("false", "rows are a function of the step, so none is read to be skipped"),
+    "checkpoint_format": only("full", "sharded checkpoints are gone; full ones are for every launcher"),
+    "restore_callback_states_from_checkpoint": only("false", "there are no callbacks"),
     "hub_token": TOKEN,
-    "hub_strategy": Only("end", UPLOADED_ONCE),
-    "hub_always_push": Only("false", UPLOADED_ONCE),
-    "hub_revision": Only("main", "uploads go to the branch main of --hub_model_id"),
+    "hub_strategy": only("end", UPLOADED_ONCE),
+    "hub_always_push": only("false", UPLOADED_ONCE),
+    "hub_revision": only("main", "uploads go to the branch main of --hub_model_id"),
     # TrainingArguments: launch
-    "accelerator_config": Refused("configure Accelerate by accelerate launch --config_file FILE"),
-    "parallelism_config": Refused("tensor and pipeline parallelism are not supported; see ds_configs/"),
-    "ddp_find_unused_parameters": Only("false", "all trained parameters are used in the loss"),
-    "ddp_bucket_cap_mb": Only("25", "DDP uses torch's bucket size"),
-    "ddp_broadcast_buffers": Only("false", "buffers are synchronised before evaluations and checkpoints"),
-    "ddp_static_graph": Only("false", "DDP does not assume a static graph"),
+    "accelerator_config": refused("configure Accelerate by accelerate launch --config_file FILE"),
+    "parallelism_config": refused("tensor and pipeline parallelism are not supported; see ds_configs/"),
+    "ddp_find_unused_parameters": only("false", "all trained parameters are used in the loss"),
+    "ddp_bucket_cap_mb": only("25", "DDP uses torch's bucket size"),
+    "ddp_broadcast_buffers": only("false", "buffers are synchronised before evaluations and checkpoints"),
+    "ddp_static_graph": only("false", "DDP does not assume a static graph"),
     "fsdp": FSDP,
     "fsdp_config": FSDP,
     # TrainingArguments: data
-    "dataloader_drop_last": Only("false", "each row is used once per epoch; the last batch weighs less"),
-    "dataloader_pin_memory": Only("true", "batches are pinned if the device is a GPU"),
-    "dataloader_persistent_workers": Only("true", "--dataloader_num_workers always persist during training"),
-    "dataloader_prefetch_factor": Only("2", "each of --dataloader_num_workers prepares two steps ahead"),
-    "dataloader_multiprocessing_context": Only("fork", "--dataloader_num_workers are forked"),
-    "dataloader_in_order": Only("true", "the order of batches is a function of (seed, step)"),
-    "remove_unused_columns": Only("true", "only the columns that the arguments name are read"),
-    "label_names": Refused("use --label_column for the column of the labels"),
+    "dataloader_drop_last": only("false", "each row is used once per epoch; the last batch weighs less"),
+    "dataloader_pin_memory": only("true", "batches are pinned if the device is a GPU"),
+    "dataloader_persistent_workers": only("true", "--dataloader_num_workers always persist during training"),
+    "dataloader_prefetch_factor": only("2", "each of --dataloader_num_workers prepares two steps ahead"),
+    "dataloader_multiprocessing_context": only("fork", "--dataloader_num_workers are forked"),
+    "dataloader_in_order": only("true", "the order of batches is a function of (seed, step)"),
+    "remove_unused_columns": only("true", "only the columns that the arguments name are read"),
+    "label_names": refused("use --label_column for the column of the labels"),
     "train_sampling_strategy": Alias(
         "length_grouping",
         {"random": "false", "group_by_length": "true"},
         "rows are shuffled: random, or group_by_length (--length_grouping)",
     ),
-    "length_column_name": Refused("lengths are counted in tokens; --length_grouping uses them"),
-    "skip_memory_metrics": Only("false", "metrics.json always has peak_memory_mb"),
+    "length_column_name": refused("lengths are counted in tokens; --length_grouping uses them"),
+    "skip_memory_metrics": only("false", "metrics.json always has peak_memory_mb"),
     # Seq2SeqTrainingArguments
     "sortish_sampler": Alias("length_grouping"),
     "predict_with_generate": Alias("num_beams", {"true": None}, "titles are always generated and scored"),
@@ -174,45 +167,45 @@ TRAINER_NAMES: dict[str, Alias | Part | Only | Refused] = {
     "adafactor": Alias("optim", {"true": "adafactor", "false": None}, BOOLEAN),
     "evaluation_strategy": Alias("eval_strategy"),
     "group_by_length": Alias("length_grouping"),
-    "half_precision_backend": Only("auto", "torch's autocast is the only backend of --mixed_precision"),
-    "include_tokens_per_second": Only("true", "metrics.json always has train_tokens_per_second"),
-    "logging_dir": Refused("TensorBoard's files are in the folder tensorboard of --output_dir"),
+    "half_precision_backend": only("auto", "torch's autocast is the only backend of --mixed_precision"),
+    "include_tokens_per_second": only("true", "metrics.json always has train_tokens_per_second"),
+    "logging_dir": refused("TensorBoard's files are in the folder tensorboard of --output_dir"),
     "no_cuda": Alias("use_cpu"),
     "per_gpu_eval_batch_size": Alias("per_device_eval_batch_size"),
     "per_gpu_train_batch_size": Alias("per_device_train_batch_size"),
     "push_to_hub_model_id": Alias("hub_model_id"),
-    "push_to_hub_organization": Refused("--hub_model_id takes ORGANIZATION/NAME"),
+    "push_to_hub_organization": refused("--hub_model_id takes ORGANIZATION/NAME"),
     "push_to_hub_token": TOKEN,
-    "save_safetensors": Only("true", "weights are written as safetensors"),
-    "use_mps_device": Refused("Accelerate chooses the device; --use_cpu keeps a run off it"),
+    "save_safetensors": only("true", "weights are written as safetensors"),
+    "use_mps_device": refused("Accelerate chooses the device; --use_cpu keeps a run off it"),
     # Example scripts of transformers: run_classification.py, run_summarization.py,
     # run_image_classification.py
-    "do_regression": Only("false", "--problem_type regression trains on numbers"),
-    "forced_bos_token": Refused("--target_lang, or generation_config.json, sets the first token of a title"),
-    "ignore_mismatched_sizes": Only("true", "a head for other labels is initialized again"),
-    "ignore_pad_token_for_loss": Only("true", "padding never counts in the loss"),
+    "do_regression": only("false", "--problem_type regression trains on numbers"),
+    "forced_bos_token": refused("--target_lang, or generation_config.json, sets the first token of a title"),
+    "ignore_mismatched_sizes": only("true", "a head for other labels is initialized again"),
+    "ignore_pad_token_for_loss": only("true", "padding never counts in the loss"),
     "image_column_name": Alias("image_column"),
-    "image_processor_name": Refused("the image processor is the model's own"),
+    "image_processor_name": refused("the image processor is the model's own"),
     "label_column_name": Alias("label_column"),
-    "lang": Refused("--source_lang and --target_lang are the languages of documents and titles"),
+    "lang": refused("--source_lang and --target_lang are the languages of documents and titles"),
     "max_seq_length": Alias("max_length"),
     "max_source_length": Alias("max_length"),
     "max_target_length": Alias("max_title_length"),
-    "metric_name": Refused("--metrics adds metrics of evaluate, --metric_for_best_model chooses one"),
-    "overwrite_cache": Only("false", "caches are found by hashes of content, so they are never outdated"),
-    "pad_to_max_length": Only("false", "batches are padded to their longest row"),
-    "remove_columns": Refused("only the columns that the arguments name are read"),
-    "remove_splits": Refused("--dataset_split chooses"),
-    "resize_position_embeddings": Only("false", "--max_length may not exceed the model's position table"),
-    "return_entity_level_metrics": Only("true", "metrics.json always has the scores of each type"),
+    "metric_name": refused("--metrics adds metrics of evaluate, --metric_for_best_model chooses one"),
+    "overwrite_cache": only("false", "caches are found by hashes of content, so they are never outdated"),
+    "pad_to_max_length": only("false", "batches are padded to their longest row"),
+    "remove_columns": refused("only the columns that the arguments name are read"),
+    "remove_splits": refused("--dataset_split chooses"),
+    "resize_position_embeddings": only("false", "--max_length may not exceed the model's position table"),
+    "return_entity_level_metrics": only("true", "metrics.json always has the scores of each type"),
     "revision": Alias("model_revision"),
-    "shuffle_seed": Refused("--seed sets the order of rows"),
-    "shuffle_train_dataset": Only("true", "training rows are shuffled in every epoch"),
+    "shuffle_seed": refused("--seed sets the order of rows"),
+    "shuffle_train_dataset": only("true", "training rows are shuffled in every epoch"),
     "summary_column": Alias("title_column"),
-    "task_name": Refused("--dataset_name names a data set of the hub: glue:sst2"),
+    "task_name": refused("--dataset_name names a data set of the hub: glue:sst2"),
     "test_split_name": Part("dataset_split", "test={}"),
     "tags_column": Alias("label_column"),
-    "text_column_delimiter": Refused("one text is read, --text_column, or two, --text_pair_column"),
+    "text_column_delimiter": refused("one text is read, --text_column, or two, --text_pair_column"),
     "text_column_name": Alias("text_column"),
     "text_column_names": Alias("text_column"),
     "token": TOKEN,
@@ -221,14 +214,14 @@ TRAINER_NAMES: dict[str, Alias | Part | Only | Refused] = {
     "train_split_name": Alias("dataset_split"),
     "train_val_split": Alias("validation_split"),
     "use_auth_token": TOKEN,
-    "use_fast_tokenizer": Only("true", "fast tokenizers are always used"),
+    "use_fast_tokenizer": only("true", "fast tokenizers are always used"),
     "val_max_target_length": Alias("max_title_length"),
     "validation_dir": Alias("validation_file"),
     "validation_split_name": Part("dataset_split", "validation={}"),
 }
 
 # Ours until version 1.0
-NAMES_OF_BEFORE: dict[str, Alias | Part | Only | Refused] = {
+NAMES_OF_BEFORE: dict[str, Alias | Part] = {
     "padding_free": Alias(
         "length_grouping",
         {"auto": None, "false": None},
@@ -284,9 +277,9 @@ NAMES_OF_BEFORE: dict[str, Alias | Part | Only | Refused] = {
     "streaming": Alias("streaming", {"true": BUFFER, "false": "none", "1": "1", "0": "0"}),
     "streaming_buffer_rows": Part("streaming", "{}", instead=(BUFFER,)),
     "shared_output_dir": Alias("output_dir", {"true": None, "false": None}, BOOLEAN),  # found out
-    "hub_dry_run": Only("false", "--push_to_hub uploads best/, plots/ and README.md of --output_dir"),
-    "max_tokens_per_eval_batch": Refused("--per_device_eval_batch_size bounds an evaluation batch"),
-    "num_res_units": Only("2", "the network has 2 residual units per level"),
-    "use_rslora": Only("false", "--lora_alpha times the square root of --lora_r is the same scale"),
+    "hub_dry_run": only("false", "--push_to_hub uploads best/, plots/ and README.md of --output_dir"),
+    "max_tokens_per_eval_batch": refused("--per_device_eval_batch_size bounds an evaluation batch"),
+    "num_res_units": only("2", "the network has 2 residual units per level"),
+    "use_rslora": only("false", "--lora_alpha times the square root of --lora_r is the same scale"),
 }
-OTHER_NAMES: dict[str, Alias | Part | Only | Refused] = {**TRAINER_NAMES, **NAMES_OF_BEFORE}
+OTHER_NAMES: dict[str, Alias | Part] = {**TRAINER_NAMES, **NAMES_OF_BEFORE}

@@ -88,8 +88,14 @@ class Training:
             self.state, notes = run.from_rank0(
                 lambda: best_models.recover(self.folder, self.state, task, *kept)
             )
+            dropout = self.state.dropout_by or "torch"
+            if dropout != ("row" if run.launch.dropout_by_row else "torch"):
+                notes.append(
+                    f"the checkpoint's steps had dropout by {dropout}, from here on it is by "
+                    f"{'row' if run.launch.dropout_by_row else 'torch'} (--dropout_by): the masks are not "
+                    "those of a run without this change"
+                )
             run.print(*(f"note           {note}" for note in notes))
-            self._note_other_dropout()
         if self.state.loss_settings is None:
             self.state.loss_settings = task.loss_settings
         self.state.dropout_by = "row" if run.launch.dropout_by_row else "torch"
@@ -120,7 +126,9 @@ class Training:
         )
         self.tracker.start_trackers(project_of(arguments, task.name), arguments.run_name, as_dict(arguments))
         if place is not None:
-            checkpoint.restore_optimizer(run, place, self.model, self.optimizer, self.state, self._idle_step)
+            if run.deepspeed_config is not None:  # its optimizers have no state before their first step
+                self._idle_step()
+            checkpoint.restore_optimizer(run, place, self.model, self.optimizer, self.state)
             if self.average is not None:
                 self.average.restore(checkpoint.load_average(place))
             checkpoint.discard(run, place, opened.resume)
@@ -157,15 +165,6 @@ class Training:
             run.print("note           --torch_compile is ignored under ZeRO-3")
         elif compiles:
             compile_layers(model)
-
-    def _note_other_dropout(self) -> None:
-        """Prints if the checkpoint's steps had other dropout masks than this run would have drawn."""
-        before, now = self.state.dropout_by or "torch", "row" if self.run.launch.dropout_by_row else "torch"
-        if before != now:
-            self.run.print(
-                f"note           the checkpoint's steps had dropout by {before}, from here on it is by {now} "
-                "(--dropout_by): the masks are not those of a run without this change"
-            )
 
     def _idle_step(self) -> None:
         """Does a step at learning rate 0, which creates the optimizer's state."""
@@ -221,15 +220,8 @@ class Training:
         clock.mark()
         for micro_batches in loader:
             multiplier = plan.lr_multiplier(state.updates)
-            set_learning_rate(self.optimizer, multiplier)
             self.batches.enter(state.step)
-            seed_step(arguments.seed, state.step, run.launch.rank, run.launch.dropout_by_row)
-            with self._out_of_memory_explained(micro_batches):
-                unread.append(
-                    train_step(
-                        run, self.model, self.optimizer, self.task, micro_batches, arguments.max_grad_norm
-                    )
-                )
+            unread.append(self.do_step(micro_batches))
             state.count_tokens(*self.batches.tokens(state.step))
             state.step += 1
             previous_scale, scale = scale, self._loss_scale()
@@ -262,6 +254,20 @@ class Training:
                     return
                 clock.pause()
                 clock.mark()
+
+    def do_step(self, micro_batches: list[Batch]) -> tuple[torch.Tensor, Any]:
+        """Does the optimizer step `state.step`, which it does not count. Returns the result of
+        `train_step`."""
+        run, arguments, step = self.run, self.arguments, self.state.step
+        set_learning_rate(self.optimizer, self.plan.lr_multiplier(self.state.updates))
+        seed_step(arguments.seed, step, run.launch.rank, run.launch.dropout_by_row)
+        max_norm = arguments.max_grad_norm
+        try:
+            return train_step(run, self.model, self.optimizer, self.task, micro_batches, max_norm)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise TrainingError(self._out_of_memory(micro_batches, error)) from error
 
     def _forecast(self, seconds: list[float]) -> float | None:
         """train_runtime, from the `seconds` of this process's first steps. None for a stream, which may no
@@ -463,8 +469,10 @@ class Training:
         self.save_stalls.append(time.perf_counter() - started)
 
     def _wait_for_checkpoint(self) -> None:
+        """Waits until the checkpoint is on disk. Raises `TrainingError` on every process if it could not be
+        written."""
         with Phase("saving", shown=self.run.is_main):
-            checkpoint.wait(self.run, self.writer)
+            self.run.from_rank0(self.writer.wait)
 
     def _save_and_stop(self, unevaluated: bool) -> NoReturn:
         self.state.unevaluated = unevaluated
@@ -540,7 +548,7 @@ class Training:
 
         Under DDP, processes try it alone, without exchanging gradients. Under ZeRO and FSDP, a process that
         fails would leave the others waiting, and batch norm's statistics depend on the micro-batch: such a
-        run ends with the message of `_out_of_memory_explained` instead.
+        run ends with the message of `_out_of_memory` instead.
         """
         run, halvings = self.run, 0
         has_batch_norm = any(map(has_statistics, self.model.modules()))
@@ -580,7 +588,7 @@ class Training:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            error_message = self._out_of_memory(self.state.step, [batch], error)
+            error_message = self._out_of_memory([batch], error)
         # Outside of the `except` block, which keeps tensors alive.
         run.accelerator.sync_gradients = True  # otherwise Accelerate's optimizer keeps the gradients
         self.optimizer.zero_grad()
@@ -591,22 +599,13 @@ class Training:
         clear_device_cache(garbage_collection=True)
         return False
 
-    @contextlib.contextmanager
-    def _out_of_memory_explained(self, micro_batches: list[Batch]) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            raise TrainingError(self._out_of_memory(self.state.step, micro_batches, error)) from error
-
-    def _out_of_memory(self, step: int, micro_batches: list[Batch], error: Exception) -> str:
-        shapes = {tuple(tensor.shape) for batch in micro_batches for tensor in batch.inputs.values()}
-        rows, *sizes = max(shapes, key=lambda shape: (torch.Size(shape).numel(), shape))
+    def _out_of_memory(self, micro_batches: list[Batch], error: Exception) -> str:
+        rows, *sizes = max((batch.shape for batch in micro_batches), key=torch.Size.numel)
         size = f"--global_batch_size {self.plan.batch.global_batch_size}"
         smaller = f"a smaller --per_device_train_batch_size beside {size}, " if rows > 1 else ""
         return (
-            f"step {step + 1}: out of memory on a batch of {rows} rows x {'x'.join(map(str, sizes))}. Try "
+            f"step {self.state.step + 1}: out of memory on a batch of {rows} rows x "
+            f"{'x'.join(map(str, sizes))}. Try "
             f"{smaller}{self.task.memory_advice}--gradient_checkpointing, --mixed_precision bf16, or a "
             f"ds_configs/zero*.json file ({in_short(error)})"
         )

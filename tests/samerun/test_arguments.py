@@ -10,8 +10,6 @@ import titlegen
 
 from samerun.errors import InputError
 from samerun.parsing import SpaceSeparated, parse, validate
-from samerun.plan import batch_of, make_plan
-from samerun.task import Split
 from samerun.text.arguments import TextArguments
 
 TASKS = [module.Arguments for module in (classify, titlegen, image_classify, segment, segment3d)]
@@ -115,23 +113,3 @@ def test_a_revision_is_the_models_alone(arguments):
     asked = arguments(model_name_or_path="a", model_revision="v1", cache_dir="c", trust_remote_code=True)
     assert asked.hub_options("a") == {"revision": "v1", "cache_dir": "c", "trust_remote_code": True}
     assert asked.hub_options("a/tokenizer")["revision"] == "main"
-
-
-def test_shares_of_all_steps_and_the_strategy_of_saving(arguments):
-    launch = type("Launch", (), {"world_size": 1, "micro_batches_by_tokens": False})
-    split = Split("rows", None, 100)  # 4 steps of 32
-    given = {"warmup_steps": 0.1, "eval_steps": 0.25, "save_steps": 0.5, "logging_steps": 0.01}
-    plan = make_plan(arguments(max_steps=50, eval_strategy="steps", **given), split, launch)
-    assert (plan.warmup_steps, plan.eval_steps, plan.save_steps, plan.logging_steps) == (5, 13, 25, 1)
-    for given, saved in (
-        ({}, 4), ({"save_strategy": "epoch"}, 4), ({"save_strategy": "no"}, None), ({"save_steps": 3}, 3)
-    ):  # fmt: skip
-        assert make_plan(arguments(**given), split, launch).save_steps == saved
-
-
-def test_a_batch_size_per_device_alone_means_what_it_means_in_transformers(arguments):
-    for given, size in [({}, 32), ({"gradient_accumulation_steps": 2}, 64), ({"global_batch_size": 12}, 12)]:
-        batch = batch_of(arguments(per_device_train_batch_size=8, **given), 4)
-        assert (batch.global_batch_size, batch.follows_processes) == (size, "global_batch_size" not in given)
-    assert image_classify.Arguments(per_device_train_batch_size=8).global_batch_size is None
-    assert image_classify.Arguments(model_name_or_path="a", output_dir="b").global_batch_size == 32

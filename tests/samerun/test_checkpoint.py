@@ -3,6 +3,7 @@ import json
 import os
 import threading
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -260,13 +261,9 @@ FULL = RuntimeError("I/O error: No space left on device (os error 28)")  # what 
 )
 def test_a_failed_save_harms_no_earlier_one(trained, tmp_path, monkeypatch, module, name, error, told):
     trained.save(2, limit=1)
-
-    def refuse(*_, **__):
-        raise error
-
     for step in (2, 4):
         with monkeypatch.context() as patch:
-            patch.setattr(module, name, refuse)
+            patch.setattr(module, name, Mock(side_effect=error))
             with pytest.raises(
                 TrainingError, match=rf"step_{step} could not be written \(.*{told}.*\. step_2 is complete"
             ):

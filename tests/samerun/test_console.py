@@ -58,7 +58,7 @@ def test_what_is_said_comes_out(tmp_path):
 
 
 def test_long_lines_are_wrapped_on_a_terminal_only(monkeypatch):
-    monkeypatch.setattr(console, "_quiet", False)
+    monkeypatch.setattr(Phase, "quiet", False)
     monkeypatch.setenv("COLUMNS", "60")
     path = "/" + "long_name/" * 7
     for is_terminal in (True, False):
@@ -131,8 +131,7 @@ def test_a_pipe_gets_lines_and_its_terminal_no_bars(clock, capsys, monkeypatch):
 def test_a_short_phase_and_a_quiet_run_say_nothing(clock, capsys, monkeypatch):
     run(Phase("training", "steps", 20), clock, 20, 0.2)
     assert list(console.counted("ab", "reading", "rows")) == ["a", "b"]
-    monkeypatch.setattr(console, "_quiet", False)
-    console.be_quiet()
+    monkeypatch.setattr(Phase, "quiet", True)
     run(Phase("training", "steps", 1900), clock, 1900, 0.2)
     console.say("note")
     assert capsys.readouterr() == ("", "")

@@ -90,7 +90,7 @@ def test_numbers_of_a_loss_scaler_go_out_and_back(tmp_path, monkeypatch):
         deepspeed_config={}, launch=SimpleNamespace(precision="no"), accelerator=SimpleNamespace(scaler=None)
     )
     of_torch = checkpoint.TrainState(loss_scale={"scale": 8.0, "growth_factor": 2.0, "_growth_tracker": 5})
-    checkpoint.restore_optimizer(run, tmp_path, engine, None, of_torch, lambda: None)
+    checkpoint.restore_optimizer(run, tmp_path, engine, None, of_torch)
     assert (scaler.cur_scale, vars(scaler).keys() & of_torch.loss_scale.keys()) == (8.0, set())
     static = SimpleNamespace(dynamic=False, cur_scale=1.0)  # as in bf16 and fp32
     deepspeed.restore_loss_scale(SimpleNamespace(optimizer=SimpleNamespace(loss_scaler=static)), numbers)

@@ -1,5 +1,6 @@
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -70,11 +71,8 @@ def test_batches_of_different_widths_are_filled_up(start_run, tmp_path, monkeypa
 
 
 def test_out_of_memory_says_what_to_make_smaller(start_run):
-    def fail(*_):
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory\nmore")
-
     task = LinearTask()
-    task.predict = fail
+    task.predict = Mock(side_effect=RuntimeError("DefaultCPUAllocator: can't allocate memory\nmore"))
     told = r"while predicting a batch of 4 rows x 3\. Try a smaller --per_device_eval_batch_size "
     with pytest.raises(TrainingError, match=rf"{told}.*can't allocate memory\)$"):
         evaluate(start_run(), linear_layer(), task, eval_rows(*points(11), 4))
@@ -189,7 +187,7 @@ def test_where_parts_are_is_known_by_rank_0_and_a_training_must_be_resumed(argum
     (tmp_path / "a.jsonl").mkdir()  # on this machine
     asked = arguments(do_train=True, do_predict=True, predictions_file=str(tmp_path / "a.jsonl"))
     kept = open_saved_parts(run, asked, {}, rows)
-    kept._write(1, (np.arange(BATCH), {"error": np.zeros(BATCH)}))
+    kept._write(1, {evaluation.ROWS: np.arange(BATCH), "error": np.zeros(BATCH)})
     told = f"the same command with --resume_from_checkpoint auto goes on after {BATCH} of {ROWS} rows"
     assert signals._requests.stop_message == told
 

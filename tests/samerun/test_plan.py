@@ -1,6 +1,7 @@
 import math
 from types import SimpleNamespace
 
+import image_classify
 import numpy as np
 import pytest
 import torch
@@ -57,10 +58,12 @@ def test_micro_batch_is_derived_from_the_accumulation(world_size, total, accumul
 
 
 @given(SIZES, SIZES, SIZES)
-def test_global_batch_is_the_product_of_the_others(world_size, micro, accumulation):
+def test_global_batch_is_the_product_of_the_others_as_in_transformers(world_size, micro, accumulation):
     assert derive_batch(world_size, None, micro, accumulation) == BatchShape(
         world_size * micro * accumulation, world_size, micro, accumulation, follows_processes=True
     )
+    assert image_classify.Arguments(per_device_train_batch_size=8).global_batch_size is None
+    assert image_classify.Arguments(model_name_or_path="a", output_dir="b").global_batch_size == 32
 
 
 @given(SIZES, SIZES, SIZES, SIZES)
@@ -109,7 +112,15 @@ def test_steps_asked_for_win_over_epochs(arguments):
     assert [step for step in range(1, 8) if plan.due(step, 3)] == [3, 6, 7]
     assert not any(plan.due(step, None) for step in range(1, 8))
     assert plan_of(arguments(num_train_epochs=0.01), 40, 1).total_steps == 1
-    assert plan_of(arguments(), 100, 1).save_steps == 4  # an epoch
+
+
+def test_shares_of_all_steps_and_the_strategy_of_saving(arguments):
+    given = {"warmup_steps": 0.1, "eval_steps": 0.25, "save_steps": 0.5, "logging_steps": 0.01}
+    plan = plan_of(arguments(max_steps=50, eval_strategy="steps", **given), 100, 1)  # 4 steps of 32
+    assert (plan.warmup_steps, plan.eval_steps, plan.save_steps, plan.logging_steps) == (5, 13, 25, 1)
+    strategies = [({}, 4), ({"save_strategy": "epoch"}, 4), ({"save_strategy": "no"}, None)]
+    for given, saved in [*strategies, ({"save_steps": 3}, 3)]:
+        assert plan_of(arguments(**given), 100, 1).save_steps == saved
 
 
 @pytest.mark.parametrize(

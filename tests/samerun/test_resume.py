@@ -8,22 +8,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from linear_task import LinearTask, linear_layer, make_plan, points
+from linear_task import FINGERPRINT, LinearTask, linear_layer, make_plan, opener, points
 from safetensors import safe_open
 from safetensors.torch import save_file
 from segment import Segmentation
 from segment3d import VolumeSegmentation
 from tag import TokenClassification
 
-from samerun import checkpoint, signals, start
+from samerun import checkpoint, start
 from samerun.errors import InputError
-from samerun.files import write_json
-from samerun.run_folder import status
+from samerun.files import lock, write_json
 from samerun.start import OpenedRun
 from samerun.task import higher_is_better
 from samerun.training import Training
 
-FINGERPRINT = {"task": "linear", "rows": 22}
 HUGE = 2.0**19  # a scale of losses at which fp16 gradients overflow
 # --optim, --optim_args, and what a checkpoint holds of each weight
 OPTIMIZERS = [
@@ -94,24 +92,20 @@ def test_the_fingerprint_is_the_tasks_and_the_order_of_rows(arguments):
     assert start.make_fingerprint(arguments(), None, {"labels": 3}) == {"labels": 3}
 
 
-def test_the_direction_of_the_metric(arguments):
-    def greater(metric, direction=None):
-        asked = arguments(metric_for_best_model=metric, greater_is_better=direction)
-        return higher_is_better(Exports(asked), Exports(asked).best_metric)
-
-    assert (greater("f1_macro"), greater("loss"), greater("eval_tuned_loss")) == (True, False, False)
-    assert not greater("f1_macro", False)
-    assert greater("loss", True)
-
-
 @pytest.mark.parametrize(
-    ("task", "metric"),
-    [(TokenClassification, "f1_loss"), (Segmentation, "iou_blossom"), (VolumeSegmentation, "dice_gloss")],
-)
-def test_the_name_of_a_class_is_no_loss(arguments, task, metric):
-    named = SimpleNamespace(arguments=arguments(), named_metrics=task.named_metrics)
-    assert higher_is_better(named, metric)
-    assert not higher_is_better(named, "loss")
+    ("task", "metric", "direction", "higher"),
+    [
+        (Exports, "f1_macro", None, True), (Exports, "tuned_loss", None, False),
+        (Exports, "f1_macro", False, False), (Exports, "loss", True, True),
+        # The name of a class is no loss.
+        (TokenClassification, "f1_loss", None, True), (Segmentation, "iou_blossom", None, True),
+        (VolumeSegmentation, "dice_gloss", None, True), (VolumeSegmentation, "loss", None, False),
+    ],
+)  # fmt: skip
+def test_the_direction_of_the_metric(arguments, task, metric, direction, higher):
+    asked = arguments(greater_is_better=direction)
+    named = SimpleNamespace(arguments=asked, named_metrics=task.named_metrics)
+    assert higher_is_better(named, metric) == higher
 
 
 # The run's folder
@@ -119,38 +113,12 @@ def test_the_name_of_a_class_is_no_loss(arguments, task, metric):
 
 @pytest.fixture
 def opened(start_run, arguments, tmp_path):
-    """Opens a run in tmp_path, as a second command would; returns the checkpoint to go on from."""
-    run = start_run(make_plan(22).batch)
-
-    def open_run(fingerprint=FINGERPRINT, unlock=True, **given):
-        asked = arguments(output_dir=str(tmp_path), **given)
-        plan = make_plan(22, save_steps=3)
-        try:
-            return start.open_run(run, asked, plan, fingerprint, ["a note"], {"weights": [1]})
-        finally:
-            if unlock:
-                start.unlock()
-
-    yield open_run
-    start.unlock()
+    return opener(start_run, arguments, tmp_path)
 
 
-def test_opening_writes_what_is_in_force(opened, tmp_path, capsys):
-    assert opened(seed=5) == FRESH
-    stored = json.loads((tmp_path / "run.json").read_text())
-    expected = {"world_size": 1, "launcher": "python", "device": "cpu", "zero_stage": 0, "weights": [1]}
-    assert stored | expected | {"fingerprint": FINGERPRINT} == stored
-    assert (stored["arguments"]["seed"], stored["plan"]["batch"]["global_batch_size"]) == (5, 8)
-    assert stored["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
-    printed = capsys.readouterr().out
-    assert "global batch   8 rows" in printed
-    assert "note           a note" in printed
-
-
-def test_a_folder_is_one_runs_at_a_time(opened):
-    opened(unlock=False)
-    with pytest.raises(InputError, match="in use by another run"):
-        opened(unlock=False)
+def test_a_folder_is_one_runs_at_a_time(opened, tmp_path):
+    with lock(tmp_path), pytest.raises(InputError, match="in use by another run"):
+        opened()
 
 
 def test_overwriting_clears_and_resuming_recovers(opened, tmp_path, capsys):
@@ -186,20 +154,11 @@ def test_a_run_that_cannot_be_prepared_does_not_replace_another(opened, prepare,
     assert (tmp_path / "metrics.json").exists()
 
 
-def test_a_run_says_how_it_stands_and_may_take_so_long(opened, tmp_path):
-    with signals.listen():
-        opened(max_train_time=0.0001)
-        assert json.loads((tmp_path / "status.json").read_text())["state"] == "running"
-        assert signals.requested() == "--max_train_time 0.0001 is over"
-    status.end("done")
-    assert json.loads((tmp_path / "status.json").read_text())["state"] == "done"
-
-
 # Stop and go on
 
 
-def two_layers():
-    torch.manual_seed(0)
+def two_layers(seed=0):
+    torch.manual_seed(seed)
     return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
 
 
@@ -220,9 +179,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(opened, prepare, tmp_path, optim
     before = [file.read_bytes() for file in files]
 
     opening = opened(resume_from_checkpoint=str(tmp_path / "checkpoints" / "step_3"))
-    torch.manual_seed(99)
-    other_weights = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
-    again = prepare(opening, model=other_weights, **asked)
+    again = prepare(opening, model=two_layers(seed=99), **asked)
     assert (again.state.step, again.state.updates) == (3, 3)
     again.fit()
     again.tracker.close()
@@ -286,7 +243,7 @@ def test_a_best_model_is_never_compared_by_another_metric(prepare, tmp_path, cap
     if known:
         path = tmp_path / "history.jsonl"
         path.write_text(path.read_text().replace('"eval_loss"', '"eval_f1": 0.75, "eval_loss"'))
-    state = prepare(step=3, metric_for_best_model="f1").state
+    state = prepare(step=3, metric_for_best_model="eval_f1").state
     expected = (0.75, "f1", 3) if known else (None, "f1", None)
     assert (state.best_metric, state.best_metric_name, state.best_step) == expected
     assert "was chosen by loss" in capsys.readouterr().out

@@ -72,11 +72,12 @@ def test_the_best_model_is_loaded_from_where_this_machine_has_it(arguments, monk
     seen = []
     monkeypatch.setattr(checkpoint, "fetch", lambda run, folder: seen.append(folder) or tmp_path / "copy")
     monkeypatch.setattr(checkpoint, "discard", lambda run, place, folder: seen.append((place, folder)))
-    given = arguments(output_dir="runs/a")
-    best = Path("runs/a/best")
-    assert main.load_best(SimpleNamespace(), given, lambda place: place) == tmp_path / "copy"
+    given, task, best = arguments(output_dir="runs/a"), Mock(), Path("runs/a/best")
+    main.load_exported(Mock(), given, task, True)
+    task.load_exported.assert_called_once_with(tmp_path / "copy")
+    task.load_exported.side_effect = KeyError
     with pytest.raises(KeyError):
-        main.load_best(SimpleNamespace(), given, {}.__getitem__)
+        main.load_exported(Mock(), given, task, True)
     assert seen == [best, (tmp_path / "copy", best)] * 2
 
 

@@ -1,11 +1,13 @@
 """What is refused before a run, and --resume_from_checkpoint in a folder that already holds one."""
 
+import functools
 import json
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
-from linear_task import make_plan
+from linear_task import FINGERPRINT, opener
 
 from samerun import checkpoint, start
 from samerun.errors import InputError
@@ -29,39 +31,16 @@ def test_everything_that_can_be_refused_is_refused_at_once(arguments, environmen
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
 
 
-class Unlike:
-    """A run whose rank 0 has other labels than this process."""
-
-    def __init__(self, rank, first):
-        self.launch, self.first, self.gathered = SimpleNamespace(rank=rank), first, False
-
-    def broadcast(self, own):
-        return self.first
-
-    def any(self, condition):
-        return condition
-
-    def gather(self, records):
-        self.gathered = True
-        return [self.first, *records]
-
-
-def test_everybodys_fingerprint_is_sent_only_if_one_is_unlike(arguments, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("labels", "error"), [(["a", "c"], InputError), (["a", "b"], NotImplementedError)])
+def test_everybodys_fingerprint_is_sent_only_if_one_is_unlike(arguments, tmp_path, labels, error):
     """It has the list of labels: a thousand processes' would be a gigabyte on each."""
     first = {"rank": 0, "host": "m0", "compared": {"data": {"labels": ["a", "b"]}}}
-    unlike = Unlike(1, first)
-    with pytest.raises(InputError, match="labels is "):
-        start.open_run(unlike, arguments(output_dir=str(tmp_path)), None, {"labels": ["a", "c"]}, [], {})
-    assert unlike.gathered
-
-    def taken(*_):
-        raise NotImplementedError
-
-    monkeypatch.setattr(Unlike, "from_rank0", taken, raising=False)
-    alike = Unlike(1, first)
-    with pytest.raises(NotImplementedError):
-        start.open_run(alike, arguments(output_dir=str(tmp_path)), None, {"labels": ["a", "b"]}, [], {})
-    assert not alike.gathered
+    run = Mock(launch=SimpleNamespace(rank=1), broadcast=lambda _: first, any=bool)
+    run.gather.side_effect = lambda records: [first, *records]
+    run.from_rank0.side_effect = NotImplementedError  # what follows
+    with pytest.raises(error, match="labels is " if error is InputError else None):
+        start.open_run(run, arguments(output_dir=str(tmp_path)), None, {"labels": labels}, [], {})
+    assert run.gather.called == (error is InputError)
 
 
 def test_no_average_of_weights_on_nvme(arguments, environment, tmp_path):
@@ -88,25 +67,12 @@ def test_zero_without_deepspeed_is_refused_but_can_be_planned(arguments, environ
         start.check(asked)
 
 
-FINGERPRINT = {"task": "linear", "rows": 22}
-
-
 @pytest.fixture
 def opened(start_run, arguments, tmp_path):
-    """Opens a run in tmp_path / "run", as a new process would."""
-    run = start_run(make_plan(22).batch)
-
-    def open_run(fingerprint=FINGERPRINT, epochs=2, save_steps=None, **given):
-        plan = make_plan(22, epochs=epochs, save_steps=save_steps)
-        given = {"resume_from_checkpoint": "auto", **given}
-        try:
-            asked = arguments(output_dir=str(tmp_path / "run"), **given)
-            return start.open_run(run, asked, plan, fingerprint, [], {})
-        finally:
-            start.unlock()
-
+    """Opens a run in tmp_path / "run"."""
     (tmp_path / "run").mkdir()
-    return open_run
+    open_run = opener(start_run, arguments, tmp_path / "run")
+    return functools.partial(open_run, save_steps=None, resume_from_checkpoint="auto")
 
 
 def leave_run(opened, folder, state="done", step=6, **given):
@@ -138,7 +104,6 @@ OTHER_ROWS = {"fingerprint": {**FINGERPRINT, "rows": 23}}
     ("state", "step", "changed", "message"),
     [
         ("done", 6, OTHER_ROWS, "another run: rows was 22, is now 23; name"),
-        ("done", 6, {"fingerprint": {**FINGERPRINT, "task": "x"}}, 'another run: task was "linear"'),
         ("running", 0, OTHER_ROWS, "another run: rows was 22"),
         ("done", 6, {"epochs": 3}, "finished after 6 steps, without a checkpoint to go on from to step 9"),
         ("stopped", 3, {}, "is not finished, without a checkpoint"),

@@ -10,7 +10,7 @@ from transformers import Seq2SeqTrainingArguments
 
 from samerun.errors import InputError
 from samerun.parsing import parse
-from samerun.trainer_names import NAMES_OF_BEFORE, OTHER_NAMES, TRAINER_NAMES, Alias, Part
+from samerun.trainer_names import NAMES_OF_BEFORE, OTHER_NAMES, TRAINER_NAMES, Part
 
 TASKS = [module.Arguments for module in (classify, titlegen, image_classify, segment3d)]
 FIELDS = [{field.name for field in dataclasses.fields(task)} for task in TASKS]
@@ -38,17 +38,14 @@ def test_every_name_of_the_installed_trainer_is_accepted_or_refused_with_advice(
     known = set.union(*FIELDS)
     assert [name for name in names + OF_SCRIPTS if name not in known and name not in OTHER_NAMES] == []
     for name, spec in TRAINER_NAMES.items():
-        if isinstance(spec, Alias):
-            assert spec.argument in known, name
-            assert name not in known or spec.argument == name, name  # only values are translated
-            advice = spec.otherwise
-        elif isinstance(spec, Part):
-            assert spec.argument in known, name
-            advice = None
-        else:
+        if spec.argument is None:
             assert name not in known, name
-            advice = spec.advice
-            assert advice
+            assert spec.otherwise
+        else:
+            assert spec.argument in known, name
+            # Of an argument by the same name only values are translated.
+            assert isinstance(spec, Part) or name not in known or spec.argument == name, name
+        advice = None if isinstance(spec, Part) else spec.otherwise
         if advice is not None:
             assert refusals(f"--{name}=no such value") == [f"--{name}: {advice}"]
 

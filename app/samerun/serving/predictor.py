@@ -10,7 +10,7 @@ import torch
 from samerun import task_scripts
 from samerun.data.batches import EvalBatches
 from samerun.errors import InputError
-from samerun.evaluate import in_order
+from samerun.evaluate import ROWS, in_order
 from samerun.export import hide_library_bars
 from samerun.kernels.common import row_lengths
 from samerun.parsing import parse, validate
@@ -61,7 +61,7 @@ class Predictor:
                 output = self.task.predict(self.model, batch.to(self.device))
             real = batch.is_real
             arrays = {name: tensor.cpu()[real].numpy() for name, tensor in output.items()}
-            parts.append((batch.rows[real].numpy(), arrays))
+            parts.append({ROWS: batch.rows[real].numpy(), **arrays})
         return in_order(parts, len(split))
 
 

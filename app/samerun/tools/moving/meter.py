@@ -145,17 +145,12 @@ def shapes(batch: BatchShape, larger: bool) -> list[BatchShape]:
 def seconds_of(engine: ModuleType, training: Any, step: int) -> float:
     """Does an optimizer step as `Training._run_steps` does. Returns its seconds; with workers, without
     collating."""
-    run, arguments, batches = training.run, training.arguments, training.batches
-    micro_batches = batches[step] if arguments.dataloader_num_workers else None
-    started = time.perf_counter()
-    engine.set_learning_rate(training.optimizer, training.plan.lr_multiplier(training.state.updates))
-    engine.seed_step(arguments.seed, step, run.launch.rank, run.launch.dropout_by_row)
-    with training._out_of_memory_explained(micro_batches or []):
-        loss, _ = engine.train_step(
-            run, training.model, training.optimizer, training.task, micro_batches or batches[step],
-            arguments.max_grad_norm,
-        )  # fmt: skip
-    if not math.isfinite(float(run.sum(loss))):
+    batches, started = training.batches, time.perf_counter()
+    micro_batches = batches[step]
+    if training.arguments.dataloader_num_workers:
+        started = time.perf_counter()
+    loss, _ = training.do_step(micro_batches)
+    if not math.isfinite(float(training.run.sum(loss))):
         raise engine.TrainingError(f"step {step + 1}: the loss is not finite")
     training.state.count_tokens(*batches.tokens(step))
     training.state.step += 1
