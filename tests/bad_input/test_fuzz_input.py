@@ -17,7 +17,6 @@ import titlegen
 import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from launchers import REPOSITORY
 from tiny_models import sizes
 
 from samerun import deepspeed
