@@ -226,7 +226,8 @@ class TextClassification(TextTask):
         return self.with_kernels(limit_training(model, arguments, new_names))
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
-        return batch.is_real.sum() * batch.labels.shape[1:].numel()
+        targets_per_row = batch.labels.shape[1:].numel()  # 1 for a class
+        return batch.is_real.sum() * targets_per_row
 
     def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         logits = model(**batch.inputs).logits.float()

@@ -69,7 +69,7 @@ def parse_options(sections: dict[str, Section]) -> argparse.Namespace:
         help="sections to run, separated by commas (default: all but quality)",
     )
     add("--quick", action="store_true", help="tiny models and few steps; the numbers mean nothing")
-    add("--data", type=Path, help="folder with the data (default: the sample corpus)")
+    add("--data", type=Path, help="folder with the data (default: joined subtitles of examples/xed)")
     add(
         "--model",
         help="folder or hub id of a pretrained encoder for classification (default: random weights)",
@@ -123,13 +123,13 @@ def measure(bench: Bench, section: Section) -> None:
     """Runs a section and saves its report."""
     started = time.time()
     libraries = LIBRARIES + [name for module, name in OPTIONAL.items() if find_spec(module)]
+    versions = {name: importlib.metadata.version(name) for name in libraries}
+    described = {"versions": {"python": platform.python_version()} | versions, "commit": commit()}
     report = section.measure(bench) | {
         "precision": bench.precision,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": bench.machine_text(),
-        "versions": {"python": platform.python_version()}
-        | {name: importlib.metadata.version(name) for name in libraries},
-        "commit": commit(),
+        **described,
         "minutes": (time.time() - started) / 60,
         "others_cpu_share": spread(bench.other_loads),
     }
@@ -139,7 +139,10 @@ def measure(bench: Bench, section: Section) -> None:
 def commit() -> str:
     """The short hash of HEAD, with a + if the folder has uncommitted changes; "" outside a git repository."""
     command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--exclude", "*", "--dirty=+"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    except OSError:  # no git
+        return ""
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ same bytes. A second run reuses the files; to make them again, delete the folder
 """
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -27,7 +28,10 @@ def write_once(folder: Path, module: Any) -> dict[str, int]:
     decides the data, for JSON. Returns the rows by split. Raises `FileExistsError` for a folder with other
     files."""
     manifest = folder / MANIFEST
-    known = json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else {}
+    known = {}
+    if manifest.is_file():
+        with contextlib.suppress(ValueError):  # cut off by a crash
+            known = json.loads(manifest.read_text(encoding="utf-8"))
     if known.get("origin") == module.ORIGIN:
         return known["rows"]
     if folder.exists() and any(folder.iterdir()) and not manifest.is_file():
@@ -52,7 +56,7 @@ def main() -> int:
     except ModuleNotFoundError as error:
         parser.error(f"{error.name} is not installed: pip install -r requirements-vision.txt")
     except OSError as error:
-        parser.error(f"cannot write to --output_dir {folder} ({error}); choose another folder")
+        parser.error(f"cannot write to --output_dir {folder} ({error}); delete it or choose another folder")
     print(f"{folder}: " + ", ".join(f"{split} {count} rows" for split, count in rows.items()))
     return 0
 

@@ -83,12 +83,13 @@ def opener(start_run, arguments, folder):
     """A function that opens a run in `folder`, as a new process would."""
     run = start_run(make_plan(22).batch)
 
-    def open_run(fingerprint=FINGERPRINT, epochs=2, save_steps=3, **given):
+    def open_run(fingerprint=FINGERPRINT, epochs=2, save_steps=3, unlock=True, **given):
         plan = make_plan(22, epochs=epochs, save_steps=save_steps)
         try:
             return start.open_run(run, arguments(output_dir=str(folder), **given), plan, fingerprint, [], {})
         finally:
-            start.unlock()
+            if unlock:
+                start.unlock()
 
     return open_run
 

@@ -312,7 +312,7 @@ def full_moments(engine: Any, wanted: bool) -> dict[str, dict[str, Any]]:
 
 def restore_moments(engine: Any, moments: dict[str, dict[str, Any]], updates: int) -> None:
     """Restores moments and number of updates in an engine that has made one idle step since it was built (see
-    `checkpoint.restore_optimizer`): DeepSpeed's optimizers create their state in their first step."""
+    `Training._idle_step`): DeepSpeed's optimizers create their state in their first step."""
     from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
 
     _link_moments(engine)

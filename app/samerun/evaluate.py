@@ -110,7 +110,8 @@ def _gather(run: Run, arrays: list[dict[str, torch.Tensor]]) -> Predictions | No
 
 
 def in_order(parts: list[Predictions], num_rows: int) -> Predictions:
-    """Joins the parts in the file's order. Raises `TrainingError` if a row is missing or duplicated."""
+    """Joins the parts in the file's order, and empties them. Raises `TrainingError` if a row is missing or
+    duplicated."""
     order = np.concatenate([arrays.pop(ROWS) for arrays in parts])
     if not np.array_equal(np.sort(order), np.arange(num_rows)):
         raise TrainingError(

@@ -7,6 +7,7 @@ are the user's: they are never removed.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import fcntl
@@ -304,6 +305,8 @@ _temporary: list[tempfile.TemporaryDirectory] = []
 
 def temporary_folder(prefix: str) -> Path:
     """Makes a folder with a free name, which is removed when this process ends."""
+    if not _temporary:
+        atexit.register(remove_temporary_folders)
     _temporary.append(tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True))
     return Path(_temporary[-1].name)
 

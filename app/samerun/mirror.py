@@ -351,7 +351,8 @@ def wait(seconds: float) -> None:
 def _local_step(folder: Path, fingerprint: dict[str, Any]) -> float:
     """The newest step from which the run in `folder` can go on; -1 for none. Infinite for another run, which
     is refused later."""
-    run, state = (run_folder.read_if_whole(folder / name) for name in (RUN_FILE, STATUS))
+    run = run_folder.read_if_whole(folder / RUN_FILE)
+    state = run_folder.read_if_whole(folder / STATUS) if run else {}
     if run.get("fingerprint", fingerprint) != fingerprint:
         return math.inf
     for path in reversed(checkpoint.list_checkpoints(folder / CHECKPOINTS)):

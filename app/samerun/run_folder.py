@@ -283,7 +283,7 @@ class Status:
         """Writes the step of the newest checkpoint. The state stays as it is: a checkpoint may be written
         while the run is `failing`."""
         self.step = step
-        self._write()
+        self._write_if_possible()
 
     def cut_micro_batches(self, parts: int) -> None:
         """Writes into how many parts each micro-batch is now cut, because it did not fit into memory."""
@@ -292,7 +292,7 @@ class Status:
 
     def failing(self, reason: str) -> None:
         """Writes a first reason of a failure. `end` may replace it, if this process lives that long."""
-        self._write(("failed", reason))
+        self._write_if_possible(("failed", reason))
 
     def has_begun(self) -> bool:
         """Whether this process writes the status of a training run."""
@@ -300,13 +300,12 @@ class Status:
 
     def end(self, state: str, reason: str | None = None) -> None:
         """Writes "done", "stopped" or "failed". Does nothing before `begin` or after another `end`."""
-        self._write((state, reason))
+        self._write_if_possible((state, reason))
         self.path = None
 
     def _write(self, state: tuple[str, str | None] | None = None) -> None:
-        """Overwrites the file in place if the disk has no room for a new one. Ignores a disk that is full or
-        gone, and a folder that was moved away: that may be why the run ends."""
-        with self._lock, contextlib.suppress(OSError, TrainingError):
+        """Overwrites the file in place if the disk has no room for a new one."""
+        with self._lock:
             self.state = state or self.state
             if self.path is None:
                 return
@@ -317,6 +316,11 @@ class Status:
                 with self.path.open("r+", encoding="utf-8") as file:
                     file.write(as_json(self._content()))
                     file.truncate()
+
+    def _write_if_possible(self, state: tuple[str, str | None] | None = None) -> None:
+        """Ignores a disk that is full or gone, and a folder that was moved: that may be why the run ends."""
+        with contextlib.suppress(OSError, TrainingError):
+            self._write(state)
 
     def _content(self) -> dict[str, Any]:
         state, reason = self.state

@@ -27,6 +27,7 @@ from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import (
     DeepSpeedPlugin,
     DistributedDataParallelKwargs,
+    DistributedType,
     InitProcessGroupKwargs,
     ProjectConfiguration,
     broadcast_object_list,
@@ -452,9 +453,9 @@ class Run:
                 result = work()
             except Exception as error:
                 own = error
-        result, error = self.broadcast((result, own and _to_send(own)))
+        result, error = self.broadcast((result, None if own is None else _to_send(own)))
         if error is not None:
-            raise own or error
+            raise error if own is None else own
         return result
 
     def wait(self) -> None:
@@ -561,6 +562,8 @@ def start(
         handlers.append(InitProcessGroupKwargs(backend=_group_backend(launch), timeout=timeout))
         if launch.world_size == 1:
             _set_single_process_variables(launch.launcher)
+    if launch.world_size > 1:  # without it Accelerate takes each process of a job on GPUs for the only one
+        os.environ.setdefault("LOCAL_RANK", str(launch.local_rank))
     device = {"ACCELERATE_TORCH_DEVICE": "cpu"} if launch.use_cpu and config is not None else {}
     # DeepSpeed prints on every process while it starts; stdout belongs to rank 0.
     with contextlib.redirect_stdout(sys.stderr), patch_environment(**device):
@@ -572,6 +575,11 @@ def start(
             kwargs_handlers=handlers,
             log_with=[name for name in report_to if name not in ("none", "html")] or None,
             project_config=ProjectConfiguration(project_dir=output_dir, logging_dir=output_dir),
+        )
+    if launch.world_size > 1 and accelerator.distributed_type == DistributedType.NO:
+        raise InputError(
+            f"the launcher started {launch.world_size} processes, but Accelerate would have each train "
+            "alone; launch with torchrun or accelerate launch"
         )
     if config is not None:
         deepspeed.correct(accelerator, timeout)

@@ -63,7 +63,8 @@ FAULTS = [
      "False"),
     ("scores of an older best model stay", r'not name\.startswith\(\("eval_", "test_"\)\)', "True"),
     # Evaluation
-    ("a padded row is counted", r"real = batch\.is_real", "real = torch.ones_like(batch.is_real)"),
+    ("a padded row is counted", r"real = batch\.is_real(?=\n +predictions)",
+     "real = torch.ones_like(batch.is_real)"),
     ("predictions are in another order", r"places = np\.argsort\(order\)", "places = order"),
     ("a missing row is not noticed", r"if not np\.array_equal\(np\.sort\(order\), np\.arange\(num_rows\)\):",
      "if False:"),

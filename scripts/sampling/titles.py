@@ -34,8 +34,19 @@ FOLDERS = {
     for name in PACKAGES
     if (spec := importlib.util.find_spec(name))  # does not import it
 }
+
+
+def version(name: str) -> str:
+    """The version of a package; "" without metadata."""
+    try:
+        return importlib.metadata.version(DISTRIBUTIONS.get(name, name))
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 ORIGIN = {
-    "versions": {name: importlib.metadata.version(DISTRIBUTIONS.get(name, name)) for name in FOLDERS},
+    "version": 1,
+    "versions": {name: version(name) for name in FOLDERS},
     "python": list(sys.version_info[:2]),
 }
 SPLITS = ("train", "validation", "test")
@@ -49,6 +60,8 @@ def write(folder: Path) -> dict[str, int]:
     warnings.simplefilter("ignore", DeprecationWarning)
     gc.disable()  # parsing creates millions of objects without cycles: saves an eighth of the time
     rows = without_duplicates(chain.from_iterable(map(title_rows, FOLDERS.values())))
+    if not rows:
+        raise OSError("none of the packages of requirements.txt is installed")
     splits = split_titles(rows)
     for split, own in splits.items():
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in own]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+from pathlib import Path
 
 from catalogue_case import BOTH, Case
 
@@ -31,6 +33,9 @@ FOLDERS = [
     model("wrong_sizes", r"model models/wrong_sizes: .*hidden size \(15\) is not a multiple of the number"),
     model("fewer_layers",
           r"model models/fewer_layers: the weights have more layers .*: 16 weights, such as \S+layer\.1\."),
+    Case("decoder with fewer layers", [r"model models/fewer_layers: the weights have more layers"], TITLEGEN,
+         {"decoder_model_name_or_path": "models/fewer_layers", "decoder_layers": None, "tokenizer_type": None,
+          "tokenizer_name": "models/classifier"}),
     model("adapter", r"models/adapter/adapter_config\.json: names no base model"),
     model("gaps_in_labels",
           r"model models/gaps_in_labels: id2label in its config\.json numbers its 2 label\(s\) 0, 2, so",
@@ -97,6 +102,12 @@ NAMES = [
 PREDICTIONS = {"do_train": "true", "do_predict": "true", "test_file": "valid.csv"}
 
 
+def copied(folder: Path) -> None:
+    """A model in the folder of a run's best model."""
+    shutil.rmtree(folder / "run" / "best")
+    shutil.copytree(folder / "models" / "classifier", folder / "run" / "best")
+
+
 PLACES = [
     Case("output_dir a file", [r"--output_dir train\.csv: is a file"], arguments={"output_dir": "train.csv"}),
     Case("output_dir where nobody writes", [r"--output_dir /proc/run: cannot be written"],
@@ -114,9 +125,15 @@ PLACES = [
          files={"mine.txt": "mine"}, make=lambda folder: (folder / "run/.lock").symlink_to("../mine.txt")),
     Case("lock of somebody else's", [r"--output_dir run: its file \.lock is not a run's; move it away"],
          files={"mine.txt": "mine"}, make=lambda folder: os.link(folder / "mine.txt", folder / "run/.lock")),
+    Case("metrics that are no JSON", [r"run/metrics\.json: cannot be read \(Expecting value.*; move it away"],
+         arguments={"overwrite_output_dir": None, "resume_from_checkpoint": "auto"},
+         files={"run/metrics.json": "oops"}),
     Case("metrics of somebody else", [r"new: metrics\.json would be replaced"],
          arguments=PRETRAINED | PREDICT | {"model_name_or_path": "models/classifier", "output_dir": "new"},
          files={"new/metrics.json": "{}", "test.csv": "text\nred\n"}, tasks=CLASSIFY),
+    Case("model inside the run that is replaced",
+         [r"--overwrite_output_dir would remove --model_name_or_path run/best, which is read"],
+         arguments=PRETRAINED | {"model_name_or_path": "run/best"}, make=copied),
     Case("data inside the run that is replaced", [r"would remove --train_file run/checkpoints/train\.csv"],
          arguments={"train_file": "run/checkpoints/train.csv"},
          files={"run/checkpoints/train.csv": "text,TARGET\na,red\n"}),

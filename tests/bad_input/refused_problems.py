@@ -69,6 +69,7 @@ SINGLE = [
 
 NUMBERS = [
     numbers("number: a word", r"t\.jsonl:2: score is 'many' .*expected a number", [1, "many", 3, 4]),
+    numbers("number: a list", r"t\.jsonl:2: score is \[2\]", [1, [2], 3, 4]),
     numbers("number: null", r"t\.jsonl:4: score is missing, expected a number", [1, 2, 3, None]),
     numbers("number: not a number", r"t\.jsonl:1: score is 'nan'", ["nan", 2, 3, 4]),
     numbers("number: of one value", "score: its training rows have one value only", [7, 7, 7, 7]),
@@ -78,6 +79,7 @@ NUMBERS = [
     numbers("number: loss of labels",
             "--loss focal is not for --problem_type regression, which has mse, huber",
             loss="focal"),
+    numbers("number: delta of nothing", "--loss_args: delta is", loss="huber", loss_args="delta=0"),
     numbers("number: weights", f"--pos_weight {NOT_FOR_NUMBERS}", pos_weight="balanced"),
     numbers("number: sampling", f"--sampling {NOT_FOR_NUMBERS}", sampling="class_balanced"),
     numbers("number: smoothing", f"--label_smoothing_factor {NOT_FOR_NUMBERS}", label_smoothing_factor=0.1),
@@ -85,6 +87,8 @@ NUMBERS = [
     Case("number: metric of one value", ["pearson is undefined on these validation rows"], CLASSIFY,
          {"problem_type": "regression", "train_file": "t.csv", "metric_for_best_model": "pearson"},
          {"t.csv": "text,labels\nx,1\ny,2\n", "valid.csv": "text,labels\nx,1\ny,1\n"}),
+    numbers("loss of numbers for labels", "--loss huber is not for --problem_type multi_label",
+            problem_type=None, label_column="score", loss="huber"),
 ]  # fmt: skip
 
 PAIRS = [

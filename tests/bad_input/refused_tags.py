@@ -51,6 +51,8 @@ CASES = [
     case("a tag that training lacks",
          [r"valid\.jsonl:2: word 1, 'Ben': the tag 'B-ORG' is not in the training data \(1 word"],
          {"valid.jsonl": SENTENCES.replace('["B-PER", "O"]', '["B-ORG", "O"]')}),
+    case("CoNLL with a wrong tag", [r"train\.conll:4: tags: word 2, 'd': I-X follows nothing"],
+         **conll("a B-X\nb I-X\n\nc O\nd I-X\n")),
     case("CoNLL without tags", [r"train\.conll: has one column; expected a word and, behind a space or tab"],
          **conll("a\nb\n\nc\n")),
     case("CoNLL with a short line", [r"train\.conll:2: 1 column\(s\), expected 2 as in the first line"],

@@ -61,6 +61,8 @@ LABELS = [
          {"label_file": "labels.txt"}, {"labels.txt": " \n"}),
     Case("label file with a label twice", [r"--label_file labels\.txt: 'red' stands twice"],
          CLASSIFY, {"label_file": "labels.txt"}, {"labels.txt": "red\ngreen\nred\n"}),
+    Case("label file in UTF-16", [r"--label_file labels\.txt: holds a list or a NUL"],
+         CLASSIFY, {"label_file": "labels.txt"}, {"labels.txt": "red\ngreen\n".encode("utf-16-le")}),
     Case("label file that is JSON", [r"--label_file labels\.json: holds a list .*write one label per line"],
          CLASSIFY, {"label_file": "labels.json"}, {"labels.json": '["red", "green", "fruit"]'}),
     Case("label file without a label of the data",

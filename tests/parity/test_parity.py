@@ -59,10 +59,11 @@ def test_nothing_but_rounding_differs_from_one_process(name, outcome, launched):
     assert found.predictions <= PREDICTIONS_TOLERANCE
     assert found.metrics <= METRICS_TOLERANCE
     if JOBS[name].resumes is None or JOBS[name].resumes[1] < 3:  # it has both evaluations
-        check_best_model(*(launched(job).folder for job in (name, JOBS[name].reference)))
+        folders = [launched(job).folder for job in (name, JOBS[name].reference)]
+        check_best_model(*folders, JOBS[name].averages)
 
 
-def check_best_model(ours, theirs):
+def check_best_model(ours, theirs, averages):
     """Its scores, which are the exported model's, and the models that --keep_best takes the mean of."""
     metrics, expected = (read_json(folder / "metrics.json") for folder in (ours, theirs))
     assert metrics["best_step"] == expected["best_step"]
@@ -75,6 +76,7 @@ def check_best_model(ours, theirs):
     labels = [[row["label"] for row in each["eval_per_label"]] for each in (metrics, expected)]
     assert labels[0] == labels[1]
     kept = [sorted(folder.glob("best_models/*/model.safetensors")) for folder in (ours, theirs)]
+    assert bool(kept[0]) == averages
     assert [path.parent.name for path in kept[0]] == [path.parent.name for path in kept[1]]
     for own, other in zip(*kept, strict=True):
         torch.testing.assert_close(load_file(own), load_file(other), rtol=1e-4, atol=1e-6)

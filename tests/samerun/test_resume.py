@@ -17,7 +17,7 @@ from tag import TokenClassification
 
 from samerun import checkpoint, start
 from samerun.errors import InputError
-from samerun.files import lock, write_json
+from samerun.files import write_json
 from samerun.start import OpenedRun
 from samerun.task import higher_is_better
 from samerun.training import Training
@@ -116,8 +116,9 @@ def opened(start_run, arguments, tmp_path):
     return opener(start_run, arguments, tmp_path)
 
 
-def test_a_folder_is_one_runs_at_a_time(opened, tmp_path):
-    with lock(tmp_path), pytest.raises(InputError, match="in use by another run"):
+def test_a_folder_is_one_runs_at_a_time(opened):
+    opened(unlock=False)
+    with pytest.raises(InputError, match="in use by another run"):
         opened()
 
 

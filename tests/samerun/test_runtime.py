@@ -337,6 +337,15 @@ def test_processes_wait_without_naming_a_device_of_cuda(monkeypatch):
     assert reduce.call_args.args[0].device.type == "cpu"
 
 
+def test_processes_of_which_each_would_train_alone_are_refused(environment, monkeypatch):
+    """As on GPUs, where Accelerate sees several processes only by LOCAL_RANK."""
+    monkeypatch.setattr(runtime, "Accelerator", lambda **_: SimpleNamespace(distributed_type="NO"))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    with pytest.raises(InputError, match="2 processes, but Accelerate would have each train alone"):
+        runtime.start(runtime.Launch(world_size=2, local_rank=1, local_world_size=2), None)
+    assert environment["LOCAL_RANK"] == "1"
+
+
 def test_deepspeed_on_cpus_takes_no_gpu_that_torch_sees(monkeypatch):
     devices = []
     monkeypatch.setattr(runtime, "DeepSpeedPlugin", Mock())

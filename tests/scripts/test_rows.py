@@ -4,7 +4,6 @@ import csv
 import json
 from itertools import compress
 
-import label_noise
 import numpy as np
 import pytest
 from launchers import as_words, write_csv
@@ -184,13 +183,3 @@ def test_validation_rows_of_a_training(tmp_path, script, monkeypatch, bert_folde
         "classify", ["--train_file", "run/rows.csv", *words[:2], *words[6:-8], "--output_dir", "next"]
     )
     assert again.code == 0, again.err
-
-
-def test_the_measurement_changes_the_labels_of_as_many_rows_as_it_says(tmp_path):
-    write_csv(tmp_path / "rows.csv", ["text", "labels"], [(f"text {n}", "abc"[n % 3]) for n in range(60)])
-    changed = label_noise.change_labels(tmp_path / "rows.csv", 40, 0.1, tmp_path / "noisy.csv")
-    with (tmp_path / "noisy.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 40
-    assert len(changed) == 4
-    assert {row["id"] for row in rows if row["labels"] != "abc"[int(row["text"].split()[1]) % 3]} == changed

@@ -33,7 +33,8 @@ _folder: ContextVar[Path | None] = ContextVar("folder", default=None)
 
 
 def cache_folder(kind: str) -> Path:
-    """A subfolder of the cache of `datasets` (HF_DATASETS_CACHE or in HF_HOME), or of `use_cache_folder`."""
+    """A subfolder of the cache of `datasets` (HF_DATASETS_CACHE, by default in HF_HOME) or of
+    `use_cache_folder`."""
     default = Path(os.environ.get("HF_DATASETS_CACHE") or Path(HF_HOME) / "datasets")
     return (_folder.get() or default.expanduser()) / kind
 
@@ -127,7 +128,8 @@ def content_hash(path: str | Path) -> str:
 
 
 def file_state(path: str | Path) -> str | None:
-    """`file_version`; None if the file is missing or was changed in the last two seconds."""
+    """`file_version`, to recognise an unchanged file without reading it. None if the file is missing or was
+    changed in the last two seconds."""
     try:
         state = os.stat(path)
     except OSError:

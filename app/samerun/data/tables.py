@@ -95,7 +95,8 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a file or a data set. `rows`: the columns, LINE, and, with several sources, FILE."""
+    """The rows of a file or a data set. `rows` has the columns, the line of each row, and, with several
+    sources, the number of each row's source."""
 
     path: str
     kind: str  # "csv", "tsv", "json" (one array), "jsonl" or "parquet", by content: a .json file may be jsonl

@@ -26,7 +26,8 @@ PARALLELISM = "TOKENIZERS_PARALLELISM"  # environment variable: whether the toke
 
 @dataclass(frozen=True)
 class Ragged:
-    """Rows of different lengths. Row i of a chunk (values, offsets): values[offsets[i]:offsets[i + 1]]."""
+    """Rows of different lengths. `chunks`: (values, offsets) each; row i of a chunk is
+    `values[offsets[i]:offsets[i + 1]]`, a view."""
 
     chunks: list[tuple[np.ndarray, np.ndarray]]
 

@@ -98,7 +98,7 @@ class ImageTask(Task):
             image, mask = self.augmentation(image, mask, row_generator(self.arguments.seed, epoch, row))
         is_cropped = epoch is not None and self.augmentation.has_fixed_size
         pixels = np.asarray(image) if is_cropped else self.processing.fit(image)
-        return pixels, mask and self.processing.fit_mask(mask)
+        return pixels, None if mask is None else self.processing.fit_mask(mask)
 
     def rows_in_memory(self, items: Sequence[bytes]) -> ImageSplit:
         images = Images.of(list(items), Path(), "image {}".format)

@@ -33,6 +33,7 @@ from samerun.errors import InputError
 from samerun.kernels.block_attention import BlockSparse, BlockSparseDryRun, Rows, Shape, shortest_sparse
 from samerun.kernels.common import current_row_lengths, send
 
+KINDS = ("block_sparse", "original_full")
 # For these lengths transformers draws the random blocks like the paper's code
 # (`bigbird_block_sparse_attention`).
 PAPER_LENGTHS = frozenset({1024, 3072, 4096})
@@ -113,7 +114,7 @@ def _draw(paper: bool, shape: Shape, seed: int) -> np.ndarray:
 def _encoder(config: Any) -> Any | None:
     """The configuration of the BigBird encoder in `config`; None if there is none."""
     encoder = getattr(config, "encoder", config)
-    is_known = encoder.model_type in ("big_bird", "bigbird_pegasus")
+    is_known = encoder.model_type in ("big_bird", "bigbird_pegasus") and encoder.attention_type in KINDS
     return encoder if is_known and not getattr(encoder, "is_decoder", False) else None
 
 

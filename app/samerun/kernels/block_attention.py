@@ -132,7 +132,8 @@ class Portion:
 
 
 def portions_of(rows: Rows, drawn: list[Tensor | None], like: Tensor) -> Iterator[Portion]:
-    """The portions of a batch with queries `like` (batch, width, heads, size). `drawn`: of each group."""
+    """The portions of a batch with queries `like` (batch, width, heads, size). `drawn`: random blocks of each
+    group."""
     heads, size, block_size = *like.shape[2:], rows.shape.block_size
     for (blocks, chosen), plan in zip(rows.groups, drawn, strict=True):
         mask = (rows.mask if chosen is None else rows.mask[chosen])[:, : blocks * block_size].unflatten(

@@ -43,7 +43,8 @@ def word_contributions(
 def words_of_likeliest(
     model: Any, encoded: Any, labels: list[str], probabilities: dict[str, float], in_windows: bool
 ) -> dict[str, Words]:
-    """`word_contributions` to the likeliest labels. `labels`: the model's; `probabilities`: of some."""
+    """`word_contributions` to the likeliest labels, likeliest first. `labels`: of the model; `probabilities`:
+    of some."""
     likeliest = sorted(probabilities, key=probabilities.get, reverse=True)[:EXPLAINED_LABELS]
     contributions = word_contributions(
         model, encoded, [labels.index(label) for label in likeliest], in_windows

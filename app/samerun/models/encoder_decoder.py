@@ -63,8 +63,8 @@ def check_decoder(arguments: Any, config: Any) -> None:
         config = pretrained.load_config(named)
         check_weights(named)
     decoder = getattr(config, "decoder", None) or config
-    limits = ("max_decoder_position_embeddings", "max_position_embeddings")
-    limit = next(filter(None, (getattr(decoder, limit, None) for limit in limits)), None)
+    limit = getattr(decoder, "max_decoder_position_embeddings", None)
+    limit = limit or getattr(decoder, "max_position_embeddings", None)
     if limit is not None and requested + 2 > limit:  # with start and end token
         raise InputError(
             f"--max_title_length {requested} is more than the decoder can write; give at most {limit - 2}"

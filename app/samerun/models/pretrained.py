@@ -225,7 +225,8 @@ def drop_pooler(encoder: Any) -> None:
 
 
 def check_vocabulary(model: Any, tokenizer: Any, what: str = "model") -> None:
-    """Raises `InputError` if a token id has no embedding: on a GPU an obscure device assertion."""
+    """Raises `InputError` if a token id has no embedding. On a GPU that would be an obscure device
+    assertion."""
     rows = model.get_input_embeddings().weight.shape[0]
     highest = max(tokenizer.get_vocab().values())
     if highest >= rows:

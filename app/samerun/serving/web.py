@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import io
 import ipaddress
 import json
@@ -159,14 +158,14 @@ class Server:
         allowed = {name.lower() for name in self._limits.hosts}  # `hostname` is in lower case
         if "*" in allowed:
             return True
-        with contextlib.suppress(ValueError):  # an opening bracket alone; a name that is no address
+        try:
             parts = urllib.parse.urlsplit(address if host is not None else f"//{address}")
-            name = parts.hostname or ""
-            if host is not None:
-                return name in allowed or parts.netloc.lower() == host.lower()
-            own = {*allowed, "localhost", socket.gethostname().lower()}
-            return name in own or bool(ipaddress.ip_address(name))
-        return False
+        except ValueError:  # such as an opening bracket alone
+            return False
+        name = parts.hostname or ""
+        if host is not None:
+            return name in allowed or parts.netloc.lower() == host.lower()
+        return name in {*allowed, "localhost", socket.gethostname().lower()} or _is_ip_address(name)
 
     async def _page(self, _request: web.Request) -> web.Response:
         return web.Response(text=PAGE.read_text(encoding="utf-8"), content_type="text/html")
@@ -242,6 +241,14 @@ class _Busy(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:
         transport.write(b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
         transport.close()
+
+
+def _is_ip_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _parse_texts(body: bytes) -> tuple[list[str] | list[tuple[str, str]], bool]:
@@ -345,7 +352,8 @@ class BatchQueue:
         """Processes batches until it is cancelled."""
         while True:
             # A future is cancelled when its client has gone.
-            batch = [pair for pair in await self._next_batch() if not pair[1].cancelled()]
+            taken = await self._next_batch()
+            batch = [(item, future) for item, future in taken if not future.cancelled()]
             items = [item for item, _ in batch]
             results = await asyncio.get_running_loop().run_in_executor(self._thread, self._results, items)
             for (_, future), result in zip(batch, results, strict=True):

@@ -393,14 +393,15 @@ def per_type(
     are counted, by seqeval, and "micro avg" is that of all names; of other tags, words are counted."""
     if not are_names(labels):
         numbers = {label: number for number, label in enumerate(labels)}
-        pair = (
+        found, true = (
             np.array([numbers[tag] for tag in chain.from_iterable(rows)], dtype=int)
             for rows in (predicted, truth)
         )
-        confusion = confusion_matrix(*pair, len(labels))
+        confusion = confusion_matrix(found, true, len(labels))
         seen = confusion.any(axis=0) | confusion.any(axis=1)
         table = zip(per_class_table(confusion, list(labels)), seen, strict=True)
-        return {row.pop("label"): row for row, is_seen in table if is_seen}
+        rows = [row for row, is_seen in table if is_seen]
+        return {row.pop("label"): row for row in rows}
     if {*chain.from_iterable(truth), *chain.from_iterable(predicted)} <= {OUTSIDE}:
         return {}
     report = classification_report(truth, predicted, output_dict=True, zero_division=0)

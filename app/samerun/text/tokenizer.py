@@ -114,7 +114,7 @@ def check_reload(tokenizer: Any, config: Any, train_texts: Sequence[Cells], argu
         )
 
 
-def choose_max_length(requested: int | None, config: Any, tokenizer: Any, default: int = 512) -> int:
+def choose_max_length(requested: int | None, config: Any, tokenizer: Any, default: int) -> int:
     """--max_length, or else the default, limited by the position table and the tokenizer. Raises `InputError`
     for a requested length above the limit."""
     positions = getattr(config, "max_position_embeddings", None)
@@ -301,7 +301,8 @@ def jieba_tokenizer(
 
 def add_user_words(tokenizer: PreTrainedTokenizerBase, path: str | Path, notes: list[str]) -> None:
     """Adds the words of a file in jieba's format, "word [frequency [tag]]" per line, that are in the
-    vocabulary as tokens with their present ids, so that they are never split; counts the others in a note."""
+    vocabulary as tokens with their present ids, so that they are never split; counts the others in a note.
+    Raises `InputError` for a file that cannot be read or holds no word."""
     words = [line.split()[0] for line in read_text(path).split("\n") if line.strip()]
     if not words:
         raise InputError(

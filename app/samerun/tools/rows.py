@@ -174,7 +174,8 @@ def _means(values: np.ndarray, chosen: np.ndarray, empty: float) -> np.ndarray:
 def problems_of(held_out: HeldOut, suggested: np.ndarray) -> list[list[str]]:
     """What is wrong with each row of the held-out split, in words."""
     own = held_out.rows[held_out.split]
-    found = [["label"] * wrong for wrong in (suggested != held_out.given).any(axis=1).tolist()]
+    differs = (suggested != held_out.given).any(axis=1)
+    found = [["label"] if wrong else [] for wrong in differs]
     first_with: dict[Hashable, str] = {}
     # Last the held-out rows, so that they are compared with all others.
     for name, rows in sorted(held_out.rows.items(), key=lambda item: item[0] == held_out.split):

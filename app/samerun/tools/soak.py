@@ -298,7 +298,7 @@ def _wait(process: psutil.Popen, until: float) -> int:
     try:
         code = process.wait(max(1.0, until - time.monotonic()))
     except psutil.TimeoutExpired:
-        left = [process, *family]
+        left = [process, *process.children(recursive=True), *family]
     else:
         _, left = psutil.wait_procs(family, timeout=60)
     if left:

@@ -189,10 +189,12 @@ def test_a_narrow_batch_turns_nothing_dense():
 
 def test_training_leaves_numpys_generator_alone_and_plans_once(monkeypatch):
     model = fast(encoder(num_attention_heads=2)).train()  # two heads: planned in no other test
-    before = np.random.get_state()[1].copy()
+    _, before, position, *_ = np.random.get_state()
+    before = before.copy()
     ids, mask = batch((61, 100))
     first = model(input_ids=ids, attention_mask=mask)[0]
     np.testing.assert_array_equal(np.random.get_state()[1], before)
+    assert np.random.get_state()[2] == position
     monkeypatch.setattr(np.random, "seed", None)
     torch.testing.assert_close(model(input_ids=ids, attention_mask=mask)[0], first, atol=0, rtol=0)
 

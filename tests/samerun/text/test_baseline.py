@@ -1,6 +1,7 @@
 import numpy as np
+import pytest
 
-from samerun.text.baseline import linear_model
+from samerun.text.baseline import expected_seconds, linear_model
 
 TEXTS = [f"{word} {filler}" for word in ("cat", "dog", "cat dog", "bird") for filler in "abcdefgh"]
 LABELS = np.array(
@@ -31,3 +32,7 @@ def test_chinese_is_split_into_characters_and_texts_without_words_have_no_model(
     outputs = linear_model(train, np.array([0, 0, 1, 1]), 2)(["她的猫", "苹果和梨子"])
     assert outputs.argmax(axis=1).tolist() == [1, 0]
     assert linear_model(["!", "..."], np.array([0, 1]), 2) is None
+
+
+def test_the_expected_time_grows_with_texts_and_labels():
+    assert expected_seconds(["a" * 1000] * 1000, 90) == pytest.approx(10.0)

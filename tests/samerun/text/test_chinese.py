@@ -159,6 +159,18 @@ def test_a_user_dictionary_without_a_word_is_refused(folder, dictionary):
         jieba_tokenizer(folder, dictionary, [])
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "cannot be read"), (b"\xb0\xa1\xff", "not UTF-8 at byte 0"), (b"\n \n", "holds no word")],
+)
+def test_an_unreadable_user_dictionary_is_refused(folder, tmp_path, content, message):
+    path = tmp_path / "words.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        jieba_tokenizer(folder, path, [])
+
+
 JOINED = {
     "深 度 学 习": "深度学习",
     "人工智能 是 未来": "人工智能是未来",  # words, as from the jieba tokenizer
