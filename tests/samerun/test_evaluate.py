@@ -24,6 +24,17 @@ def test_evaluation_gives_each_rows_arrays_in_file_order(start_run):
     assert metrics == {"loss": pytest.approx(errors.mean().item(), rel=1e-6)}
 
 
+def test_placeholders_are_no_rows(start_run, monkeypatch):
+    """A process whose share is smaller than the others' has them."""
+    rows = eval_rows(*points(11), 3)
+    batches = list(rows.batches(1, 0))
+    batches.append(replace(batches[0], rows=torch.full_like(batches[0].rows, -1)))
+    expected, _ = predict(start_run(), linear_layer(), LinearTask(), rows)
+    monkeypatch.setattr(EvalBatches, "batches", lambda *_: iter(batches))
+    found, _ = predict(start_run(), linear_layer(), LinearTask(), rows)
+    assert found["error"].tolist() == expected["error"].tolist()
+
+
 def test_a_score_that_is_no_number_is_none():
     task = LinearTask()
     task.score = lambda *_: {"auc": float("nan"), "perplexity": float("inf"), "f1": None, "rows": 3}
