@@ -168,8 +168,6 @@ def passes(tree: Path, tests: list[str]) -> bool:
             "no:cacheprovider",
             "-p",
             "no:randomly",
-            "-p",
-            "no:xdist",
         ]
         code = 1
         try:
