@@ -273,12 +273,15 @@ def rank_1(peers):
     def begin(size=3, timeout=3600.0, living=True, store=peers.store):
         peers.publish(*range(1, size))
         rank_0 = machines._Heartbeat(peers.store, launch(0, size), answered=time.monotonic())
-        threading.Thread(target=machines._beat, args=(rank_0,), daemon=True).start()
+        thread = threading.Thread(target=machines._beat, args=(rank_0,), daemon=True)
+        thread.start()
         machines.start(store, launch(1, size, timeout=timeout))
         ended.append(rank_0)
         while not machines._heartbeat.summary:
             time.sleep(0.01)
-        rank_0.finished = not living
+        if not living:
+            rank_0.finished = True
+            thread.join()  # it must not count a collective that rank 1 enters from now on
 
     yield begin
     for rank_0 in ended:
