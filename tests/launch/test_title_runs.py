@@ -4,23 +4,9 @@ from __future__ import annotations
 
 import pytest
 from run_folders import read_json
-from title_job import ROWS
 
 from samerun.files import read_lines
 from samerun.tools import diff
-
-
-@pytest.mark.slow
-def test_the_titles_are_the_same_whatever_process_wrote_them(titled):
-    found, expected = (list(read_lines(titled(name) / "predictions.jsonl")) for name in ("ddp", "one"))
-    assert [line["id"] for line in found] == [line["id"] for line in read_lines(ROWS)][40:]
-    assert [line["title"] for line in found] == [line["title"] for line in expected]
-    # An untrained model writes much the same title for all documents; how sure it is differs.
-    scores, theirs = (
-        [c["score"] for line in lines for c in line["candidates"]] for lines in (found, expected)
-    )
-    assert scores == pytest.approx(theirs, rel=1e-5)
-    assert len(set(theirs)) > len(expected)
 
 
 @pytest.mark.slow

@@ -30,19 +30,10 @@ from samerun.tools.moving.outcome import (
     TOLERANCE,
     compare,
     read_outcome,
-    rounding_alone,
 )
 
 LEFT_OUT = 0.05  # the largest share of weights with gradients of rounding alone: classifier 0.7 %, titles 4 %
 CLASSIFY = [name for name, job in JOBS.items() if name not in REFERENCES and job.precision == "no"]
-# What the classifier's jobs cover: processes, whether a step has several micro-batches, the ZeRO stage or
-# FSDP, whether the optimizer is in host memory.
-REQUIRED = {
-    (1, True, 0, False), (2, False, 0, False), (2, True, 0, False), (2, False, 1, False),
-    (2, False, 2, False),
-    (2, False, 3, False), (2, False, 2, True), (2, False, 3, True), (2, True, "fsdp", False),
-    (2, False, "fsdp", True),
-}  # fmt: skip
 
 
 @pytest.mark.slow
@@ -86,33 +77,6 @@ def run_file(folder):
     return read_json(folder / "run.json")
 
 
-def launch_of(run):
-    offload = "offload_optimizer" in ((run["deepspeed_config"] or {}).get("zero_optimization") or {})
-    batch = run["plan"]["batch"]
-    # Micro-batches by tokens have room for all rows here.
-    accumulates = batch["max_tokens"] is None and batch["accumulation"] > 1
-    fsdp = run["fsdp"]
-    return (
-        run["world_size"],
-        accumulates,
-        "fsdp" if fsdp else run["zero_stage"],
-        fsdp["offload_params"] if fsdp else offload,
-    )
-
-
-@pytest.mark.slow
-def test_the_table_has_every_launch_and_every_launcher(launched):
-    runs = [run_file(launched(name).folder) for name in CLASSIFY]
-    found = {launch_of(run) for run in runs}
-    # A launch that occurs with accumulation only counts as well: it is the harder case.
-    missing = REQUIRED - found - {(processes, False, *rest) for processes, _, *rest in found}
-    assert missing == set()
-    # A reference has none.
-    assert {run["launcher"] for run in runs} == {"torchrun", "accelerate", "deepspeed"}
-    memory = run_file(launched("deepspeed_zero3").folder)["deepspeed_config"]["zero_optimization"]
-    assert memory["stage3_param_persistence_threshold"] == 0  # every weight was partitioned
-
-
 # Micro-batches of so many tokens
 # ---------------------------------------------------------------------------------------------
 
@@ -126,18 +90,6 @@ def check_micro_batches(run, folder, tokens):
     state = read_json(folder / "checkpoints" / f"step_{last}" / "state.json")
     assert run["plan"]["batch"]["max_tokens"] == tokens
     assert state["padded_tokens"] > last * tokens * run["world_size"]
-
-
-@pytest.mark.slow
-def test_the_classifiers_jobs_by_tokens_have_several_micro_batches_a_step(launched):
-    found = set()
-    for name in CLASSIFY:
-        if JOBS[name].max_tokens is not None:
-            folder = launched(name).folder
-            run = run_file(folder)
-            check_micro_batches(run, folder, JOBS[name].max_tokens)
-            found.add((run["world_size"], run["zero_stage"]))
-    assert found == {(2, 0), (2, 2)}  # of one process: titles below
 
 
 @pytest.mark.slow
@@ -159,59 +111,6 @@ def test_titles_in_micro_batches_of_so_many_tokens_differ_in_nothing_but_roundin
     assert found.weights <= title_job.WEIGHTS_TOLERANCE
     assert found.left_out <= LEFT_OUT
     assert replace(found, weights=0.0).is_rounding, found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("task", "name"), [("classify", "python"), ("classify", "single_gpu"), ("titles", "one")]
-)
-def test_the_job_is_the_hard_case_it_is_meant_to_be(task, name, outcome, launched, titled):
-    found = outcome(task, name)
-    run = run_file(launched(name).folder if task == "classify" else titled(name))
-
-    assert list(found.steps) == [1, 2, 3, 4, 5, 6]
-    assert all(step["grad_norm"] > run["arguments"]["max_grad_norm"] for step in found.steps.values())
-    size = run["plan"]["batch"]["global_batch_size"]
-    assert [len(rows) for rows in found.rows.values()] == [
-        size,
-        size,
-        31 - 2 * size,
-    ] * 2  # the last batch is incomplete
-    assert len({rate[0] for rate in found.learning_rates.values()}) > 3
-    assert run["arguments"]["label_smoothing_factor"] == 0.1
-    assert task == "titles" or len(set(run["pos_weight"].values())) > 1
-    assert len(found.weights) > 30
-
-
-@pytest.mark.slow
-def test_a_row_that_goes_elsewhere_and_a_weight_that_moves_are_seen(outcome):
-    whole = outcome("classify", "python")
-    assert compare(whole, whole).is_rounding
-
-    left_out = rounding_alone(whole.gradients)
-    kept = {key: sizes.where((sizes > 0) & ~left_out[key], 1) for key, sizes in whole.gradients.items()}
-    name = min(kept, key=lambda key: kept[key].min())  # the smallest gradient that is not left out
-    moved = whole.weights[name].clone()
-    moved.view(-1)[kept[name].argmin()] += 2e-5 * moved.abs().max()
-    changed = {
-        "weights": replace(whole, weights={**whole.weights, name: moved}),
-        "losses": replace(
-            whole, steps={**whole.steps, 4: {**whole.steps[4], "loss": whole.steps[4]["loss"] * 1.00002}}
-        ),
-        "grad_norms": replace(whole, steps={**whole.steps, 4: {**whole.steps[4], "grad_norm": None}}),
-        "same_learning_rates": replace(
-            whole, learning_rates={**whole.learning_rates, 2: [1e-3, 1e-3 + 1e-12]}
-        ),
-        "same_rows": replace(whole, rows={**whole.rows, 3: [whole.rows[3][0] + 1]}),
-        "metrics": replace(
-            whole, evaluations={**whole.evaluations, 3: {**whole.evaluations[3], "eval_loss": 0.5}}
-        ),
-    }
-    same = compare(whole, whole)
-    for what, other in changed.items():
-        found = compare(other, whole)
-        assert not found.is_rounding, what
-        assert [field for field in changed if getattr(found, field) != getattr(same, field)] == [what]
 
 
 # Golden metrics

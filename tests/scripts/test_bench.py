@@ -1,67 +1,17 @@
-"""scripts/bench.py: turns, memory, numbers that come from what was measured; and a quick run of some
-sections."""
+"""scripts/bench.py: numbers come from what was measured; and a quick run of some sections."""
 
-import itertools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import bench
 import pytest
-from benchmarking import contest, processes, watch
-from benchmarking.sections import SECTIONS, classification
+from benchmarking import contest
+from benchmarking.sections import classification
 from launchers import environment
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-CHILD = """
-import json, os, sys
-from pathlib import Path
-from types import SimpleNamespace
-
-settings = json.loads(sys.argv[2])
-if settings["contender"] == "broken":
-    sys.exit("no such model")
-done = 0
-for _ in range(settings["steps"]):
-    os.write(settings["signals"], b".")
-    if os.read(0, 1) != b"\\n":
-        break
-    with open(settings["log"], "a") as log:
-        log.write(settings["contender"])
-    done += 1
-Path(settings["answer"]).write_text(json.dumps({"steps": done}))
-"""
-
-
-@pytest.fixture
-def start(tmp_path):
-    """Runs contenders that only write down their turns: steps of each -> (results, turns)."""
-    script, log = tmp_path / "child.py", tmp_path / "turns.txt"
-    script.write_text(CHILD)
-
-    def begin(may_fail=False, **steps):
-        jobs = [(name, {"steps": count, "log": str(log)}) for name, count in steps.items()]
-        found = processes.run_group([sys.executable, str(script)], jobs, tmp_path, 1, may_fail)
-        return found, log.read_text()
-
-    return begin
-
-
-def test_contenders_take_turns_and_nobody_always_comes_first(start):
-    results, turns = start(a=4, b=6)
-    assert turns == "abbabaabbb"
-    assert [result["steps"] for result in results] == [4, 6]
-
-
-def test_a_contender_that_fails_ends_the_benchmark_or_is_left_out(start, capsys):
-    with pytest.raises(SystemExit, match=r"broken_1 failed \(1\):\nno such model"):
-        start(a=1, broken=1)
-    results, _ = start(may_fail=True, broken=1, a=2)
-    assert (results[0], results[1]["steps"]) == (None, 2)
-    assert "no such model" in capsys.readouterr().out
 
 
 class Bench:
@@ -69,19 +19,15 @@ class Bench:
 
     options = SimpleNamespace(seed=1, quick=False)
 
-    def __init__(self, costs):
-        self.costs, self.runs = costs, []
+    def __init__(self):
+        self.runs = []
 
     def run(self, jobs, settings, may_fail=False):
-        self.runs.append((jobs, settings))
-        fails = [may_fail and own["choice"].get("fails") for _, own in jobs]
-        return [
-            None if failed else self.result(name, own["choice"], settings["max_steps"])
-            for (name, own), failed in zip(jobs, fails, strict=True)
-        ]
+        self.runs.append(settings)
+        return [self.result(name, own["choice"], settings["max_steps"]) for name, own in jobs]
 
     def result(self, name, choice, steps):
-        seconds, own = self.costs(name, choice) * steps, name.partition(".")[2]
+        seconds, own = costs(name, choice) * steps, name.partition(".")[2]
         cpu, memory = (1.0, 100.0) if own == "ours" else (3.0, 200.0)
         return {"contender": own, "seconds": seconds, "cpu_seconds": cpu, "memory_mb": memory}
 
@@ -94,7 +40,7 @@ def costs(name, choice):
 
 
 def test_each_contender_is_measured_with_the_fastest_of_its_settings():
-    group = Bench(costs)
+    group = Bench()
     contenders = {"ours": [[{"rows": 1}, {"rows": 2}]], "trainer": contest.accumulating(16, grouped=True)}
     settings = {"batch_size": 16, "steps": 6, "rounds": 3, "search_steps": 2}
     found = contest.contest(group, "x", contenders, settings, {"texts": "short"})
@@ -113,45 +59,8 @@ def test_each_contender_is_measured_with_the_fastest_of_its_settings():
         trainer["settings"],
     ]
     # The same rows for all: two steps in the search, six in each round, with another seed.
-    assert [(s["max_steps"], s["rows"]) for _, s in group.runs] == [(2, 32)] * 3 + [(6, 96)] * 3
-    assert [s["seed"] for _, s in group.runs[3:]] == [1, 2, 3]
-
-
-def test_on_a_gpu_all_settings_take_turns_at_once():
-    group = Bench(lambda name, choice: costs(name, {"grouped": False, "fused": True} | choice))
-    theirs = [[{"accumulation": 2}], [{"accumulation": 4}]]
-    contenders = {"ours": [[{"rows": 1}], [{"rows": 2}, {"fails": True}]], "trainer": theirs}
-    settings = {"batch_size": 16, "steps": 6, "rounds": 0, "epochs": 3}
-    found = contest.contest(group, "x", contenders, settings, {"texts": "short"})
-    ((jobs, size),) = group.runs
-    assert [name for name, _ in jobs] == ["x.ours", "x.ours", "x.ours", "x.trainer", "x.trainer"]
-    # Three epochs over the same rows, the first a warm-up.
-    assert (size["max_steps"], size["rows"], size["measured_rows"], size["warm_up"]) == (18, 96, 192, 6)
-    assert found.measured[1]["ours is faster by"]["median"] == 2.0
-    assert [row["settings"] for row in found.measured] == ["rows 2", "accumulation 4"]
-    assert [(row["texts"], row["settings"]) for row in found.searched if row["chosen"]] == [
-        ("short", "rows 2"), ("short", "accumulation 4"),
-    ]  # fmt: skip
-
-
-def test_turns_begin_after_the_warm_up(monkeypatch):
-    (ours, theirs), (go, signals) = os.pipe(), os.pipe()
-    settings = {"steps_per_turn": 2, "warm_up": 3, "signals": theirs, "contender": "x"}
-    before = os.dup(0)
-    os.dup2(go, 0)
-    try:
-        os.write(signals, b"\n" * 3)
-        os.close(signals)  # a fourth turn would end the process
-        # The time is that of the measured steps, without the warm-up and without waiting for a turn.
-        clock = SimpleNamespace(perf_counter=itertools.count().__next__, process_time=lambda: 0.0)
-        monkeypatch.setattr(watch, "time", clock)
-        measured = watch.Watch(settings)
-        for _ in range(8):
-            measured.mark()
-    finally:
-        os.dup2(before, 0)
-    assert os.read(ours, 9) == b"..."  # after 3, 5 and 7 steps
-    assert measured.measurements()["seconds"] == 2
+    assert [(s["max_steps"], s["rows"]) for s in group.runs] == [(2, 32)] * 3 + [(6, 96)] * 3
+    assert [s["seed"] for s in group.runs[3:]] == [1, 2, 3]
 
 
 def test_no_speed_is_shown_where_our_quality_is_worse():
@@ -165,14 +74,6 @@ def test_no_speed_is_shown_where_our_quality_is_worse():
     assert [row["ours is faster by"] for row in rows] == [2.0, "not compared", 2.0, 2.0]
     classification.judge(found, judged=False)
     assert {row["quality"] for row in rows[1:]} == {"not judged"}
-
-
-def test_sections_are_documented_and_an_unknown_one_is_refused(monkeypatch, capsys):
-    assert [name for name in SECTIONS if name not in bench.__doc__] == []
-    monkeypatch.setattr(sys, "argv", ["bench.py", "--sections", "short,speed"])
-    with pytest.raises(SystemExit):
-        bench.parse_options(SECTIONS)
-    assert "no such section: speed" in capsys.readouterr().err
 
 
 @pytest.mark.slow

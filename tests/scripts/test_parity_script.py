@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 from collections import OrderedDict
+from dataclasses import replace
 from types import SimpleNamespace
 
 import launchers
@@ -176,6 +177,23 @@ def test_a_bias_before_a_norm_is_left_out_by_its_gradient(tmp_path):
     other.weights["last.bias"].add_(1e-2)  # which has one
     assert outcome.compare(other, one).where == "last.bias"
     assert parity.verdict(parity.REFERENCE, outcome.compare(other, one)) == ("differs", False)
+
+
+def test_every_kind_of_difference_is_seen(tmp_path):
+    one = replace(trained(tmp_path, range(8)), evaluations={1: {"eval_loss": 0.4}})
+    same = outcome.compare(one, one)
+    assert same.is_rounding
+    for what, changed in {
+        "losses": {"steps": {1: {"loss": 1.00002, "grad_norm": 1.0}}},
+        "grad_norms": {"steps": {1: {"loss": 1.0, "grad_norm": None}}},
+        "same_learning_rates": {"learning_rates": {1: [1e-2 + 1e-12]}},
+        "same_rows": {"rows": {1: [1]}},
+        "metrics": {"evaluations": {1: {"eval_loss": 0.5}}},
+    }.items():
+        found = outcome.compare(replace(one, **changed), one)
+        assert not found.is_rounding, what
+        differs = [name for name, value in vars(found).items() if value != getattr(same, name)]
+        assert differs == [what] + ["eval_losses"] * (what == "metrics")
 
 
 class WithNoise(nn.Module):

@@ -41,17 +41,6 @@ def scale(environment):
     return module
 
 
-@pytest.mark.slow
-def test_the_cost_of_a_training_against_its_sizes(scale, monkeypatch):
-    monkeypatch.setattr(scale, "GROWTH", {"processes": (1, 2)})
-    monkeypatch.setattr(scale, "BASE", scale.BASE | {"rows": 64})
-    table = scale.show_growth(SimpleNamespace(sizes=[2]))
-    found = [[cell.strip() for cell in line.split("|")[1:]] for line in table[2:]]
-    assert [cells[1] for cells in found] == ["a step, CPU ms", "all else, CPU s", "memory, MB"]
-    assert all(float(value.replace(",", "")) > 0 for cells in found for value in cells[3].split(";"))
-    assert [cells[2] for cells in found] == ["1; 2"] * 3
-
-
 def test_the_other_tables(scale):
     small = SimpleNamespace(rows=[1000], processes=[8, 300])
     assert list(cells(scale.show_order(small)))[2:] == ["1,000"]
