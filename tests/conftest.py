@@ -30,7 +30,8 @@ import pytest
 import running
 import title_job
 from in_process import script  # noqa: F401 - a fixture
-from launchers import JOBS, Launched
+from launchers import Launched
+from title_job import ALL_JOBS
 
 from samerun.text.arguments import TextArguments
 
@@ -54,15 +55,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Groups tests that use the same runs in one process of pytest-xdist, so that each run is made once."""
     for item in items:
-        parameters, fixtures = getattr(item, "callspec", None), set(item.fixturenames)
-        of_titles = parameters is not None and any(text in parameters.id for text in ("titles", "titlegen"))
-        # test_parity requests runs of both tasks by name.
-        of_either = {"launched", "outcome", "finished_run"} & fixtures
+        fixtures = set(item.fixturenames)
         if "pair" in fixtures:
             item.add_marker(pytest.mark.xdist_group("two machines"))
-        elif (of_titles and of_either) or (not of_either and {"titled", "title_tokens"} & fixtures):
+        elif "title_tokens" in fixtures or ("launched" in fixtures and "title" in item.nodeid):
             item.add_marker(pytest.mark.xdist_group("runs of titlegen.py"))
-        elif of_either:
+        elif {"launched", "finished_run"} & fixtures:
             item.add_marker(pytest.mark.xdist_group("runs of classify.py"))
 
 
@@ -153,6 +151,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The working folder of commands: data, configurations, and runs/ with a folder per job."""
     folder = tmp_path_factory.mktemp("launch")
     launchers.write_corpus(folder)
+    title_job.write_corpus(folder)
     launchers.write_partitioned(folder)
     launchers.observe_steps(folder)
     return folder
@@ -164,10 +163,10 @@ def launched(home: Path) -> Callable[[str], Launched]:
 
     @functools.cache
     def launch(name: str) -> Launched:
-        earlier = JOBS[name].resumes
-        if earlier:
-            launch(earlier[0]).check()
-        return launchers.launch(name, home)
+        job = ALL_JOBS[name]
+        if job.resumes:
+            launch(job.resumes[0]).check()
+        return launchers.launch(name, job, home)
 
     return lambda name: launch(name).check()
 
@@ -187,39 +186,16 @@ def forked_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def title_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Like `home`, for titles."""
-    folder = tmp_path_factory.mktemp("titles")
-    title_job.write_corpus(folder)
-    launchers.hide_gpus(folder)
-    launchers.observe_steps(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def title_tokens(title_home: Path) -> SimpleNamespace:
+def title_tokens(home: Path) -> SimpleNamespace:
     """A run of `samerun parity` on the title job with micro-batches by tokens, in three setups: the process
     (`finished`), its `folder`, and the command's --output_dir, which must not be touched (`never`)."""
-    never = title_home / "runs" / "never_tokens"
+    never = home / "runs" / "never_tokens"
     options = ["--setups", "zero2,fsdp", "--steps", str(title_job.STEPS)]
     tokens = title_job.MICRO_BATCH_TOKENS
     job = title_job.arguments(streaming=31, max_tokens_per_micro_batch=tokens, output_dir=never)
     command = [*launchers.tool("parity"), *options, "--output_dir", "tokens", str(title_job.SCRIPT)]
-    finished = launchers.run([*command, "--from_scratch", *job], title_home, timeout=900)
-    return SimpleNamespace(finished=finished, folder=title_home / "tokens", never=never)
-
-
-@pytest.fixture(scope="session")
-def titled(title_home: Path) -> Callable[[str], Path]:
-    """A function (job's name) -> folder. Like `launched`, for the jobs of `title_job`."""
-
-    @functools.cache
-    def launch(name: str) -> Path:
-        if title_job.JOBS[name].resumes:
-            launch(title_job.JOBS[name].resumes[0])
-        return title_job.launch(name, title_home)
-
-    return launch
+    finished = launchers.run([*command, "--from_scratch", *job], home, timeout=900)
+    return SimpleNamespace(finished=finished, folder=home / "tokens", never=never)
 
 
 @pytest.fixture(params=[1, 3])

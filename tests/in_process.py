@@ -40,6 +40,16 @@ class Ended:
     out: str
     err: str
 
+    def check(self) -> Ended:
+        """Fails unless the script has succeeded. Returns itself."""
+        assert self.code == 0, self.err
+        return self
+
+    def silent(self) -> Ended:
+        """Fails unless it has succeeded without a warning. Returns itself."""
+        assert (self.code, self.err) == (0, "")
+        return self
+
 
 @contextlib.contextmanager
 def default_logging() -> Iterator[list[str]]:

@@ -170,6 +170,13 @@ def tool(name: str) -> list[str]:
     return [sys.executable, "-c", code, name]
 
 
+def check_parity(setups: str, steps: int, home: Path, script: str, words: list[str]) -> None:
+    """Compares the first steps of a task's command under these setups of `samerun parity`, which fails where
+    more than rounding differs from one process."""
+    options = as_words(setups=setups, steps=steps, output_dir="table")
+    run([*tool("parity"), *options, script, *words], home).check()
+
+
 def torchrun(processes: int) -> list[str]:
     return [_tool("torchrun"), "--nproc_per_node", str(processes), "--master_port", str(free_port())]
 
@@ -321,7 +328,8 @@ MICRO_BATCH_TOKENS = 100
 
 @dataclass(frozen=True)
 class Job:
-    """One launch of the common job. `launch` returns the launchers' commands, one per machine."""
+    """One launch of the common job. `launch` returns the launchers' commands, one per machine; `arguments`
+    the script and its arguments."""
 
     launch: Callable[[], list[list[str]]]
     processes: int
@@ -333,10 +341,14 @@ class Job:
     precision: str = "no"
     resumes: tuple[str, int] | None = None  # (job, step) of the checkpoint
     averages: bool = False  # see `AVERAGED`
+    arguments: Callable[..., list[str]] = training
+    compared_with: str | None = None  # by default a job of classification
 
     @property
     def reference(self) -> str:
         """The name of the job to compare with: one process, no accumulation."""
+        if self.compared_with is not None:
+            return self.compared_with
         if self.global_batch_size == EVEN:
             return "single_gpu"
         return "averaged" if self.averages else "python"
@@ -404,9 +416,9 @@ class Launched:
         return self
 
 
-def launch(name: str, home: Path) -> Launched:
-    """Runs a job of `JOBS`. The job that it resumes must have run in the same `home`."""
-    job, folder = JOBS[name], home / "runs" / name
+def launch(name: str, job: Job, home: Path) -> Launched:
+    """Runs a job in runs/NAME. The job that it resumes must have run in the same `home`."""
+    folder = home / "runs" / name
     changed: dict[str, object] = {
         "global_batch_size": job.global_batch_size,
         "per_device_train_batch_size": job.micro_batch_size,
@@ -419,7 +431,7 @@ def launch(name: str, home: Path) -> Launched:
     if job.resumes:
         other, step = job.resumes
         changed["resume_from_checkpoint"] = home / "runs" / other / "checkpoints" / f"step_{step}"
-    arguments = training(folder, **changed)
+    arguments = job.arguments(folder, **changed)
     commands = [[*launcher, *arguments] for launcher in job.launch()]
     finished = run_together(commands, home, real=name in REAL)
     check_run_folder(folder)

@@ -92,8 +92,7 @@ def test_the_code_of_every_card_gives_the_runs_predictions_without_our_code_or_a
         task, given = prepare(home)
         given |= {"output_dir": "run", "report_to": "none", "max_steps": 1}
         made = [f"--{name}={value}" for name, value in given.items()]
-        ended = script(task, ["--from_scratch", "--do_train", "--do_predict", *made])
-        assert ended.code == 0, ended.err
+        script(task, ["--from_scratch", "--do_train", "--do_predict", *made]).check()
         card = (home / "run" / "README.md").read_text(encoding="utf-8")
         lines.append(next(read_lines(home / "run" / "predictions.jsonl")))
         jobs.append((str(home / "run"), re.search(r"```python\n(.*?)```", card, re.DOTALL)[1]))

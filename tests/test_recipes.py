@@ -135,6 +135,5 @@ def test_a_recipe_trains(name, script, tmp_path, bert_folder, monkeypatch):
     task = re.search(r"app/(\w+)\.py", " ".join(header(name)[0]))[1]
     given = tiny(name, task, tmp_path, bert_folder)
     given |= {"output_dir": tmp_path / "run", "report_to": "none", "max_steps": 1}
-    ended = script(task, [f"--config={FOLDER / name}.yaml", *as_words(**given)])
-    assert ended.code == 0, ended.err
+    script(task, [f"--config={FOLDER / name}.yaml", *as_words(**given)]).check()
     assert (tmp_path / "run" / "best" / "config.json").is_file()

@@ -1,14 +1,12 @@
-"""One small title generation job and its launches."""
+"""One small title generation job and its launches, beside those of `launchers`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import launchers
-from launchers import REPOSITORY, as_words, deepspeed, python, torchrun
+from launchers import REPOSITORY, Job, as_words, deepspeed, one, python, torchrun
 
 SCRIPT = REPOSITORY / "app" / "titlegen.py"
 ROWS = REPOSITORY / "tests" / "fixtures" / "chinese_titles.jsonl"
@@ -32,24 +30,6 @@ MICRO_BATCH_TOKENS = 600  # a global batch has about 1800
 # from zero, is 1.7e-5 away, all others less than 7e-6: its gradient nearly cancels in some step only, so that
 # its second moment does not tell.
 WEIGHTS_TOLERANCE = 3e-5
-
-
-@dataclass(frozen=True)
-class Job:
-    """One launch of the job."""
-
-    launcher: Callable[..., list[str]]
-    options: tuple[int, ...] = ()
-    deepspeed_file: str | None = None
-    resumes: tuple[str, int] | None = None  # (job, step) of the checkpoint
-
-
-JOBS = {
-    "one": Job(python),
-    "ddp": Job(torchrun, (2,)),
-    "then_zero3": Job(deepspeed, (2,), "ds_configs/zero3.json", ("ddp", 2)),
-    "then_one": Job(python, resumes=("then_zero3", 5)),
-}
 
 
 def write_corpus(folder: Path) -> None:
@@ -98,20 +78,22 @@ def arguments(**changed: object) -> list[str]:
     return as_words(**values)
 
 
-def launch(name: str, home: Path) -> Path:
-    """Runs a job of `JOBS` and returns its folder. The job that it resumes must have run in the same
-    `home`."""
-    job, folder = JOBS[name], home / "runs" / name
-    changed: dict[str, object] = {"output_dir": folder, "deepspeed": job.deepspeed_file}
-    changed |= {"streaming": 31}  # all rows: every buffer is an epoch
-    if job.resumes:
-        other, step = job.resumes
-        changed["resume_from_checkpoint"] = home / "runs" / other / "checkpoints" / f"step_{step}"
-    command = [
-        *job.launcher(*job.options),
-        str(SCRIPT),
-        *as_words(from_scratch=True, do_train=True, do_predict=True),
-        *arguments(**changed),
-    ]
-    launchers.run(command, home).check()
-    return folder
+def training(output_dir: Path, **changed: object) -> list[str]:
+    """The script and its arguments. All rows are streamed: every buffer is an epoch."""
+    options = arguments(output_dir=output_dir, streaming=31, **changed)
+    return [str(SCRIPT), "--from_scratch", *as_words(do_train=True, do_predict=True), *options]
+
+
+def job(launcher, *options: int, **given) -> Job:
+    processes = options[0] if options else 1
+    return Job(one(launcher, *options), processes, 15, arguments=training, compared_with="titles", **given)
+
+
+JOBS = {
+    "titles": job(python),
+    "titles_ddp": job(torchrun, 2),
+    "titles_zero3": job(deepspeed, 2, deepspeed_file="ds_configs/zero3.json", zero_stage=3,
+                        resumes=("titles_ddp", 2)),
+    "titles_one": job(python, resumes=("titles_zero3", 5)),
+}  # fmt: skip
+ALL_JOBS = {**launchers.JOBS, **JOBS}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from catalogue_case import GOOD, VALID, Case, by_turns, encoded, train
+from catalogue_case import GOOD, Case, by_turns, train
 
 CLASSIFY, TITLEGEN = ("classify",), ("titlegen",)
 PREDICT = {"do_train": "true", "do_predict": "true", "test_file": "test.csv"}
@@ -14,8 +14,6 @@ def works(name: str, *said: str, tasks: tuple[str, ...] = ("classify", "titlegen
 
 
 FILES = [
-    works("GB18030, named", **train(encoded(GOOD, "gb18030"), encoding="gb18030",
-                                    validation_file="train.csv")),
     works("files of several kinds and a pattern, mixed", r"^note           6 training rows",
           r"^note           rows of an epoch: 2 from the 4 of train\.csv, 4 from the 2 of "
           r"part-1\.csv \(--mixing_weights\)$",
@@ -42,9 +40,6 @@ PLACES = [
 ROWS = [
     works("two rows share training and validation", r"1 training rows are kept for validation",
           **train("text,TARGET\nred apple,red\nred pear,red\n", validation_file=None)),
-    works("rows in training and validation", r"2 of 4 validation texts are in the training rows too",
-          files={"valid.csv": VALID.replace("red wine", "red brick wall").replace("blue sky",
-              "plain water")}),
     works("blank texts to predict", r"test\.csv: 2 row\(s\) have no text; they are kept", arguments=PREDICT,
           files={"test.csv": 'text\nred\n" "\n""\n'}),
     works("test file that is not read", r"--test_file nothing\.csv is not read",
@@ -64,10 +59,6 @@ LABELS = [
           r"valid\.csv: 2 row\(s\) have no label", r"ROC AUC is undefined for 3 label\(s\)", tasks=CLASSIFY,
           files={"train.csv": GOOD.replace("water,green", "water,"),
                  "valid.csv": "text,labels\na,\nb,\n"}),
-    works("unknown labels, ignored",
-          r"valid\.csv: 2 label\(s\) of 1 kind\(s\) that the training data does not have are ignored",
-          tasks=CLASSIFY, arguments={"unknown_labels": "ignore"},
-          files={"valid.csv": "text,labels\na,new\nb,new|red\n"}),
     works("labels with another separator in them",
           r"train\.csv: no row has two labels, but many labels hold ','",
           tasks=CLASSIFY, **train('text,labels\na,"red,green"\nb,"green,red"\n',

@@ -29,9 +29,7 @@ def test_unusual_input_works(case: Case, task: str, workplace, script, monkeypat
     lay_out(case, task, workplace)
     argv = command_line(case, task)
 
-    ended = script(task, argv)
-
-    assert (ended.code, ended.err) == (0, "")
+    ended = script(task, argv).silent()
     for words in case.said:
         assert re.search(words.replace("TARGET", TARGETS[task]), ended.out, re.MULTILINE), ended.out
     folder = output_dir(argv)
@@ -57,8 +55,7 @@ def test_every_character_comes_back_as_it_was(task, workplace, script):
     given |= {"do_train": "true", "do_predict": "true", "vocab_size": 400}
     case = Case("", [], (task,), given, {"rows.jsonl": lines(*rows)})
     lay_out(case, task, workplace)
-    ended = script(task, command_line(case, task))
-    assert (ended.code, ended.err) == (0, "")
+    script(task, command_line(case, task)).silent()
     found = list(read_lines(Path("run/predictions.jsonl")))
     assert [line["id"] for line in found] == STRANGE
     if task == "classify":
@@ -76,15 +73,14 @@ def test_predicting_in_a_finished_runs_folder_keeps_what_the_run_found(task, wor
     training = {"do_train": "true", "do_predict": "true", "test_file": "valid.csv", "learning_rate": 1e-3}
     case = Case("", [], (task,), training | {"output_dir": "done"}, files)
     lay_out(case, task, workplace)
-    assert script(task, command_line(case, task)).code == 0
+    script(task, command_line(case, task)).check()
     kept = contents(Path("done"))
 
     predict = as_words(
         do_predict=True, model_name_or_path="done/best", test_file="one.csv", output_dir="done"
     )
     for options, name in [([], "done/predictions_one.jsonl"), (["--predictions_file", "p.csv"], "p.csv")] * 2:
-        ended = script(task, [*predict, *options])
-        assert (ended.code, ended.err) == (0, "")
+        ended = script(task, [*predict, *options]).silent()
         assert f"predictions    {name}\n" in ended.out
     lines = Path("p.csv").read_text(encoding="utf-8").splitlines()
     assert (lines[0].split(",")[:2], len(lines)) == (["id", TARGETS[task]], 2)
@@ -100,8 +96,7 @@ def test_predicting_in_a_finished_runs_folder_keeps_what_the_run_found(task, wor
     judge = as_words(
         do_eval=True, model_name_or_path="done/best", validation_file="valid.csv", output_dir="judged"
     )
-    ended = script(task, judge)
-    assert (ended.code, ended.err) == (0, "")
+    script(task, judge).silent()
     check_evaluated_alike(Path("done"), Path("judged"))
 
 
@@ -112,8 +107,7 @@ def test_unusual_sentences_are_trained_on_and_tagged(name, workplace, script):
     given = {"do_train": "true", "do_predict": "true", "validation_file": "train.jsonl", "max_length": 8}
     sentences = Case(name, [], ("tag",), given | {"test_file": "test.jsonl"}, files | {"test.jsonl": test})
     lay_out(sentences, "tag", workplace)
-    ended = script("tag", command_line(sentences, "tag"))
-    assert (ended.code, ended.err) == (0, "")
+    ended = script("tag", command_line(sentences, "tag")).silent()
     assert said in ended.out
     predicted = list(read_lines(workplace / "run" / "predictions.jsonl"))
     assert [line["tokens"] for line in predicted] == [["a", "b"], ["ab", "c", "."], [], ["北", "京"]]
@@ -124,7 +118,6 @@ def test_unusual_sentences_are_trained_on_and_tagged(name, workplace, script):
 def test_unusual_masks_are_trained_on_and_predicted(case, predictions, workplace, script):
     (task,) = case.tasks
     lay_out(case, task, workplace)
-    ended = script(task, command_line(case, task))
-    assert (ended.code, ended.err) == (0, "")
+    ended = script(task, command_line(case, task)).silent()
     assert re.search(case.said[0], ended.out), ended.out
     assert len(list(Path("run/predictions").glob("[!.]*"))) == predictions

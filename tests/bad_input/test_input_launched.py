@@ -10,7 +10,7 @@ import refused_arguments
 import refused_files
 import refused_models
 from catalogue_case import Case, command_line, lay_out
-from launchers import REPOSITORY, Finished, accelerate, deepspeed, hide_gpus, python, run, torchrun
+from launchers import REPOSITORY, Finished, accelerate, deepspeed, hide_gpus, run, torchrun
 from run_folders import contents, read_json
 
 
@@ -41,18 +41,6 @@ def place(tmp_path, models):
 
 def start(launcher: list[str], case: Case, task: str, place) -> Finished:
     return run([*launcher, str(REPOSITORY / "app" / f"{task}.py"), *command_line(case, task)], place)
-
-
-@pytest.mark.slow
-def test_a_process_says_it_once_and_exits_with_2(place):
-    lay_out(RAGGED, "classify", place)
-    before = contents(place)
-
-    finished = start(python(), RAGGED, "classify", place)
-
-    assert (finished.code, finished.out) == (2, "")
-    assert re.fullmatch(rf"error: {RAGGED.said[0]}.*\n", finished.err), finished.err
-    assert contents(place) == before
 
 
 def test_debug_shows_where_it_was_found(workplace, script):

@@ -86,7 +86,7 @@ def test_a_command_of_random_arguments(number, script, tmp_path):
     words = as_words(**usual(task, tmp_path) | more)
     if chance.random() < 0.3:  # the folder holds a run
         usually = as_words(**usual(task, tmp_path))
-        assert script(task, usually).code == 0
+        script(task, usually).check()
     before = contents(tmp_path)
     ended = script(task, words)
     after = contents(tmp_path)

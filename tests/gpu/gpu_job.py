@@ -35,7 +35,7 @@ COMMON = {
 def write_data(home: Path) -> None:
     launchers.write_corpus(home)
     launchers.write_bert_config(home / "without_dropout", 0.0)
-    title_job.write_corpus(home / "titles")
+    title_job.write_corpus(home)
     images_job.write_idx(home / "mnist", rows=64, size=28)
     masks_job.write(home / "masks")
     masks_job.segformer(home / "segformer")
@@ -47,10 +47,7 @@ def classify(settings: dict) -> list[str]:
 
 
 def titlegen(settings: dict) -> list[str]:
-    files = {"train_file": "train.jsonl", "validation_file": "valid.jsonl", "test_file": "test.jsonl",
-             "config_name": "bigbird/config.json"}  # fmt: skip
-    files = {name: f"titles/{file}" for name, file in files.items()}
-    return ["--from_scratch", "--do_train", *title_job.arguments(**files | settings)]
+    return ["--from_scratch", "--do_train", *title_job.arguments(**settings)]
 
 
 def image_classify(settings: dict) -> list[str]:

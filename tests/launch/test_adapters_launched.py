@@ -28,8 +28,7 @@ def test_adapters_are_the_same_everywhere_and_move(launched, home, tmp_path, scr
     model = launched("python").folder / "best"
     whole, zero2, moved = tmp_path / "whole", tmp_path / "adapters_zero2", tmp_path / "moved"
     monkeypatch.chdir(home)
-    ended = script("classify", job(model, whole, max_steps=4)[1:])
-    assert ended.code == 0, ended.err
+    script("classify", job(model, whole, max_steps=4)[1:]).check()
     run([*torchrun(2), *job(model, zero2, max_steps=4, deepspeed="ds_configs/zero2.json")], home).check()
     for folder in (whole, zero2):
         saved = load_file(folder / "checkpoints" / "step_2" / "model.safetensors")

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 import vector_task
-from launchers import as_words, run, tool, torchrun
+from launchers import as_words, check_parity, run, torchrun
 from run_folders import read_json
 from safetensors.torch import load_file
 from torch import nn
@@ -110,8 +110,7 @@ def train(script) -> Callable[..., str]:
     """A function that trains in this process: (output folder, more arguments) -> what the run said."""
 
     def start(output_dir: Path, *more: str) -> str:
-        ended = script("vector_task", job(output_dir, *more))
-        assert ended.code == 0, ended.err
+        ended = script("vector_task", job(output_dir, *more)).check()
         return ended.out
 
     return start
@@ -129,13 +128,11 @@ def one_process(place, train) -> Path:
 def test_every_launch_trains_the_same_model(place):
     """With SGD and momentum, on streamed rows, which are others in the second epoch. Its evaluations are
     those of averaged weights."""
-    setups = as_words(setups="fsdp", steps=6, output_dir="table")
     changed = {"optim": "sgd", "optim_args": "momentum=0.9", "learning_rate": 0.1, "ema_decay": 0.5}
     words = job(place / "never", *as_words(**changed, streamed=True))
-    run([*tool("parity"), *setups, SCRIPT, *words], place).check()
+    check_parity("fsdp", 6, place, SCRIPT, words)
     (_, fsdp) = read_json(place / "table" / "parity.json")["setups"]
     assert fsdp["verdict"] == "the same"
-    assert fsdp["difference"]["weights"] <= 1e-5
 
 
 def test_the_exported_model_gives_the_predictions(one_process):

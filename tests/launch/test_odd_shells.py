@@ -45,7 +45,7 @@ def test_a_file_that_may_not_grow_is_named(tmp_path, script, monkeypatch):
     # The first start fills the cache, whose files are larger.
     monkeypatch.chdir(home)
     fill = training(tmp_path / "fill", **ENDLESS | {"max_steps": 1})
-    assert script("classify", fill[1:]).code == 0
+    script("classify", fill[1:]).check()
     command = [*python(), *training(tmp_path / "run", **ENDLESS | {"max_steps": 2000})]
     finished = run(in_shell(command, 'ulimit -f 8; "$@"'), home)
     check_end(finished, tmp_path / "run" / "history.jsonl", "--resume_from_checkpoint auto resumes")
@@ -55,7 +55,7 @@ def test_a_file_that_may_not_grow_is_named(tmp_path, script, monkeypatch):
         do_predict=True, model_name_or_path=tmp_path / "fill" / "best", test_file="test.csv",
         output_dir=tmp_path / "new",
     )  # fmt: skip
-    assert script("classify", words).code == 0
+    script("classify", words).check()
     (tmp_path / "new" / "predictions.jsonl").unlink()
     finished = run(in_shell([*python(), str(CLASSIFY), *words], 'ulimit -f 1; "$@"'), home)
     check_end(finished, tmp_path / "new" / "predictions.jsonl", "Then run the same command again")

@@ -77,8 +77,7 @@ def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(
     check_stopped(stopped, job.text(), "SIGINT", settings["max_steps"])
     monkeypatch.chdir(home)
     for folder, more in ((stopped, ["--resume_from_checkpoint", "auto"]), (whole, [])):
-        ended = script("classify", [*training(folder, **settings)[1:], *more])
-        assert ended.code == 0, ended.err
+        ended = script("classify", [*training(folder, **settings)[1:], *more]).check()
         assert ("resume  " in ended.out) == bool(more)
     assert read_json(stopped / "status.json")["state"] == "done"
     assert differences(whole, stopped) == []

@@ -10,8 +10,8 @@ from samerun.tools import diff
 
 
 @pytest.mark.slow
-def test_what_a_run_leaves(titled):
-    folder = titled("one")
+def test_what_a_run_leaves(launched):
+    folder = launched("titles").folder
     metrics = read_json(folder / "metrics.json")
     assert metrics["rouge_tokenizer"] == "characters"
     names = ("loss", "rouge1", "rouge2", "rougeL", "rougeLsum", "exact_match", "gen_len", "baseline_rougeL")

@@ -279,22 +279,6 @@ def test_what_keeps_machines_apart_is_named(pair):
         assert "Traceback" not in finished[name].err
 
 
-def test_a_file_that_is_wrong_on_one_machine_ends_both_with_its_message(pair):
-    alpha, beta = pair
-    for machine in pair:
-        (machine.home / "late.csv").write_text("text,labels\na,b\n", encoding="utf-8")
-    (beta.home / "late.csv").unlink()
-    script = ["bash", str(REPOSITORY / "scripts" / "multi_node.sh"), "--python", program("python")]
-    hosts = ["--hosts", "alpha,beta", "--processes_per_host", "1", "--port", str(free_port())]
-    command = outside(pair, [*script, *hosts, *training("runs/late", validation_file="late.csv")])
-    finished = run_together([command], alpha.home)[0]
-
-    assert finished.code == 2
-    assert "late.csv" in finished.err
-    assert "beta" in finished.err
-    assert finished.seconds < 120
-
-
 def test_a_pulled_cable_ends_the_job_on_both_machines(pair):
     """Each says whom it lost. The last test here: the cable stays pulled."""
     changed = {"max_steps": 100_000, "warmup_steps": 0, "save_steps": 0, "ddp_timeout": 20}

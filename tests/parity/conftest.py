@@ -1,4 +1,4 @@
-"""Fixtures for comparing runs of the text tasks."""
+"""The fixture that reads runs to compare them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,6 @@ from samerun.tools.moving.outcome import Outcome, read_outcome
 
 
 @pytest.fixture(scope="session")
-def outcome(home, launched, title_home, titled) -> Callable[[str, str], Outcome]:
-    """A function (task, name of a job) -> `Outcome`."""
-
-    @functools.cache
-    def read(task: str, name: str) -> Outcome:
-        if task == "classify":
-            return read_outcome(launched(name).folder, home / "observed")
-        return read_outcome(titled(name), title_home / "observed")
-
-    return read
+def outcome(home, launched) -> Callable[[str], Outcome]:
+    """A function (name of a job) -> `Outcome`."""
+    return functools.cache(lambda name: read_outcome(launched(name).folder, home / "observed"))

@@ -31,13 +31,10 @@ def write(home: Path) -> None:
 
     launchers.write_corpus(home)
     title_job.write_corpus(home)
-    folders = {
-        "classify": launchers.launch("python", home).check().folder,
-        "titlegen": title_job.launch("one", home),
-    }
-    content = {"versions": library_versions()} | {
-        task: metrics_of(folder) for task, folder in folders.items()
-    }
+    content = {"versions": library_versions()}
+    for task, name in {"classify": "python", "titlegen": "titles"}.items():
+        finished = launchers.launch(name, title_job.ALL_JOBS[name], home).check()
+        content[task] = metrics_of(finished.folder)
     FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

@@ -39,7 +39,7 @@ CLASSIFY = [name for name, job in JOBS.items() if name not in REFERENCES and job
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLASSIFY)
 def test_nothing_but_rounding_differs_from_one_process(name, outcome, launched):
-    found = compare(outcome("classify", name), outcome("classify", JOBS[name].reference))
+    found = compare(outcome(name), outcome(JOBS[name].reference))
 
     assert found.same_rows
     assert found.same_learning_rates
@@ -104,7 +104,7 @@ def test_titles_in_micro_batches_of_so_many_tokens_differ_in_nothing_but_roundin
     assert (run["world_size"], run["zero_stage"]) == TITLE_CELLS[name]
     assert bool(run["fsdp"]) == (name == "fsdp")
     ours = read_outcome(title_tokens.folder / name, title_tokens.folder / "observed")
-    theirs, last = outcome("titles", "one"), title_job.STEPS
+    theirs, last = outcome("titles"), title_job.STEPS
     at_the_end = {last: theirs.evaluations[last]}  # the command evaluates no earlier
     theirs = replace(theirs, evaluations=at_the_end, predictions={last: theirs.predictions[last]})
     found = compare(ours, theirs)
@@ -124,10 +124,10 @@ GOLDEN_LOSS, GOLDEN_NORM = 1e-5, 1e-4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "name"), [("classify", "python"), ("titlegen", "one")])
-def test_losses_and_metrics_are_the_golden_ones(task, name, launched, titled):
+@pytest.mark.parametrize(("task", "name"), [("classify", "python"), ("titlegen", "titles")])
+def test_losses_and_metrics_are_the_golden_ones(task, name, launched):
     golden = json.loads(FILE.read_text(encoding="utf-8"))
-    found = metrics_of(launched(name).folder if task == "classify" else titled(name))
+    found = metrics_of(launched(name).folder)
 
     hint = "python tests/parity/golden.py --write if that is meant; written with " + json.dumps(
         golden["versions"]

@@ -1,7 +1,6 @@
 """The sample data: titles are extracted from a small package, drawn data are the same each time, and a second
 run changes nothing."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,12 +41,11 @@ def train(maxIter):
             ends without a warning.
     """
 
-class Model:
-    def fit(self):
-        """Fit.
+def fit(num_workers):
+    """Fit.
 
-        :param num_workers: How many processes read the rows while another one computes the steps.
-        """
+    :param num_workers: How many processes read the rows while another one computes the steps.
+    """
 
 def resolve(matrix):
     """Solve it again.
@@ -77,7 +75,7 @@ def test_titles_are_names_of_described_parameters(library):
     assert [(row["id"].removeprefix("tinylib.linalg."), row["title"]) for row in rows] == [
         ("solve.matrix", "matrix"),
         ("train.maxIter", "max iter"),
-        ("Model.fit.num_workers", "num workers"),
+        ("fit.num_workers", "num workers"),
         ("resolve.matrix", "matrix"),
     ]
     assert [row["text"] for row in rows[:2]] == [
@@ -121,36 +119,23 @@ def test_a_second_run_reuses_the_files_and_those_from_elsewhere_stay(tmp_path):
     assert (tmp_path / "a" / "train.jsonl").read_text() == "mine\n"
 
 
-def test_digits_are_the_same_each_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(digits, "ROWS", {"train": 20, "test": 10})
+@pytest.mark.parametrize("module", [digits, shapes])
+def test_images_are_the_same_each_time(module, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "ROWS", {"train": 12, "test": 3})
     drawn = []
     for folder in (tmp_path / "a", tmp_path / "b"):
-        digits.write(folder)
+        folder.mkdir()
+        module.write(folder)
         drawn.append({path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.png")})
     assert drawn[0] == drawn[1]
-    assert {path.parts[:2] for path in drawn[0]} == {
-        (s, str(d)) for s in ("train", "test") for d in range(10)
-    }
-    assert len(set(drawn[0].values())) == 30
+    if module is digits:
+        assert {path.parts[:2] for path in drawn[0]} >= {("train", str(digit)) for digit in range(10)}
+        assert len(set(drawn[0].values())) == 15
+    else:
+        masks = [np.unique(Image.open(tmp_path / "a" / path)) for path in drawn[0] if "masks" in path.parts]
+        assert set(np.concatenate(masks).tolist()) == {0, 1, 2, 3, 255}
 
 
-def test_no_sentence_and_no_name_is_drawn_twice():
-    texts, drawn = [], []
-    for row in names.draw_rows(0, 1500):
-        texts.append(" ".join(row["tokens"]))
-        tagged = " ".join(f"{tag[0]}{word}" for word, tag in zip(row["tokens"], row["tags"], strict=True))
-        drawn += re.findall(r"B\S+(?: I\S+)*", tagged)
+def test_no_sentence_is_drawn_twice():
+    texts = [" ".join(row["tokens"]) for row in names.draw_rows(0, 1500)]
     assert len(set(texts)) == len(texts) == 1500
-    assert len(set(drawn)) == len(drawn) > 3000
-
-
-def test_shapes_have_masks_of_their_classes(tmp_path, monkeypatch):
-    monkeypatch.setattr(shapes, "ROWS", {"train": 8, "validation": 2})
-    assert shapes.write(tmp_path) == {"train": 8, "validation": 2}
-    seen = set()
-    for mask in sorted(tmp_path.glob("*/masks/*.png")):
-        image = Image.open(mask.parents[1] / "images" / mask.name)
-        assert (image.mode, image.size) == ("RGB", Image.open(mask).size)
-        seen |= set(np.unique(Image.open(mask)).tolist())
-    assert seen == {0, 1, 2, 3, 255}
-    assert (tmp_path / "classes.txt").read_text().split() == ["ground", "disc", "square", "triangle"]

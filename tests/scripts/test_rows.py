@@ -169,8 +169,7 @@ def test_validation_rows_of_a_training(tmp_path, script, monkeypatch, bert_folde
         "--model_name_or_path", str(bert_folder), "--train_file", "rows.jsonl", "--validation_split", "0.5",
         "--do_train", "--max_steps", "1", "--output_dir", "run", "--report_to", "html", "--max_length", "4",
     ]  # fmt: skip
-    ended = script("classify", words)
-    assert ended.code == 0, ended.err
+    script("classify", words).check()
     assert main(["run"]) == 0
     found = rows_csv(tmp_path / "run")
     assert len(found) == 6

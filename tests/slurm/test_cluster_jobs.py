@@ -297,6 +297,13 @@ def a_failed_training(slurm, unbroken):
     assert "requeue" not in said
 
 
+def a_wrong_argument(slurm, unbroken):
+    job = Job(slurm, "argument", learning_rat=1).submit()
+    said = job.ended("FAILED", 2)
+    assert "--learning_rat" in said
+    assert "requeue" not in said
+
+
 def tasks_that_do_not_divide(slurm, unbroken):
     job = Job(slurm, "tasks", "--ntasks=3", "--ntasks-per-node=2").submit()
     assert "error: 3 tasks on 2 nodes" in job.ended("FAILED", 2)
@@ -306,7 +313,7 @@ CASES = [
     a_time_limit, a_lost_node, a_job_of_higher_priority, as_many_nodes_as_there_are,
     an_array, zero2, a_killed_process, a_process_that_is_lost_again_and_again, scancel,
     scontrol_requeue_by_an_operator,
-    a_signal_on_two_nodes_and_the_limit_of_requeues, salloc, a_failed_training,
+    a_signal_on_two_nodes_and_the_limit_of_requeues, salloc, a_failed_training, a_wrong_argument,
     tasks_that_do_not_divide,
 ]  # fmt: skip
 

@@ -130,7 +130,15 @@ def test_the_laws_of_training_batches(data):
     for step in steps:
         expected = alone.rows(step)
         np.testing.assert_array_equal(ranks[-1].rows(step), expected)
-        assert sorted(real_rows(chain(*micro_batches[step]))) == sorted(expected.tolist())
+        shares = [real_rows([batch]) for batch in chain(*zip(*micro_batches[step], strict=True))]
+        flat, sizes = list(chain(*shares)), list(map(len, shares))
+        assert sorted(flat) == sorted(expected.tolist())
+        assert (np.diff(np.maximum(lengths[flat], 1)) <= 0).all()  # rows are with others of their length
+        if limit is None:
+            assert max(sizes) - min(sizes) <= 1
+        else:  # no micro-batch without rows, and no process where another has two
+            assert any(sizes[-world:])
+            assert min(sizes) > 0 or max(sizes) == 1
         placed = [
             (place, row)
             for batch in chain(*micro_batches[step])
@@ -138,7 +146,6 @@ def test_the_laws_of_training_batches(data):
             if row >= 0
         ]
         assert sorted(placed) == list(enumerate(expected.tolist()))
-        assert len({len(of_rank) for of_rank in micro_batches[step]}) == 1
         tokens, computed = ranks[0].tokens(step)
         assert tokens == lengths[expected].sum() <= computed
         for batch in chain(*micro_batches[step]) if limit is not None else ():
