@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read by the Hugging Face libraries when they are imported
 # evaluate copies a metric's code there; two test processes must not make the folder at the same time.
@@ -58,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = set(item.fixturenames)
         if "pair" in fixtures:
             item.add_marker(pytest.mark.xdist_group("two machines"))
-        elif "title_tokens" in fixtures or ("launched" in fixtures and "title" in item.nodeid):
+        elif "launched" in fixtures and "title" in item.nodeid:
             item.add_marker(pytest.mark.xdist_group("runs of titlegen.py"))
         elif {"launched", "finished_run"} & fixtures:
             item.add_marker(pytest.mark.xdist_group("runs of classify.py"))
@@ -183,19 +182,6 @@ def start(home: Path) -> Iterator[Callable[..., running.Job]]:
 def forked_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tools that are called in this process start Python and launchers with the libraries imported."""
     monkeypatch.setattr(sys, "executable", str(forks.commands() / "python"))
-
-
-@pytest.fixture(scope="session")
-def title_tokens(home: Path) -> SimpleNamespace:
-    """A run of `samerun parity` on the title job with micro-batches by tokens, in three setups: the process
-    (`finished`), its `folder`, and the command's --output_dir, which must not be touched (`never`)."""
-    never = home / "runs" / "never_tokens"
-    options = ["--setups", "zero2,fsdp", "--steps", str(title_job.STEPS)]
-    tokens = title_job.MICRO_BATCH_TOKENS
-    job = title_job.arguments(streaming=31, max_tokens_per_micro_batch=tokens, output_dir=never)
-    command = [*launchers.tool("parity"), *options, "--output_dir", "tokens", str(title_job.SCRIPT)]
-    finished = launchers.run([*command, "--from_scratch", *job], home, timeout=900)
-    return SimpleNamespace(finished=finished, folder=home / "tokens", never=never)
 
 
 @pytest.fixture(params=[1, 3])

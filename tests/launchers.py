@@ -393,7 +393,6 @@ JOBS = {
     ),
 }  # fmt: skip
 REAL = ("ddp",)  # nothing is imported before it starts; real python and deepspeed: tests/faults
-REFERENCES = {job.reference for job in JOBS.values()}
 
 
 def write_partitioned(home: Path) -> None:

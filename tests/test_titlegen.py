@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
-import titlegen
 import torch
 from text_tasks import SEARCH, searching, titles
 from tiny_models import encoder_decoder, sizes
 from torch.nn.functional import log_softmax
 
-from samerun.data.tokens import Ragged
 from samerun.errors import TrainingError
 from samerun.task import Batch
 from samerun.text.titles import IGNORED, teacher_forcing
@@ -63,9 +60,9 @@ def test_the_loss_is_the_sum_over_title_tokens_of_real_rows(smoothing):
 
 
 def test_the_evaluation_loss_weighs_rows_by_their_tokens():
-    ids = np.array([[[2, 7, 8, 0]], [[2, 9, 9, 9]]])  # 0 to 3 are special tokens
+    ids = np.array([[[2, 7, 1, 8]], [[2, 9, 9, 9]]])  # 0 to 3 are special tokens
     predictions = {"loss": np.array([4.0, 3.0]), "targets": np.array([4, 1]), "ids": ids}
-    split = SimpleNamespace(path="valid.csv", titles=["2 7 8 0", "d"], texts=["too much", "fine"], where=None)
+    split = SimpleNamespace(path="valid.csv", titles=["2 7 1 8", "d"], texts=["too much", "fine"], where=None)
     metrics = titles().score(predictions, split)
     assert metrics["loss"] == pytest.approx(7 / 5)
     assert metrics["gen_len"] == 2.5
@@ -74,23 +71,6 @@ def test_the_evaluation_loss_weighs_rows_by_their_tokens():
         TrainingError, match=r"losses are not finite for 1 of 2 rows, first for row 0 \(0-based\), 'too much'"
     ):
         titles().score({**predictions, "loss": np.array([np.nan, 3.0])}, split)
-
-
-def test_the_lengths_of_both_sides_count_no_special_tokens(monkeypatch):
-    shown = []
-    monkeypatch.setattr(titlegen.titles, "report_content", lambda *given: shown.extend(given[2]))
-    generated = np.array([[[2, 3, 7, 1, 8, 3, 0]], [[2, 2, 3, 3, 3, 0, 0]]])
-    split = MagicMock(
-        targets=Ragged.of([[7, 1, 8, 3], [9, 3]]),
-        lengths=np.array([5, 6]),
-        titles=["a", "b"],
-        texts=["c", "d"],
-    )
-    split.__len__.return_value = 2
-    task = titles()
-    task.figures({"ids": generated, "targets": np.array([4, 2])}, split)
-    assert [each.tolist() for each in shown] == [[2, 0], [2, 1], [5, 6]]
-    assert task.score({"ids": generated}, split)["gen_len"] == 1.0
 
 
 @pytest.mark.parametrize("beams", [1, 3])

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import launchers
-from launchers import REPOSITORY, Job, as_words, deepspeed, one, python, torchrun
+from launchers import REPOSITORY, Job, accelerate, as_words, deepspeed, one, python, torchrun
 
 SCRIPT = REPOSITORY / "app" / "titlegen.py"
 ROWS = REPOSITORY / "tests" / "fixtures" / "chinese_titles.jsonl"
@@ -84,8 +84,8 @@ def training(output_dir: Path, **changed: object) -> list[str]:
     return [str(SCRIPT), "--from_scratch", *as_words(do_train=True, do_predict=True), *options]
 
 
-def job(launcher, *options: int, **given) -> Job:
-    processes = options[0] if options else 1
+def job(launcher, *options: object, **given) -> Job:
+    processes = options[-1] if options else 1
     return Job(one(launcher, *options), processes, 15, arguments=training, compared_with="titles", **given)
 
 
@@ -95,5 +95,7 @@ JOBS = {
     "titles_zero3": job(deepspeed, 2, deepspeed_file="ds_configs/zero3.json", zero_stage=3,
                         resumes=("titles_ddp", 2)),
     "titles_one": job(python, resumes=("titles_zero3", 5)),
+    "titles_zero2": job(accelerate, "zero2.yaml", 2, max_tokens=MICRO_BATCH_TOKENS, zero_stage=2),
+    "titles_fsdp": job(accelerate, "fsdp.yaml", 2, max_tokens=MICRO_BATCH_TOKENS),
 }  # fmt: skip
 ALL_JOBS = {**launchers.JOBS, **JOBS}

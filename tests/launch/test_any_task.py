@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 import vector_task
-from launchers import as_words, check_parity, run, torchrun
+from launchers import as_words, run, torchrun
 from run_folders import read_json
 from safetensors.torch import load_file
 from torch import nn
@@ -122,17 +122,6 @@ def one_process(place, train) -> Path:
     if not (place / "one").exists():
         train(place / "one", "--model", "cnn")
     return place / "one"
-
-
-@pytest.mark.slow
-def test_every_launch_trains_the_same_model(place):
-    """With SGD and momentum, on streamed rows, which are others in the second epoch. Its evaluations are
-    those of averaged weights."""
-    changed = {"optim": "sgd", "optim_args": "momentum=0.9", "learning_rate": 0.1, "ema_decay": 0.5}
-    words = job(place / "never", *as_words(**changed, streamed=True))
-    check_parity("fsdp", 6, place, SCRIPT, words)
-    (_, fsdp) = read_json(place / "table" / "parity.json")["setups"]
-    assert fsdp["verdict"] == "the same"
 
 
 def test_the_exported_model_gives_the_predictions(one_process):

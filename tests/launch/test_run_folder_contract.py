@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from launchers import CLASSIFY, JOBS, LABELS, TEST_ROWS, as_words, forked, run, torchrun, training
+from launchers import CLASSIFY, JOBS, LABELS, TEST_ROWS, accelerate, as_words, forked, run, torchrun, training
 from run_folders import contents, read_json
 
 from samerun.files import read_lines
@@ -153,6 +153,43 @@ def test_a_job_says_each_thing_once_and_predicts_every_row_once(name, launched, 
         assert [line["id"] for line in predictions] == [row["id"] for row in csv.DictReader(file)]
     assert all(line["probabilities"].keys() == set(LABELS) for line in predictions)
     assert all(0 <= chance <= 1 for line in predictions for chance in line["probabilities"].values())
+
+
+def test_what_a_run_of_titles_leaves(launched):
+    folder = launched("titles").folder
+    metrics = read_json(folder / "metrics.json")
+    assert metrics["rouge_tokenizer"] == "characters"
+    names = ("loss", "rouge1", "rouge2", "rougeL", "rougeLsum", "exact_match", "gen_len", "baseline_rougeL")
+    for split in ("eval", "test"):
+        assert {f"{split}_{name}" for name in names} <= metrics.keys()
+    assert len(metrics["examples"]) == 10
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert metrics["examples"][0]["reference"] in card
+    for name, values in diff.read_run(folder)["resampled"].items():
+        assert values[0] == pytest.approx(metrics[f"test_{name}"], abs=1e-12)
+    line = next(read_lines(folder / "predictions.jsonl"))
+    assert len(line["candidates"]) == 2
+    assert line["candidates"][0]["title"] == line["title"]
+    assert line["candidates"][0]["score"] >= line["candidates"][1]["score"]
+
+
+def test_a_trained_model_is_evaluated_alike_under_zero3(home, launched, tmp_path):
+    """Processes that share out the weights, without a training, find what the training's process found."""
+    trained = launched("python").folder
+    given = as_words(model_name_or_path=trained / "best", per_device_eval_batch_size=3, report_to="none")
+    files = as_words(validation_file="one.csv", test_file="test.csv", output_dir=tmp_path)
+    modes = as_words(do_eval=True, do_predict=True)
+    run([*accelerate("zero3.yaml", 2), str(CLASSIFY), *given, *files, *modes], home).check()
+    ours, theirs = (read_json(folder / "metrics.json") for folder in (tmp_path, trained))
+    assert ours["eval_loss"] > 0
+    assert ours["eval_roc_auc_macro"] is None  # of one row
+    names = [key for key in ours if key.startswith("test_") and not key.endswith(("per_second", "per_label"))]
+    assert len(names) > 15
+    assert {key: ours[key] for key in names} == pytest.approx({key: theirs[key] for key in names}, abs=1e-6)
+    predictions = (read_lines(folder / "predictions.jsonl") for folder in (tmp_path, trained))
+    for line, their in zip(*predictions, strict=True):
+        assert (line["id"], line["labels"]) == (their["id"], their["labels"])
+        assert line["probabilities"] == pytest.approx(their["probabilities"], rel=0, abs=2e-6)
 
 
 @pytest.mark.parametrize("start", ["--overwrite_output_dir", "--resume_from_checkpoint=step_3"])

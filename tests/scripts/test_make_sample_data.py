@@ -87,19 +87,6 @@ def test_titles_are_names_of_described_parameters(library):
     assert titles.without_duplicates(rows) == rows[:3]
 
 
-def test_titles_of_a_module_are_in_one_split():
-    rows = [
-        {"id": f"{module}.{row}", "module": f"m{module}", "title": "t", "text": f"text {module * row}"}
-        for module in range(200)
-        for row in range(2)
-    ]
-    splits = titles.split_titles(rows)
-    found = {name: {row["id"].partition(".")[0] for row in own} for name, own in splits.items()}
-    assert sum(map(len, found.values())) == len(set.union(*found.values())) == 200
-    assert 160 <= len(found["train"]) < 195
-    assert min(len(found["validation"]), len(found["test"])) >= 3
-
-
 def test_a_second_run_reuses_the_files_and_those_from_elsewhere_stay(tmp_path):
     command = [sys.executable, str(SCRIPT), "names", "--output_dir", str(tmp_path / "names")]
     outputs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]

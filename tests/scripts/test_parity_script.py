@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import launchers
 import psutil
 import pytest
-import title_job
 import torch
-from launchers import CLASSIFY, training
+import vector_task
+from launchers import CLASSIFY, as_words, tool, training
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
@@ -27,7 +27,7 @@ from samerun.tools import parity
 from samerun.tools.moving import outcome, recorder, setups
 from samerun.tools.moving.observer import read_steps
 
-SETUPS = ("one", "zero2", "fsdp")  # of `title_tokens`
+SETUPS = ("one", "zero2", "fsdp")
 
 
 def test_a_signal_ends_the_observed_run_too(tmp_path):
@@ -51,28 +51,34 @@ def test_a_setup_leaves_the_mirror_and_the_hub_alone(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_job_that_is_the_same_everywhere(title_tokens):
-    told, _, rest = title_tokens.finished.check().out.partition("\n\n")
+def test_a_job_that_is_the_same_everywhere(tmp_path):
+    """A task without tokens, with SGD and momentum, on streamed rows, which are others in the second epoch.
+    Its evaluations are those of averaged weights."""
+    given = {"global_batch_size": 15, "optim": "sgd", "optim_args": "momentum=0.9", "learning_rate": 0.1}
+    given |= {"max_grad_norm": 0.05, "ema_decay": 0.5, "streamed": True, "output_dir": tmp_path / "never"}
+    options = as_words(setups="zero2,fsdp", steps=6, output_dir="table")
+    command = [*tool("parity"), *options, vector_task.__file__, *as_words(**given)]
+    told, _, rest = launchers.run(command, tmp_path).check().out.partition("\n\n")
     verdicts = dict(zip(SETUPS, ("reference", "the same", "the same"), strict=True))
     assert [line.split(maxsplit=1) for line in told.splitlines()] == [[*each] for each in verdicts.items()]
     titles, reference, *rows, note, _, written = [re.split(" {2,}", line) for line in rest.splitlines()]
     assert reference == ["one", "python", "1", *["-"] * 7, "reference"]
     assert "whose gradient is rounding alone" in note[0]
-    assert written == ["written to tokens/parity.json"]
-    report = json.loads((title_tokens.folder / "parity.json").read_text(encoding="utf-8"))
+    assert written == ["written to table/parity.json"]
+    report = json.loads((tmp_path / "table" / "parity.json").read_text(encoding="utf-8"))
     for row, launcher, setup in zip(rows, ("deepspeed", "accelerate"), report["setups"][1:], strict=True):
         numbers = [f"{setup['difference'][title.replace(' ', '_')]:.1e}" for title in titles[3:8]]
         assert row == [setup["name"], launcher, "2", *numbers, "same", "same", "the same"]
-        assert 0 < setup["difference"]["weights"] <= title_job.WEIGHTS_TOLERANCE
+        assert 0 < setup["difference"]["weights"] <= outcome.TOLERANCE
 
-    assert report["command"][0] == str(title_job.SCRIPT)
-    assert (report["steps"], report["gpus"]) == (title_job.STEPS, 0)
+    assert report["command"][0] == vector_task.__file__
+    assert (report["steps"], report["gpus"]) == (6, 0)
     assert {setup["name"]: setup["passed"] for setup in report["setups"]} == dict.fromkeys(SETUPS, True)
     for name in SETUPS:
-        assert "launcher       " in (title_tokens.folder / f"{name}.log").read_text(encoding="utf-8")
-        run = json.loads((title_tokens.folder / name / "run.json").read_text(encoding="utf-8"))
-        assert (run["plan"]["total_steps"], run["arguments"]["report_to"]) == (title_job.STEPS, ["none"])
-    assert not title_tokens.never.exists()
+        assert "launcher       " in (tmp_path / "table" / f"{name}.log").read_text(encoding="utf-8")
+        run = json.loads((tmp_path / "table" / name / "run.json").read_text(encoding="utf-8"))
+        assert (run["plan"]["total_steps"], run["arguments"]["report_to"]) == (6, ["none"])
+    assert not (tmp_path / "never").exists()
 
 
 @pytest.mark.slow
