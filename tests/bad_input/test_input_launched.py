@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 
 import pytest
 import refused_arguments
@@ -11,7 +10,7 @@ import refused_files
 import refused_models
 from catalogue_case import Case, command_line, lay_out
 from launchers import REPOSITORY, Finished, accelerate, deepspeed, hide_gpus, run, torchrun
-from run_folders import contents, read_json
+from run_folders import contents
 
 
 def case_of(module, name: str) -> Case:
@@ -68,15 +67,3 @@ def test_a_job_says_it_once_and_fails(case, task, launcher, place):
     assert len(re.findall(rf"^error: .*{case.said[0]}", finished.err, re.MULTILINE)) == 1, finished.err
     assert not re.search(case.said[0], finished.out)
     assert contents(place) == before
-
-
-@pytest.mark.slow
-def test_a_job_with_fewer_rows_than_processes_trains(place):
-    files = {"train_file": "one.csv", "validation_file": "one.csv"}
-    case = Case("", [], arguments=files, files={"one.csv": "text,labels\nred,red\n"})
-    lay_out(case, "classify", place)
-    shutil.rmtree(place / "run")
-
-    start(torchrun(2), case, "classify", place).check()
-
-    assert read_json(place / "run" / "metrics.json")["best_step"] == 1

@@ -243,22 +243,11 @@ def test_predicting_with_the_best_model_needs_no_labels_and_leaves_the_run_alone
     assert read_json(folder / "metrics_unlabelled.json")["test_rows"] == metrics["test_rows"]
 
 
-def test_a_run_that_goes_on_in_another_folder_keeps_a_best_model_of_its_own(launched):
-    """Its checkpoint remembers the best model of step 3, which is the other folder's."""
-    result = launched("deepspeed_zero3")
-
-    assert read_json(launched("deepspeed_zero2").folder / "metrics.json")["best_step"] == 3
-    assert "the best model so far (step 3) is not in" in result.finished[0].out
-    assert read_json(result.folder / "metrics.json")["best_step"] == 6
-    assert (result.folder / "best" / "model.safetensors").is_file()
-
-
-def test_more_epochs_leave_no_test_scores_of_an_earlier_best_model(folder, train):
-    """By the loss, which still falls, each evaluation is the best so far."""
-    before = read_json(folder / "metrics.json")
-    more = {"max_steps": 9, "metric_for_best_model": "loss", "do_predict": "false"}
-    assert train(folder, more, "--resume_from_checkpoint", "auto").code == 0
-    metrics = read_json(folder / "metrics.json")
-    assert (metrics["best_step"], "test_loss" in before) == (9, True)
-    assert not [name for name in metrics if name.startswith("test_")]
-    assert not (folder / "predictions.jsonl").exists()
+@pytest.mark.parametrize("changed", [{"train_file": "valid.csv"}, {"label_file": "labels.txt"}])
+def test_a_run_with_other_rows_or_another_order_of_labels_does_not_go_on(changed, folder, train, home):
+    (home / "labels.txt").write_text("\n".join(reversed(LABELS)))
+    before = contents(folder)
+    ended = train(folder, {"max_steps": 9, **changed}, "--resume_from_checkpoint", "auto")
+    assert ended.code == 2
+    assert str(folder) in ended.err
+    assert contents(folder) == before

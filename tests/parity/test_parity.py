@@ -3,8 +3,9 @@ tokens and ZeRO stages, for both tasks.
 
 In fp32, with dropout, every setup is compared with one plain process: final weights to 1e-5 of a
 tensor's largest element (titles: 3e-5), losses and gradient norms of each step to 1e-5, its learning rates
-and rows exactly, evaluation metrics to 1e-6. The setups are the jobs of `launchers` and `title_job`,
-several of which resume another job's checkpoint.
+and rows exactly, evaluation metrics to 1e-6. The setups are the jobs of `launchers` and `title_job`. Several
+go on from another job's checkpoint, and end where one that never moved ends: from 1 process to 2 machines;
+from DDP to FSDP to 3 processes; from DDP to ZeRO-2 to ZeRO-3; titles from DDP to ZeRO-3 to 1 process.
 
 Adam's epsilon and the head's first bias are the defaults. Left out of the weights are the elements whose
 gradient is rounding alone (`outcome.GRADIENT_ROUNDING`): below 5 % of them.
@@ -12,6 +13,7 @@ gradient is rounding alone (`outcome.GRADIENT_ROUNDING`): below 5 % of them.
 
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
@@ -21,18 +23,34 @@ from run_folders import read_json
 from safetensors.torch import load_file
 from title_job import ALL_JOBS, WEIGHTS_TOLERANCE
 
-from samerun.tools.moving.outcome import METRICS_TOLERANCE, PREDICTIONS_TOLERANCE, TOLERANCE, compare
+from samerun.tools.moving.outcome import (
+    METRICS_TOLERANCE,
+    PREDICTIONS_TOLERANCE,
+    TOLERANCE,
+    compare,
+    read_outcome,
+)
 
 LEFT_OUT = 0.05  # the largest share of weights with gradients of rounding alone: classifier 0.7 %, titles 4 %
 COMPARED = [name for name, job in ALL_JOBS.items() if name != job.reference and job.precision == "no"]
 
 
+@pytest.fixture(scope="module")
+def outcome(home, launched):
+    """A function (name of a job) -> `Outcome`."""
+    return functools.cache(lambda name: read_outcome(launched(name).folder, home / "observed"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMPARED)
 def test_nothing_but_rounding_differs_from_one_process(name, outcome, launched):
-    job = ALL_JOBS[name]
-    found = compare(outcome(name), outcome(job.reference))
+    job, ours = ALL_JOBS[name], outcome(name)
+    found = compare(ours, outcome(job.reference))
 
+    run = read_json(launched(name).folder / "run.json")
+    assert (run["world_size"], run["zero_stage"]) == (job.processes, job.zero_stage)
+    done = job.resumes[1] if job.resumes else 0
+    assert list(ours.rows) == list(ours.steps) == list(range(done + 1, 7))
     assert found.same_rows
     assert found.same_learning_rates
     assert found.losses <= TOLERANCE
@@ -44,7 +62,7 @@ def test_nothing_but_rounding_differs_from_one_process(name, outcome, launched):
     if job.max_tokens is not None:  # it cut steps into several micro-batches
         state = read_json(launched(name).folder / "checkpoints" / "step_6" / "state.json")
         assert state["padded_tokens"] > 6 * job.max_tokens * job.processes
-    if job.resumes is None or job.resumes[1] < 3:  # it has both evaluations
+    if done < 3:  # it has both evaluations
         folders = [launched(each).folder for each in (name, job.reference)]
         check_best_model(*folders, job.averages)
 

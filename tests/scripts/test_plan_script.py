@@ -179,38 +179,6 @@ def test_a_command_that_does_not_train_and_a_script_that_is_no_task(run, capsys)
     assert message in capsys.readouterr().err
 
 
-READS_WEIGHTS = """
-import sys
-sys.path.insert(0, {tests!r})
-import torch
-from linear_task import LinearTask
-from transformers import AutoModel
-from vector_task import Arguments
-
-class Words(LinearTask):
-    def build(self):
-        body = AutoModel.from_pretrained({model!r}, dtype=torch.float32)
-        return torch.nn.ModuleDict({{"body": body, "head": torch.nn.Linear(3, 2)}})
-
-    def loss_sum(self, model, batch):
-        outputs = model["head"](batch.inputs["x"]) + model["body"].get_input_embeddings().weight.sum() * 0
-        return (outputs - batch.labels).square().sum()
-"""
-
-
-def test_a_build_that_reads_weights_needs_no_care_for_the_meta_device(
-    environment, bert_folder, tmp_path, capsys, monkeypatch
-):
-    script = tmp_path / "words_from_weights.py"
-    script.write_text(READS_WEIGHTS.format(tests=str(ROOT / "tests"), model=str(bert_folder)))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    code = planner.main([str(script), "--output_dir", str(tmp_path / "run"), "--global_batch_size", "4"])
-    out, err = capsys.readouterr()
-    assert (code, err) == (0, "")  # no bar of transformers either
-    assert "weights, " in out
-    assert "memory         not known" not in out
-
-
 def test_how_often_to_save_on_machines_that_are_lost():
     times = forecast.Times(step=0.5, evaluation=0.0, save=2.0, outside=0.0)
     assert planner.advised_saves(times, 4.0).startswith("save_steps     480 lose least: ")  # 240 s

@@ -76,6 +76,29 @@ def by_process(shares):
     return list(zip(*ranks, strict=True))
 
 
+@given(LENGTHS, st.integers(1, 8), st.integers(1, 6), st.none() | st.integers(1, 4000))
+def test_a_global_batch_is_shared_out_evenly_or_by_tokens(widths, world_size, accumulation, budget):
+    rows = np.random.default_rng(0).permutation(len(widths))[: 1 + len(widths) // 2]
+    if budget is None:
+        shared = share_out(rows, widths, world_size, accumulation)
+    else:
+        shared = share_out_tokens(rows, widths, world_size, budget)
+    micro_batches = by_process(shared)
+    shares = [share for shares in micro_batches for share in shares]
+    assert {len(shares) for shares in micro_batches} == {world_size}
+    assert sorted(np.concatenate(shares)) == sorted(rows)
+    np.testing.assert_array_equal(widths[np.concatenate(shares)], np.sort(widths[rows])[::-1])
+    if budget is None:
+        assert len(micro_batches) == accumulation
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+        return
+    used = [len(share) * max(widths[share], default=0) for share in shares]
+    assert all(len(share) <= 1 or tokens <= budget for share, tokens in zip(shares, used, strict=True))
+    assert any(map(len, micro_batches[-1]))  # no micro-batch without rows
+    # A process has no rows only where every other has at most one.
+    assert all(map(len, shares)) or max(map(len, shares)) == 1
+
+
 def test_passes_are_as_few_and_as_even_as_the_budget_allows():
     widths, rows = np.array([100] * 6 + [10] * 10), np.arange(16)
 

@@ -1,17 +1,19 @@
-"""scripts/bench.py: numbers come from what was measured; and a quick run of some sections."""
+"""Scripts of developers: bench.py computes its numbers from what was measured, and runs quickly; scale.py at
+small sizes; what mutants.py and oracle.py change and compare."""
 
+import ast
+import importlib.util
 import json
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
+import mutants
+import oracle
 import pytest
 from benchmarking import contest
 from benchmarking.sections import classification
-from launchers import environment
-
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+from launchers import SCRIPTS, environment, run
 
 
 class Bench:
@@ -105,3 +107,88 @@ def test_a_quick_run_compares_what_it_says(tmp_path):
     losses = [row["held-out loss"] for row in measured]
     assert max(losses) < 1.05 * min(losses)
     assert all(row["settings"] in page for row in searched)
+
+
+# scale.py, which docs/scale.md rests on
+
+
+def cells(lines):
+    """{first cell: other cells} of a Markdown table among these lines."""
+    rows = [
+        [cell.strip() for cell in line.strip("| \n").split("|")] for line in lines if line.startswith("|")
+    ]
+    return {row[0]: row[1:] for row in rows}
+
+
+@pytest.mark.slow
+def test_a_process_of_a_thousand_does_no_more_than_one_of_eight(tmp_path):
+    """As many collectives and opened files in a step, at the start and in a checkpoint."""
+    found = []
+    for processes in (8, 1024):
+        command = [sys.executable, str(SCRIPTS / "scale.py"), "run", "--count", "--processes", str(processes)]
+        found.append(cells(run(command, tmp_path).check().out.splitlines()))
+    few, many = found
+    for phase in ("a step", "opening the run", "a checkpoint", "full weights", "its files (rank 0's thread)"):
+        assert [few[phase][i] for i in (0, 2, 4)] == [many[phase][i] for i in (0, 2, 4)], phase
+    assert int(few["a step"][2]) >= 3  # targets, gradients, losses
+    assert float(few["a step"][3]) < float(many["a step"][3]) < 1.2 * float(few["a step"][3])
+
+
+@pytest.fixture
+def scale(environment):
+    spec = importlib.util.spec_from_file_location("scale", SCRIPTS / "scale.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_other_tables(scale):
+    small = SimpleNamespace(rows=[1000], processes=[8, 300])
+    assert list(cells(scale.show_order(small)))[2:] == ["1,000"]
+    assert len(scale.show_shares(small)) == 2 + 4
+    assert list(cells(scale.show_scores(small)))[2:] == ["1,000"]
+    beats = cells(scale.show_heartbeat(small))
+    assert int(beats["300"][2]) == 300 * 76
+    assert int(beats["300"][4]) < 2 * int(beats["8"][4])  # another process reads a summary
+
+
+# The guards
+
+
+def test_each_kind_of_fault_is_put_in_its_place(tmp_path):
+    text = (
+        'def f(a: int = 1) -> str:\n    if not a < 2 and a:\n        raise ValueError("é", 3)\n    return a\n'
+    )
+    found = [
+        mutants.with_change(text, node, new).splitlines() for node, new, _ in mutants.changes(ast.parse(text))
+    ]
+    changed = {next(line.strip() for line in lines if line not in text.splitlines()) for lines in found}
+    assert changed == {
+        "def f(a: int = (2)) -> str:",
+        "if (not a < 2 or a):",
+        "if (a < 2) and a:",
+        "if not (a <= 2) and a:",
+        "if not a < (3) and a:",
+        "return (None)",
+    }
+    (tmp_path / "app").mkdir()
+    assert all(isinstance(fault, str) for fault in mutants.by_hand(tmp_path))  # no place is found
+
+
+def test_what_differs_between_two_runs(tmp_path):
+    found = []
+    for loss, line in ((0.5, "step 1"), (0.50001, "step one")):
+        metrics = {"loss": loss, "train_runtime": loss, "f1": [None]}
+        (tmp_path / "metrics.json").write_text(json.dumps(metrics))
+        found.append({"code": 0, "messages": [line], **oracle.content(tmp_path, stopped=False)})
+    assert oracle.differences("a", found[0], found[0]) == []
+    assert oracle.differences("a", *found) == [
+        "message - step 1",
+        "message + step one",
+        "number metrics.json: loss: 0.5 -> 0.50001",
+    ]
+
+
+def test_a_command_runs_after_those_whose_files_it_reads():
+    names = [command.name for command in oracle.ordered("^after_stop_torchrun|predict_masks")]
+    assert names == ["stop_python", "after_stop_torchrun", "segment", "predict_masks"]
