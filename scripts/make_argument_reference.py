@@ -17,8 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "app"))
 
-from samerun.parsing import MOST_USED, describe_value, groups_of, takes_several, written  # noqa: E402
-from samerun.trainer_names import TRAINER_NAMES, Part  # noqa: E402
+from samerun.parsing import MOST_USED, SpaceSeparated, describe, groups_of, kind_of, written  # noqa: E402
+from samerun.trainer_names import TRAINER_NAMES  # noqa: E402
 
 PAGE = ROOT / "docs" / "arguments.md"
 TRAINER_PAGE = ROOT / "docs" / "from-trainer.md"
@@ -76,7 +76,7 @@ def row(owner: type, name: str, tasks: dict[str, type]) -> str:
     of_tasks = {task: help_and_default(cls.__dataclass_fields__[name]) for task, cls in tasks.items()}
     defaults = by_task(default, {task: own for task, (_, own) in of_tasks.items()}, "; ")
     helps = by_task(text, {task: own for task, (own, _) in of_tasks.items()}, "<br>")
-    cells = [f"`--{name}`", defaults, value_of(owner, field), helps]
+    cells = [f"`--{name}`", defaults, value_of(field), helps]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -97,13 +97,14 @@ def help_and_default(field: dataclasses.Field) -> tuple[str, str]:
     return text, words if field.default is None else f"`{written(field.default)}`"
 
 
-def value_of(owner: type, field: dataclasses.Field) -> str:
+def value_of(field: dataclasses.Field) -> str:
     """The allowed values, in words."""
+    several = kind_of(field).several is SpaceSeparated
     if field.metadata["reads"]:
-        files = "files or folders" if takes_several(owner, field.name) else "a file"
+        files = "files or folders" if several else "a file"
         return files if field.metadata["per_machine"] else "a path or a hub id"
-    is_path = field.metadata["path"] and field.default is None and not takes_several(owner, field.name)
-    return "a path" if is_path else describe_value(owner, field)
+    is_path = field.metadata["path"] and field.default is None and not several
+    return "a path" if is_path else describe(kind_of(field).noun, field.metadata)
 
 
 def page() -> str:
@@ -120,8 +121,8 @@ def trainer_page() -> str:
     introduction, begin, _ = TRAINER_PAGE.read_text(encoding="utf-8").partition(TRAINER_NAMES_BEGIN)
     lines = ["", "| name | here |", "| --- | --- |"]
     for name, spec in sorted(TRAINER_NAMES.items()):
-        if isinstance(spec, Part):
-            lines.append(f"| `{name}` | `--{spec.argument} {spec.form.format('NAME')}` |")
+        if spec.part:
+            lines.append(f"| `{name}` | `--{spec.argument} {spec.part.format('NAME')}` |")
         elif spec.argument is None or spec.values == {"true": None}:
             what = f"only `{next(iter(spec.values))}`" if spec.values else "refused"
             lines.append(f"| `{name}` | {what}: {spec.otherwise} |")

@@ -16,12 +16,12 @@ STREAM = {
 }
 TEXTS = [
     ({"optim": "sgd", "optim_args": "momentum=1.5"},
-     "momentum is '1.5', expected a number at least 0 and below 1"),
+     "momentum: '1.5' is not a number at least 0 and below 1"),
     ({"optim": "sgd", "optim_args": "nesterov=true"}, "nesterov=true needs a momentum above 0"),
     ({"optim": "sgd", "optim_args": "momentum=0.9,momentum=0.8"}, "momentum is given twice"),
     ({"optim": "rmsprop", "optim_args": "beta=1"}, "rmsprop has no beta; it has alpha, eps, momentum, c"),
     ({"optim": "sgd", "optim_args": "weight_decay=0.1"}, "sgd has no weight_decay; give --weight_decay"),
-    ({"optim": "muon", "optim_args": "adjust_lr_fn=own"}, "expected one of match_rms_adamw, original"),
+    ({"optim": "muon", "optim_args": "adjust_lr_fn=own"}, "'own' is not one of match_rms_adamw, original"),
     ({"optim_args": "momentum=0.9"}, "adamw_torch_fused has no momentum; it has beta1, beta2, eps"),
     ({"optim": "lion_32bit", "optim_args": "eps=1e-6"}, "lion_32bit has no eps; it has beta1, beta2"),
     ({"model_name_or_path": None, "config_name": "a", "model_revision": "v1"},
@@ -37,7 +37,7 @@ TEXTS = [
     ({"loss": "asymmetric", "label_smoothing_factor": 0.1}, "--label_smoothing_factor needs --loss bce, but"),
     ({"loss_args": "gamma=1"}, "--loss_args: bce has no gamma; it has none"),
     ({"threshold": ("precision_at_recall",)}, "--threshold precision_at_recall needs a number above 0"),
-    ({"threshold": ("precision_at_recall:2",)}, "--threshold: is '2', expected a number above 0 and at"),
+    ({"threshold": ("precision_at_recall:2",)}, "--threshold: '2' is not a number above 0 and at"),
     ({"threshold": ("f1:0.5",)}, "--threshold: f1 has no 0.5"),
     ({"threshold": ("cost:3", "0.5")}, "--threshold cost:3 0.5: an objective stands alone"),
     ({"threshold": ("cost",), "do_eval": False}, "--threshold cost needs --do_train and --do_eval"),

@@ -36,19 +36,26 @@ OPTIMIZERS = {
         {"beta2_decay": Setting(-0.8, at_least=None, below=0), "d": Setting(1.0, at_least=1)},
         unshardable="it averages over the rows and columns of whole matrices",
     ),
-    "sgd": Optimizer({"momentum": MOMENTUM, "dampening": Setting(0.0, below=1), "nesterov": Setting(False)}),
+    "sgd": Optimizer(
+        {"momentum": MOMENTUM, "dampening": Setting(0.0, below=1), "nesterov": Setting(False, at_least=None)}
+    ),
     "adagrad": Optimizer(
         {"lr_decay": Setting(0.0), "initial_accumulator_value": Setting(0.0), "eps": Setting(1e-10)},
         unshardable="DeepSpeed builds it anew with one weight decay for all weights, "
         "biases and norms among them",
     ),
     "rmsprop": Optimizer(
-        {"alpha": Setting(0.99, below=1), "eps": EPSILON, "momentum": MOMENTUM, "centered": Setting(False)}
+        {
+            "alpha": Setting(0.99, below=1),
+            "eps": EPSILON,
+            "momentum": MOMENTUM,
+            "centered": Setting(False, at_least=None),
+        }
     ),
     "muon": Optimizer(
         {
             "momentum": Setting(0.95, below=1),
-            "nesterov": Setting(True),
+            "nesterov": Setting(True, at_least=None),
             "ns_steps": Setting(5, at_least=1, below=100),
             "adjust_lr_fn": Setting("match_rms_adamw", choices=("match_rms_adamw", "original")),
             **ADAM,

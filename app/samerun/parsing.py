@@ -9,16 +9,15 @@ that are accepted. `--learning-rate` means `--learning_rate`.
 from __future__ import annotations
 
 import dataclasses
-import functools
+import inspect
 import json
 import math
 import operator
 import os
+import re
 import shutil
 import sys
 import textwrap
-import types
-import typing
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -27,10 +26,9 @@ import yaml
 
 from samerun.errors import InputError, nearest
 from samerun.files import read_text
-from samerun.trainer_names import BOOLEANS, OTHER_NAMES, Alias, Part, translate
+from samerun.trainer_names import BOOLEANS, OTHER_NAMES, Values, join_parts, notes_on, translated
 
 T = TypeVar("T")
-Values = list[str] | None  # the unparsed values of an argument; None: null in YAML
 # --help begins with these, some twenty for each task, and adds the task's own; `--help all` shows all.
 MOST_USED = (
     *("train_file", "validation_file", "test_file", "dataset_name", "text_column", "title_column"),
@@ -89,21 +87,23 @@ def parse(
     range.
     """
     problems: list[str] = []
+    fields, found, of_file = cls.__dataclass_fields__, {}, {}
     given = _read_command_line(sys.argv[1:] if argv is None else argv, cls, problems)
     if "help" in given:
         print(_help(cls, description, everything=given["help"] == ["all"]))
         sys.exit(0)
-    found: dict[str, tuple[Values, str]] = {}
-    notes = [] if notes is None else notes
     if "config" in given:
         file = os.path.expanduser(" ".join(given.pop("config") or []))
-        found |= _translated(_read_config(file, cls, problems), cls, f"{file}: ", problems, notes)
-    found |= _translated(given, cls, "--", problems, notes)
-    _join_parts(found, problems, notes)
+        of_file = _read_config(file, cls, problems)
+        found = translated(of_file, fields, f"{file}: ", problems)
+    found |= translated(given, fields, "--", problems)
+    join_parts(found, problems)
+    if notes is not None:
+        notes += notes_on(of_file | given, found)
     arguments = {}
     for name, (values, source) in found.items():
         try:
-            arguments[name] = convert(values, cls.__dataclass_fields__[name], cls)
+            arguments[name] = convert(values, fields[name])
         except ValueError as error:
             problems.append(f"{source}: {error}")
     if problems:
@@ -118,6 +118,8 @@ def validate(arguments: Any) -> None:
     for field in dataclasses.fields(arguments):
         if is_given(arguments, field.name):
             problems += _unmet_conditions(arguments, field)
+        if field.metadata["settings"]:
+            with_settings(arguments, field.name, problems)
     for group in type(arguments).__mro__:
         if "problems" in vars(group):
             problems += group.problems(arguments)
@@ -174,7 +176,9 @@ class Kind(NamedTuple):
 
     noun: str
     metavar: str  # in --help
-    read: Callable[[str], Any]  # raises ValueError or KeyError
+    read: Callable[[str], Any]  # one value; raises ValueError or KeyError
+    each: str = ""  # the noun for one value of several
+    several: type[tuple] | None = None
 
 
 def _number(text: str) -> float:
@@ -186,11 +190,9 @@ def _number(text: str) -> float:
 
 def _steps(text: str) -> int | float:
     value = _number(text)
-    if 0 < value < 1:
-        return value
-    if not value.is_integer():
+    if not value.is_integer() and not 0 < value < 1:
         raise ValueError
-    return int(value)
+    return int(value) if value.is_integer() else value
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -200,101 +202,74 @@ def _json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def _comma_separated(read: Callable[[str], Any]) -> Callable[[str], tuple]:
-    return lambda text: tuple(read(part.strip()) for part in text.split(",") if part.strip())
-
-
 KINDS = {
-    str: Kind("a text", "TEXT", str),
-    int: Kind("a whole number", "N", int),
-    float: Kind("a number", "X", _number),
-    bool: Kind("true or false", "true|false", lambda text: BOOLEANS[text.lower()]),
-    int | float: Kind("a whole number, or a share of all steps below 1,", "N|SHARE", _steps),
-    dict[str, Any]: Kind('a JSON object, such as {"power": 2}', "JSON", _json_object),
-    tuple[str, ...]: Kind("names separated by commas", "A,B", _comma_separated(str)),
-    tuple[int, ...]: Kind("whole numbers separated by commas", "N,N", _comma_separated(int)),
-    tuple[float, ...]: Kind("numbers separated by commas", "X,X", _comma_separated(_number)),
-    SpaceSeparated[str]: Kind("texts separated by spaces", "TEXT ...", str),
-    SpaceSeparated[float]: Kind("numbers separated by spaces", "X ...", _number),
+    "str": Kind("a text", "TEXT", str),
+    "int": Kind("a whole number", "N", int),
+    "float": Kind("a number", "X", _number),
+    "bool": Kind("true or false", "true|false", lambda text: BOOLEANS[text.lower()]),
+    "int | float": Kind("a whole number, or a share of all steps below 1,", "N|SHARE", _steps),
+    "dict[str, Any]": Kind('a JSON object, such as {"power": 2}', "JSON", _json_object),
+    "tuple[str, ...]": Kind("names separated by commas", "A,B", str, "a name", tuple),
+    "tuple[int, ...]": Kind("whole numbers separated by commas", "N,N", int, "a whole number", tuple),
+    "tuple[float, ...]": Kind("numbers separated by commas", "X,X", _number, "a number", tuple),
+    "SpaceSeparated[str]": Kind("texts separated by spaces", "TEXT ...", str, "a text", SpaceSeparated),
+    "SpaceSeparated[float]": Kind(
+        "numbers separated by spaces", "X ...", _number, "a number", SpaceSeparated
+    ),
 }
 
 
-@functools.cache
-def _types(cls: type) -> dict[str, tuple[Any, bool]]:
-    """The plain type of each field, and whether None is allowed."""
-    types_ = {}
-    for name, hint in typing.get_type_hints(cls).items():
-        members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        plain = [member for member in members if member is not type(None)]
-        types_[name] = functools.reduce(operator.or_, plain), len(plain) < len(members)
-    return types_
+def kind_of(field: dataclasses.Field) -> Kind:
+    """The type of an argument, by its annotation without None."""
+    written = field.type if isinstance(field.type, str) else inspect.formatannotation(field.type)
+    return KINDS[re.sub(r"\b\w+\.| \| None", "", written)]
 
 
-def type_of(cls: type, name: str) -> Any:
-    """The type of an argument, without None."""
-    return _types(cls)[name][0]
-
-
-def takes_several(cls: type, name: str) -> bool:
-    """Whether the values of an argument are separated by spaces."""
-    return typing.get_origin(type_of(cls, name)) is SpaceSeparated
-
-
-def describe_value(cls: type, field: dataclasses.Field) -> str:
-    """Describes the valid values of a field for users: "a whole number at least 1"."""
-    return _describe(type_of(cls, field.name), field.metadata)
-
-
-def _describe(kind: Any, limits: Mapping[str, Any]) -> str:
+def describe(noun: str, limits: Mapping[str, Any]) -> str:
+    """Describes valid values for users: "a whole number at least 1"."""
     if limits["choices"]:
         return "one of " + ", ".join(limits["choices"])
     ranges = [f"{key.replace('_', ' ')} {limits[key]}" for key in LIMITS if limits[key] is not None]
-    return KINDS[kind].noun if kind is bool else f"{KINDS[kind].noun} {' and '.join(ranges)}".strip()
+    return f"{noun} {' and '.join(ranges)}".strip()
 
 
-def _is_within(value: Any, limits: Mapping[str, Any]) -> bool:
-    return isinstance(value, str) or all(
-        limits[key] is None or holds(value, limits[key]) for key, holds in LIMITS.items()
-    )
-
-
-def convert(values: Values, field: dataclasses.Field, cls: type) -> Any:
-    """Converts texts to the type of their field. Raises `ValueError` with the end of a message: "... is not a
-    number"."""
-    kind, optional = _types(cls)[field.name]
-    several = takes_several(cls, field.name)
-    words = ("none", "null") if kind is str else ("none", "null", "auto")
-    if optional and (values is None or (len(values) == 1 and values[0].lower() in words)):
-        return None
-    if not values:
-        raise ValueError(f"has no value, expected {describe_value(cls, field)}")
-    shown = " ".join(values)
-    if len(values) > 1 and not several:
-        raise ValueError(f"expected one value, found {len(values)}: {shown}")
+def read_value(text: str, kind: Kind, limits: Mapping[str, Any]) -> Any:
+    """Reads one value. Raises `ValueError` with the end of a message: "'x' is not a number"."""
+    choices = limits["choices"]
     try:
-        items = [KINDS[kind].read(text) for text in values]
+        value = kind.read(text)
+        if isinstance(value, str):
+            name = text.partition(":")[0] if limits.get("settings") else text
+            is_valid = not choices or name in choices
+        else:
+            is_valid = all(limits[key] is None or holds(value, limits[key]) for key, holds in LIMITS.items())
     except (ValueError, KeyError):
-        raise ValueError(f"{shown!r} is not {describe_value(cls, field)}") from None
-    if any(item in ("", (), {}) for item in items):
-        raise ValueError("is empty")
+        is_valid = False
+    if not is_valid:
+        near = nearest(text, choices or ())
+        hint = f"; did you mean {near}?" if near else ""
+        raise ValueError(f"{text!r} is not {describe(kind.each or kind.noun, limits)}{hint}")
+    return value
+
+
+def convert(words: Values, field: dataclasses.Field) -> Any:
+    """Converts words to the type of their field. Raises `ValueError` with the end of a message: "'x' is not a
+    number"."""
+    kind, shown = kind_of(field), " ".join(words or [])
+    if field.default is None and (words is None or shown.lower() in ("none", "null")):
+        return None
+    if words == [] and kind == KINDS["bool"]:
+        return True
+    if kind.several is tuple:
+        words = [part.strip() for part in ",".join(words or []).split(",") if part.strip()]
+    if not words or "" in words:
+        raise ValueError(f"has no value, expected {describe(kind.noun, field.metadata)}")
+    if len(words) > 1 and not kind.several:
+        raise ValueError(f"expected one value, found {len(words)}: {shown}")
+    items = [read_value(word, kind, field.metadata) for word in words]
     if field.metadata["path"]:  # not Path.expanduser, which would normalize hub names
         items = [os.path.expanduser(item) for item in items]
-    value = SpaceSeparated(items) if several else items[0]
-    choices = field.metadata["choices"]
-    for item in value if isinstance(value, tuple) else (value,):
-        if field.metadata["settings"] is not None:
-            item, _, text = item.partition(":")
-            known, problems = field.metadata["settings"].get(item, {}), []
-            read_settings(field.name, item, known, text, problems)
-            if problems and item in choices:
-                raise ValueError("; ".join(problem.removeprefix(f"--{field.name}: ") for problem in problems))
-        if choices is not None and item not in choices:
-            near = nearest(item, choices)
-            hint = f"; did you mean {near}?" if near else ""
-            raise ValueError(f"{item!r} is not one of {', '.join(choices)}{hint}")
-        if not _is_within(item, field.metadata):
-            raise ValueError(f"{shown} is out of range, expected {describe_value(cls, field)}")
-    return value
+    return kind.several(items) if kind.several else items[0]
 
 
 # Settings of a value, as in --optim sgd --optim_args momentum=0.9 or --long_documents windows:stride=64
@@ -313,13 +288,10 @@ class Setting:
     optional: bool = False
 
     def read(self, text: str) -> Any:
-        """Raises `ValueError` or `KeyError` for an invalid value."""
+        """Raises `ValueError` with the end of a message."""
         if self.optional and text.lower() == "none":
             return None
-        value = KINDS[type(self.default)].read(text)
-        if value not in self.choices if self.choices else not _is_within(value, vars(self)):
-            raise ValueError
-        return value
+        return read_value(text, KINDS[type(self.default).__name__], vars(self))
 
 
 def read_settings(
@@ -337,7 +309,7 @@ def read_settings(
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals and "" in known:
             name, value = "", name
-        said = f"--{argument}: {name}".strip()
+        said = f"--{argument}: {name}".removesuffix(": ")
         if name not in known:
             hint = f"give {elsewhere[name]}" if name in elsewhere else f"it has {', '.join(known) or 'none'}"
             problems.append(f"--{argument}: {owner} has no {name}; {hint}")
@@ -346,18 +318,19 @@ def read_settings(
         else:
             try:
                 values[name] = known[name].read(value)
-            except (ValueError, KeyError):
-                problems.append(
-                    f"{said} is {value!r}, expected {_describe(type(known[name].default), vars(known[name]))}"
-                )
+            except ValueError as error:
+                problems.append(f"{said}: {error}")
     return values
 
 
-def with_settings(arguments: Any, name: str) -> tuple[str | None, dict[str, Any]]:
-    """Splits the value of an argument with `settings`: windows:stride=64 is ("windows", {"stride": 64})."""
+def with_settings(
+    arguments: Any, name: str, problems: list[str] | None = None
+) -> tuple[str | None, dict[str, Any]]:
+    """Splits the value of an argument with `settings`: windows:stride=64 is ("windows", {"stride": 64}).
+    Appends to `problems`."""
     value, _, text = (getattr(arguments, name) or "").partition(":")
-    known = arguments.__dataclass_fields__[name].metadata["settings"]
-    return value or None, read_settings(name, value, known.get(value, {}), text, [])
+    known = arguments.__dataclass_fields__[name].metadata["settings"].get(value, {})
+    return value or None, read_settings(name, value, known, text, [] if problems is None else problems)
 
 
 # The command line and the file
@@ -365,7 +338,7 @@ def with_settings(arguments: Any, name: str) -> tuple[str | None, dict[str, Any]
 
 def _read_command_line(argv: list[str], cls: type, problems: list[str]) -> dict[str, Values]:
     """The values of each argument, which are all words until the next --name. Appends to `problems`."""
-    given: dict[str, Values] = {}
+    given, fields = {}, cls.__dataclass_fields__
     values: list[str] | None = None
     for word in argv:
         if not word.startswith("--") and word != "-h":
@@ -378,9 +351,9 @@ def _read_command_line(argv: list[str], cls: type, problems: list[str]) -> dict[
         values = [value] if equals else []
         name = written.replace("-", "_")
         positive = name.removeprefix("no_")
-        if name in cls.__dataclass_fields__ or name in OTHER_NAMES or name in ("help", "config"):
+        if name in {*fields, *OTHER_NAMES, "help", "config"}:
             given[name] = values
-        elif positive in cls.__dataclass_fields__ and type_of(cls, positive) is bool and not equals:
+        elif positive in fields and kind_of(fields[positive]) == KINDS["bool"] and not equals:
             given[positive] = values = ["false"]
         else:
             problems.append(f"unknown argument --{written}{_nearest(written, cls, '--')}")
@@ -390,69 +363,6 @@ def _read_command_line(argv: list[str], cls: type, problems: list[str]) -> dict[
 def _nearest(name: str, cls: type, prefix: str = "") -> str:
     near = nearest(name.replace("-", "_"), names_of(cls, hidden=False))
     return f"; did you mean {prefix}{near}?" if near else " (--help all lists the arguments)"
-
-
-def _translated(
-    given: dict[str, Values], cls: type, prefix: str, problems: list[str], notes: list[str]
-) -> dict[str, tuple[Values, str]]:
-    """Translates other names. Returns {name: (values, name in messages)}, where names of parts are as given.
-    Appends to `problems` and `notes`."""
-    found: dict[str, tuple[Values, str]] = {}
-    for name, given_values in given.items():
-        argument, values, source = name, given_values, f"{prefix}{name}"
-        is_ours, spec = name in cls.__dataclass_fields__, OTHER_NAMES.get(name)
-        is_switch = isinstance(spec, Alias) and "true" in spec.values
-        if values == [] and (not is_ours or is_switch or type_of(cls, name) is bool):
-            values = ["true"]
-        if isinstance(spec, Part):
-            argument = spec.argument
-        elif spec is not None and (not is_ours or spec.argument == name):
-            try:
-                argument, values = translate(spec, values)
-            except ValueError as error:
-                problems.append(f"{source}: {error}")
-                continue
-            if spec.was_ours and argument is not None:
-                notes.append(f"{source} is now --{argument} {' '.join(values or ['none'])}")
-        if argument is None:
-            continue
-        if argument not in cls.__dataclass_fields__:
-            problems.append(f"{source} means --{argument}, which this command does not have")
-        elif isinstance(spec, Part):
-            found[name] = values, source
-        elif argument in found and str(found[argument][0]).lower() != str(values).lower():
-            problems.append(f"{found[argument][1]} and {source} both set --{argument}; keep one")
-        else:
-            found[argument] = values, source
-    return found
-
-
-def _join_parts(found: dict[str, tuple[Values, str]], problems: list[str], notes: list[str]) -> None:
-    """Puts arguments of before into those that they are parts of: --long_documents windows --stride 64 gives
-    --long_documents windows:stride=64. Appends to `problems` and `notes`."""
-    sources: dict[str, list[str]] = {}
-    for name, part in OTHER_NAMES.items():
-        values, source = found.pop(name, (None, "")) if isinstance(part, Part) else (None, "")
-        if not values or values[0].lower() in part.ignored:
-            continue
-        text = " ".join(found.get(part.argument, (None, ""))[0] or [])
-        text = "" if text in part.instead else text
-        form = part.form.format(" ".join(values))
-        piece = form.removeprefix(part.head)
-        if part.head and not text:
-            problems.append(f"{source} is now a part of another argument: --{part.argument} {form}")
-            continue
-        if piece[0] in text and piece[0] in ":@" and "=" not in piece:
-            problems.append(f"{found[part.argument][1]} {text} and {source} {values[0]}: keep one")
-            continue
-        if not text or (piece[0] in ":@" and piece[0] not in text):
-            text += piece if text else piece.lstrip(":")
-        else:
-            text += "," + piece.lstrip(":")
-        sources.setdefault(part.argument, []).append(source)
-        found[part.argument] = [text], found.get(part.argument, (None, source))[1]
-    for argument, names in sources.items():
-        notes.append(f"{', '.join(names)}: now --{argument} {found[argument][0][0]}")
 
 
 class _Loader(yaml.BaseLoader):
@@ -470,45 +380,30 @@ class _Loader(yaml.BaseLoader):
         return super().construct_mapping(node, deep)
 
 
-def _read_mapping(path: str) -> dict[str, Any]:
-    """Reads a YAML file with one mapping. Raises `InputError` with file and line."""
+def _read_config(path: str, cls: type, problems: list[str]) -> dict[str, Values]:
+    """The values in a YAML file. Appends to `problems`; raises `InputError` with the line if it has no
+    arguments."""
     try:
         content = yaml.load(read_text(path), Loader=_Loader)
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
         reason = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise InputError(f"{path}{line}: not valid YAML: {reason}") from None
-    except RecursionError:
-        raise InputError(f"{path}: not valid YAML: nested too deeply; expected `name: value` lines") from None
+        reason = "nested too deeply" if isinstance(error, RecursionError) else reason
+        raise InputError(f"{path}{f':{mark.line + 1}' if mark else ''}: not valid YAML: {reason}") from None
     if not isinstance(content, dict):
-        type_name = "nothing" if not content else "a list" if isinstance(content, list) else "a text"
-        raise InputError(f"{path}: expected `name: value` lines, found {type_name}")
-    return content
-
-
-def _read_config(path: str, cls: type, problems: list[str]) -> dict[str, Values]:
-    """The values in a YAML file. Appends to `problems`; raises `InputError` if it has no arguments."""
+        what = "nothing" if not content else "a list" if isinstance(content, list) else "a text"
+        raise InputError(f"{path}: expected `name: value` lines, found {what}")
     given: dict[str, Values] = {}
-    for name, value in _read_mapping(path).items():
-        is_list = isinstance(value, list)
-        if name in OTHER_NAMES and name not in cls.__dataclass_fields__:
-            given[name] = [json.dumps(value) if isinstance(value, dict | list) else value] if value else None
-        elif name not in cls.__dataclass_fields__:
-            wrong = f"unknown key {name}{_nearest(name, cls)}"
-            if isinstance(value, dict):
-                wrong = f"{name} is a section; write arguments without sections, each as `name: value`"
-            problems.append(f"{path}: {wrong}")
-        elif is_list and takes_several(cls, name):
-            given[name] = list(map(str, value))
-        elif is_list and typing.get_origin(type_of(cls, name)) is tuple:
-            given[name] = [",".join(map(str, value))]
-        elif is_list or isinstance(value, dict):
+    for name, value in content.items():
+        if isinstance(value, dict) and name not in OTHER_NAMES:
             problems.append(
-                f"{path}: {name}: expected one value, found {'a list' if is_list else 'a mapping'}"
+                f"{path}: {name} is a section; write arguments without sections, each as `name: value`"
             )
+        elif name not in cls.__dataclass_fields__ and name not in OTHER_NAMES:
+            problems.append(f"{path}: unknown key {name}{_nearest(name, cls)}")
         else:
-            given[name] = [value] if value else None
+            words = value if isinstance(value, list) else [value]
+            given[name] = [w if isinstance(w, str) else json.dumps(w) for w in words] if value else None
     return given
 
 
@@ -551,7 +446,7 @@ def _help(cls: type, description: str, everything: bool) -> str:
     for title, fields in groups.items():
         lines += [f"{title}:"] if fields else []
         for field in fields:
-            choices, metavar = field.metadata["choices"] or (), KINDS[type_of(cls, field.name)].metavar
+            choices, metavar = field.metadata["choices"] or (), kind_of(field).metavar
             value = "|".join(choices) or ("PATH" if field.metadata["path"] else metavar)
             default = written(field.default)
             text = field.metadata["help"] + (f" (default: {default})" if default else "")

@@ -79,7 +79,7 @@ NUMBERS = [
     numbers("number: loss of labels",
             "--loss focal is not for --problem_type regression, which has mse, huber",
             loss="focal"),
-    numbers("number: delta of nothing", "--loss_args: delta is", loss="huber", loss_args="delta=0"),
+    numbers("number: delta of nothing", "--loss_args: delta: .0. is not", loss="huber", loss_args="delta=0"),
     numbers("number: weights", f"--pos_weight {NOT_FOR_NUMBERS}", pos_weight="balanced"),
     numbers("number: sampling", f"--sampling {NOT_FOR_NUMBERS}", sampling="class_balanced"),
     numbers("number: smoothing", f"--label_smoothing_factor {NOT_FOR_NUMBERS}", label_smoothing_factor=0.1),

@@ -23,7 +23,7 @@ import titlegen
 from catalogue_case import COLUMNS, Case, by_turns, command_line, lay_out
 from run_folders import contents
 
-from samerun.parsing import type_of
+from samerun.parsing import kind_of
 
 SCRIPTS = {"classify": classify, "titlegen": titlegen, "image_classify": image_classify}
 SCRIPTS |= {"segment": segment, "segment3d": segment3d, "tag": tag}
@@ -73,19 +73,19 @@ def test_every_case_has_a_name_of_its_own_and_every_task_is_tried():
 # Every argument, by its dataclass: what it may not be
 
 
-def wrong_values(field: dataclasses.Field, kind: type) -> list[str]:
+def wrong_values(field: dataclasses.Field) -> list[str]:
     """Values that an argument with this type and these limits must reject."""
     if field.metadata["choices"]:
         return ["no-such-choice"]
     found = {
-        int: ["", "x", "1.5", "1e2", "nan", "inf"],
-        float: ["", "x", "nan", "inf", "-inf", "1,5"],
-        bool: ["", "2", "maybe"],
+        "N": ["", "x", "1.5", "1e2", "nan", "inf"],
+        "X": ["", "x", "nan", "inf", "-inf", "1,5"],
+        "true|false": ["", "2", "maybe"],
     }
+    kind, limits = kind_of(field).metavar, field.metadata
     values = list(found.get(kind, [""]))
-    limits = field.metadata
-    if kind in (int, float):
-        tiny = 1 if kind is int else 0.5
+    if kind in ("N", "X"):
+        tiny = 1 if kind == "N" else 0.5
         values += [str(limits[key]) for key in ("above", "below") if limits[key] is not None]
         values += [str(limits["at_least"] - tiny)] if limits["at_least"] is not None else []
         values += [str(limits["at_most"] + tiny)] if limits["at_most"] is not None else []
@@ -93,10 +93,7 @@ def wrong_values(field: dataclasses.Field, kind: type) -> list[str]:
 
 
 FIELDS = {task: dataclasses.fields(module.Arguments) for task, module in SCRIPTS.items()}
-WRONG = {
-    task: {field.name: wrong_values(field, type_of(SCRIPTS[task].Arguments, field.name)) for field in fields}
-    for task, fields in FIELDS.items()
-}
+WRONG = {task: {field.name: wrong_values(field) for field in fields} for task, fields in FIELDS.items()}
 ROUNDS = [
     (task, number) for task, values in WRONG.items() for number in range(max(map(len, values.values())))
 ]
@@ -111,7 +108,7 @@ def test_every_argument_out_of_range(task, number, workplace, script):
     for name, text in given.items():
         (line,) = re.findall(rf"--{name}: .*", ended.err)
         assert text in line
-        assert re.search(r"is empty|is not|out of range", line)
+        assert re.search(r"has no value|is not", line)
 
 
 @pytest.mark.parametrize("task", SCRIPTS)
