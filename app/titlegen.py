@@ -33,7 +33,9 @@ class Arguments(SourceArguments, SearchArguments, TextArguments):
 
     title_column: str = option("title", help="column of the title")
     decoder_layers: int | None = option(
-        at_least=1, help="number of layers of a new decoder (default: as many as the encoder)"
+        at_least=1,
+        excludes=("decoder_model_name_or_path",),
+        help="number of layers of a new decoder (default: as many as the encoder)",
     )
     decoder_model_name_or_path: str | None = option(
         reads=True, help="pretrained decoder for an encoder, such as a BERT"
@@ -44,11 +46,6 @@ class Arguments(SourceArguments, SearchArguments, TextArguments):
         help="tokens of ROUGE; auto: characters for Chinese, rouge-score's own words for English, else "
         "Unicode words",
     )
-
-    def problems(self) -> list[str]:
-        if self.decoder_layers is not None and self.decoder_model_name_or_path is not None:
-            return ["--decoder_layers and --decoder_model_name_or_path are both given; keep one"]
-        return []
 
 
 if __name__ == "__main__":

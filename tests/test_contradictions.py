@@ -26,7 +26,7 @@ TEXTS = [
     ({"optim": "lion_32bit", "optim_args": "eps=1e-6"}, "lion_32bit has no eps; it has beta1, beta2"),
     ({"model_name_or_path": None, "config_name": "a", "model_revision": "v1"},
      "--model_revision is given but --model_name_or_path is not"),
-    (STREAM | {"max_steps": None}, "--streaming needs --max_steps: "),
+    (STREAM | {"max_steps": None}, "--streaming is given but --max_steps is not"),
     (STREAM | {"validation_file": None}, "--streaming needs --validation_file (or --do_eval false): "),
     (STREAM | {"max_train_samples": 9}, "--streaming and --max_train_samples are both given; "),
     (STREAM | {"train_file": ["a", "b"], "mixing_weights": (1.0, 1.0)},

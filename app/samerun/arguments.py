@@ -46,6 +46,13 @@ class ModelArguments:
         "eager turns off)",
     )
 
+    def problems(self) -> list[str]:
+        if self.modes.train or not self.from_scratch:
+            return []
+        return [
+            "--from_scratch is for training, which is not requested; name a trained model, or add --do_train"
+        ]
+
     def hub_options(self, name: str | None) -> dict[str, Any]:
         """Arguments of `from_pretrained` for a model or tokenizer `name`. --model_revision is for
         --model_name_or_path only."""
@@ -133,6 +140,16 @@ class FileArguments:
         above=0,
         help="share of each file (or pattern) of --train_file in the rows of an epoch, such as 0.7 0.3",
     )
+    validation_split: float = option(
+        0.1,
+        above=0,
+        below=1,
+        help="share of the training rows to use for validation if there is no validation file",
+    )
+    encoding: str = option("utf-8", help="encoding of the text files")
+    max_train_samples: int | None = option(at_least=1, help="use only the first N training rows")
+    max_eval_samples: int | None = option(at_least=1, help="use only the first N validation rows")
+    max_predict_samples: int | None = option(at_least=1, help="use only the first N test rows")
 
     def __post_init__(self) -> None:
         """Accepts a single name as a text, for use from Python."""
@@ -165,19 +182,9 @@ class DataArguments(FileArguments):
         help="splits of --dataset_name, or parts, to train on, evaluate and predict: "
         "'train[:80%],validation=train[80%:],test=holdout' (default: train, validation and test)",
     )
-    validation_split: float = option(
-        0.1,
-        above=0,
-        below=1,
-        help="share of the training rows to use for validation if there is no validation file",
-    )
-    encoding: str = option("utf-8", help="encoding of the text files")
     id_column: str = option(
         "id", help="column with the ids of predictions; without it, rows are numbered from 0"
     )
-    max_train_samples: int | None = option(at_least=1, help="use only the first N training rows")
-    max_eval_samples: int | None = option(at_least=1, help="use only the first N validation rows")
-    max_predict_samples: int | None = option(at_least=1, help="use only the first N test rows")
 
     @property
     def dataset_splits(self) -> dict[str, str]:
@@ -320,7 +327,9 @@ class RunArguments:
         help="when to save a checkpoint (default: epoch, or steps if --save_steps is given)",
     )
     save_steps: int | float | None = option(
-        at_least=0, help="optimizer steps between checkpoints, or a share of all steps; 0: none"
+        at_least=0,
+        needs="save_strategy=steps",
+        help="optimizer steps between checkpoints, or a share of all steps; 0: none",
     )
     max_train_time: float | None = option(
         above=0, help="seconds from the start after which training saves a checkpoint and stops"
@@ -410,12 +419,12 @@ class RunArguments:
             messages.append("--eval_strategy steps needs --eval_steps")
         if self.save_strategy == "steps" and not self.save_steps:
             messages.append("--save_strategy steps needs --save_steps")
-        if self.save_strategy in ("epoch", "no") and self.save_steps:
-            messages.append(f"--save_steps is given but --save_strategy is {self.save_strategy}; keep one")
-        if self.early_stopping_patience and self.eval_strategy == "no":
-            messages.append("--early_stopping_patience needs evaluations; --eval_strategy is no")
-        if self.keep_best > 1 and self.eval_strategy == "no":
-            messages.append("--keep_best needs evaluations during the training; --eval_strategy is no")
+        needing, why = ["early_stopping_patience", "keep_best"], "--eval_strategy is no"
+        if modes.train and not modes.evaluate:
+            needing, why = [*needing, "metric_for_best_model"], "--do_eval is false"
+        elif self.eval_strategy != "no":
+            needing = []
+        messages += [f"--{name} needs evaluations; {why}" for name in needing if is_given(self, name)]
         card = [part for part in self.model_card or () if "=" in part]
         if len(card) > 1 or not all(part.startswith("license=") for part in card):
             messages.append(f"--model_card: {','.join(card)}: expected languages and one license=NAME")
@@ -425,11 +434,6 @@ class RunArguments:
             messages.append(
                 "nothing to do: --do_train is false, and neither --do_eval nor --do_predict is given"
             )
-        if modes.train and not modes.evaluate:
-            names = ("early_stopping_patience", "metric_for_best_model", "keep_best")
-            messages += [
-                f"--{name} needs evaluations; --do_eval is false" for name in names if is_given(self, name)
-            ]
         return messages
 
 

@@ -89,11 +89,6 @@ class ImageArguments(
         if self.global_batch_size is None and self.per_device_train_batch_size is None:
             object.__setattr__(self, "global_batch_size", self.batch_sizes[pretrained])
 
-    def problems(self) -> list[str]:
-        if not self.modes.train and self.from_scratch:
-            return ["--from_scratch needs training; add --do_train, or name a trained model instead"]
-        return []
-
 
 def problems_of_masks(arguments: Any) -> list[str]:
     """Those of the weights of the loss and of --random_scale."""

@@ -90,6 +90,7 @@ class StreamingArguments:
 
     streaming: int | None = option(
         at_least=1,
+        needs="max_steps",
         excludes=("mixing_weights", "max_train_samples", "sampling"),
         help="read the training rows in buffers of so many rows during training, for data larger than the "
         "disk (true: 100000); a buffer is shuffled as a whole and is one epoch; needs --max_steps",
@@ -99,8 +100,6 @@ class StreamingArguments:
         if not self.streaming:
             return []
         problems = [] if self.modes.train else ["--streaming is for training, which is not requested"]
-        if self.max_steps is None:
-            problems.append("--streaming needs --max_steps: the number of rows is unknown")
         if self.modes.evaluate and self.validation_file is None and self.dataset_name is None:
             problems.append(
                 "--streaming needs --validation_file (or --do_eval false): it splits off no validation rows"
@@ -289,11 +288,6 @@ class LongDocumentArguments:
         "trained, else truncate)",
     )
 
-    def problems(self) -> list[str]:
-        if self.long_documents in (None, "truncate") or self.truncation_side != "left":
-            return []
-        return [f"--truncation_side left and --long_documents {self.long_documents} are both given; keep one"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TextArguments(
@@ -336,21 +330,16 @@ class TextArguments(
         "limit)",
     )
     truncation_side: str = option(
-        "right", choices=("right", "left"), help="end at which longer documents are cut"
+        "right",
+        choices=("right", "left"),
+        needs="long_documents=truncate",
+        help="end at which longer documents are cut",
     )
 
     def problems(self) -> list[str]:
-        problems, train = [], self.modes.train
-        if not train and (self.from_scratch or self.tokenizer_type == "train"):
-            argument = "--from_scratch" if self.from_scratch else "--tokenizer_type train"
-            problems.append(
-                f"{argument} is for training, which is not requested; name a trained model, or add --do_train"
-            )
-        if train and self.tokenizer_type == "train" and not self.from_scratch:
-            problems.append(
-                "--tokenizer_type train does not fit pretrained weights; add --from_scratch or leave it out"
-            )
-        return problems
+        if self.tokenizer_type != "train" or self.from_scratch:
+            return []
+        return ["--tokenizer_type train does not fit pretrained weights; add --from_scratch or leave it out"]
 
 
 # Defaults of the beam search if neither an argument nor an exported model sets a value.

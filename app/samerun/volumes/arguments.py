@@ -43,16 +43,6 @@ class VolumeDataArguments(FileArguments):
     id_column: str = option(
         "id", help="column that names a volume in predictions; without it, its file's name does"
     )
-    encoding: str = option("utf-8", help="encoding of text files")
-    validation_split: float = option(
-        0.1,
-        above=0,
-        below=1,
-        help="share of the training volumes kept for validation when there are no others",
-    )
-    max_train_samples: int | None = option(at_least=1, help="use only the first N training volumes")
-    max_eval_samples: int | None = option(at_least=1, help="use only the first N validation volumes")
-    max_predict_samples: int | None = option(at_least=1, help="use only the first N test volumes")
 
 
 @dataclass(frozen=True, kw_only=True)
