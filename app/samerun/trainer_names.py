@@ -86,16 +86,17 @@ def join_parts(found: Found, problems: list[str]) -> None:
     for name, spec in OTHER_NAMES.items():
         if not spec.part or name not in found:
             continue
-        (word,), source = found.pop(name)
+        words, source = found.pop(name)
         values, whole = found.get(spec.argument, (None, source))
-        text, written = " ".join(values or []), spec.part.format(word)
+        text, written = " ".join(values or []), spec.part.format(" ".join(words or []))
+        text = "" if text == BUFFER else text
         piece = re.sub(r"^\w+(?=[:@])", "", written)  # without what the argument has already
-        if piece[0] in ":@" and (not text or ("=" not in piece and piece[0] in text)):
+        is_first = piece.startswith((":", "@")) and piece[0] not in text
+        if piece.startswith((":", "@")) and (not text or not (is_first or "=" in piece)):
             problems.append(f"{source} is now a part of another argument: --{spec.argument} {written}")
-        elif "=" in piece and text and (piece[0] != ":" or ":" in text):
-            found[spec.argument] = [f"{text},{piece.removeprefix(':')}"], whole
-        else:
-            found[spec.argument] = [("" if text == BUFFER else text) + piece], whole
+            continue
+        joined = text + piece if is_first or not text else f"{text},{piece.removeprefix(':')}"
+        found[spec.argument] = [joined], whole
 
 
 def notes_on(given: Collection[str], found: Found) -> list[str]:

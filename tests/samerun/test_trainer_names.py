@@ -109,6 +109,9 @@ def test_contradictions_and_names_of_other_tasks():
     ]
     (message,) = refusals("--max_seq_length", "9", task=image_classify.Arguments)
     assert message == "--max_seq_length means --max_length, which this command does not have"
+    assert refusals("--streaming_buffer_rows", "9", "--streaming", "8", task=classify.Arguments) == [
+        "--streaming: '8,9' is not a whole number at least 1"
+    ]
     (message,) = refusals("--hub_token", "hf_secret")
     assert "hf_secret" not in message
 
