@@ -101,14 +101,11 @@ def join_parts(found: Found, problems: list[str]) -> None:
 
 def notes_on(given: Collection[str], found: Found) -> list[str]:
     """What is written instead of the names of before among those given."""
-    sources: dict[str, list[str]] = {}
-    for name in given:
-        argument = NAMES_OF_BEFORE[name].argument if name in NAMES_OF_BEFORE else None
-        if argument in found and argument != name:
-            sources.setdefault(argument, []).append(f"--{name}")
+    renamed = {name: NAMES_OF_BEFORE[name].argument for name in given if name in NAMES_OF_BEFORE}
     return [
-        f"{', '.join(names)}: now --{arg} {' '.join(found[arg][0] or ['none'])}"
-        for arg, names in sources.items()
+        f"--{name}: now --{argument} {' '.join(found[argument][0] or ['none'])}"
+        for name, argument in renamed.items()
+        if argument in found and argument != name
     ]
 
 
