@@ -106,7 +106,7 @@ def test_a_file_that_is_there_is_replaced_on_request_only(folder, tmp_path):
     for place in ([], ["--output_dir", tmp_path / "out"]):
         parts = command(*argv, *place, "--overwrite")
         output_dir = parts[parts.index("--output_dir") + 1]
-        assert problem(file, Path(output_dir), False) is None
+        assert problem(file, Path(output_dir)) is None
     assert file.read_text(encoding="utf-8") == "id\n0\n"
 
 

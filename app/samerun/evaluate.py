@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 import time
 import zipfile
 from dataclasses import fields
@@ -19,22 +18,21 @@ import torch
 from samerun import predictions as output
 from samerun import signals
 from samerun.additional_metrics import compute_additional
-from samerun.arguments import FileArguments, OptimizationArguments, RunArguments
-from samerun.console import Phase
+from samerun.arguments import FileArguments
+from samerun.console import STDOUT, Phase
 from samerun.data.batches import EvalBatches
 from samerun.data.cache import sample_of
 from samerun.errors import StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.kernels.common import row_lengths
 from samerun.parsing import as_dict, names_of
 from samerun.plan import evaluation_batch
-from samerun.run_folder import BEST, code_version, library_versions
+from samerun.run_folder import BEST
 from samerun.runtime import Run, join_rows
 from samerun.signals import stop_requested
+from samerun.start import PER_START
 from samerun.task import Batch, Predictions, Split, Task
 
 PARTS = 20
-SECONDS_BETWEEN_PARTS = 2.0  # at least: short predictions are not saved
-MAX_SAVED_BYTES = 4 * 2**30  # of all predictions; masks may be larger
 ROWS = ""  # name of the (n,) numbers of rows in the file, beside the arrays of `Task.predict`, (n, ...)
 
 
@@ -91,7 +89,7 @@ def predict(
             done += processes * len(arrays[-1][ROWS])
             phase.update(min(done, len(rows)) - phase.done)
             if saved is not None and saved.is_due(num_batches):
-                saved.add(num_batches, _gather(run, arrays))
+                saved.add(_gather(run, arrays))
                 arrays = []
     model.train(was_training)
     last, rate = _gather(run, arrays), (len(rows) - before) / (time.perf_counter() - started)
@@ -160,77 +158,53 @@ def input_dtype(run: Run, model: torch.nn.Module) -> torch.dtype | None:
 
 
 class SavedParts:
-    """Parts of a large file's predictions in `PREDICTIONS_FILE.unfinished/`, so that an interruption costs a
-    twentieth of them at most. All processes must call the methods; only rank 0 reads and writes, so machines
+    """Parts of a large file's predictions, `PREDICTIONS_FILE.unfinished/part-N.npz`, so that an interruption
+    costs a twentieth of them. All processes must call the methods; only rank 0 reads and writes, so machines
     need not share a disk."""
 
-    def __init__(self, run: Run, folder: Path, key: str, rows: EvalBatches, trained: bool = False) -> None:
-        """`key`: a hash of everything that the predictions depend on. Parts with another one are removed.
-        `trained`: by the same command."""
-        self._run, self._folder, self._key, self._total_rows = run, folder, key, len(rows)
-        self._command = f"the same command{' with --resume_from_checkpoint auto' if trained else ''}"
-        self._total_batches = rows.num_batches(run.launch.world_size)
+    def __init__(self, run: Run, folder: Path, key: str, rows: EvalBatches) -> None:
+        """`key`: a hash of everything that the predictions depend on. Parts with another one do not count."""
+        self._run, self._folder, self._key = run, folder, key
+        self._total = rows.num_batches(run.launch.world_size)
+        self._size = -(-self._total // PARTS)  # batches of a part and a process
         self.parts: list[Predictions] = []  # on rank 0
-        self.num_batches, self.num_rows, note = run.from_rank0(self._open)  # of each process; of all
-        run.print(*([f"note           {note}"] if note else []))
-        self._enabled, self._saved_at = True, time.perf_counter()
+        self.num_batches, self.num_rows = run.from_rank0(self._read)  # of each process; of all
+        if self.num_rows:
+            run.print(f"note           {self.num_rows} of {len(rows)} rows are predicted already ({folder})")
 
-    def _open(self) -> tuple[int, int, str | None]:
-        num_batches = 0
-        for path in sorted(self._folder.glob("*.npz")):
-            first, last = map(int, path.stem.split("-"))
-            try:
-                with np.load(path) as file:
+    def _read(self) -> tuple[int, int]:
+        # A part that a crash has damaged is the last one.
+        with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            while True:
+                with np.load(self._folder / f"part-{len(self.parts)}.npz") as file:
                     if str(file["key"]) != self._key:
-                        self._remove()
-                        return 0, 0, f"{self._folder} is of another prediction; starting again"
-                    if first != num_batches:
                         break
                     self.parts.append({name[1:]: file[name] for name in file.files if name != "key"})
-            except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-                break
-            num_batches = last
-        done = sum(len(part[ROWS]) for part in self.parts)
-        note = f"{done} of {self._total_rows} rows are predicted already ({self._folder})" if done else None
-        return num_batches, done, note
+        return len(self.parts) * self._size, sum(len(part[ROWS]) for part in self.parts)
 
     def is_due(self, num_batches: int) -> bool:
         """Whether a part is due after this number of batches."""
-        ends_part = num_batches % -(-self._total_batches // PARTS) == 0 and num_batches < self._total_batches
-        seconds = time.perf_counter() - self._saved_at
-        return self._enabled and ends_part and self._run.any(seconds > SECONDS_BETWEEN_PARTS)
+        return num_batches % self._size == 0 and num_batches < self._total
 
-    def add(self, num_batches: int, part: Predictions | None) -> None:
-        """Saves the predictions since the last part; `part`: None except on rank 0. After a failure, as on a
-        full disk, the prediction continues without saving."""
-        problem = self._run.from_rank0(lambda: self._write(num_batches, part))
+    def add(self, part: Predictions | None) -> None:
+        """Saves the predictions since the last part; None except on rank 0. After a failure, as on a full
+        disk, the prediction continues without saving."""
+        problem = self._run.from_rank0(lambda: self._write(part))
         if problem is not None:
-            self._enabled = False
-            self._run.print(
-                f"note           {self._folder}: {problem}; an interrupted prediction cannot be "
-                "resumed from here"
-            )
-        self._saved_at = time.perf_counter()
+            self._size = self._total
+            self._run.print(f"note           {self._folder}: {problem}; the prediction cannot be continued")
 
-    def _write(self, num_batches: int, part: Predictions) -> str | None:
+    def _write(self, part: Predictions) -> str | None:
         """Writes a part; returns an error message or None."""
-        num_rows = len(part[ROWS])
+        path = self._folder / f"part-{len(self.parts)}.npz"
         self.parts.append(part)
-        expected = sum(values.nbytes for values in part.values()) / num_rows * self._total_rows
-        if expected > MAX_SAVED_BYTES:
-            return f"predictions of {expected / 2**30:.0f} GB are too large to save in parts"
-        path = self._folder / f"{self.num_batches:09}-{num_batches:09}.npz"
         try:
             self._folder.mkdir(exist_ok=True)
-            with path.with_suffix(".unfinished").open("wb") as file:
+            with path.with_suffix(".npz.unfinished").open("wb") as file:
                 np.savez(file, key=self._key, **{f"_{name}": values for name, values in part.items()})
-                file.flush()
-                os.fsync(file.fileno())
-            path.with_suffix(".unfinished").replace(path)
+            path.with_suffix(".npz.unfinished").replace(path)
         except OSError as error:
             return f"cannot be written ({error.strerror})"
-        self.num_batches, self.num_rows = num_batches, self.num_rows + num_rows
-        signals.set_stop_message(f"{self._command} goes on after {self.num_rows} of {self._total_rows} rows")
         return None
 
     def remove(self) -> None:
@@ -240,7 +214,7 @@ class SavedParts:
 
     def _remove(self) -> None:
         with contextlib.suppress(OSError):  # the folder may be missing, or hold other files
-            for path in [*self._folder.glob("*.npz"), *self._folder.glob("*.unfinished")]:
+            for path in self._folder.glob("*.npz*"):
                 path.unlink(missing_ok=True)
             self._folder.rmdir()
 
@@ -248,35 +222,31 @@ class SavedParts:
 def open_saved_parts(
     run: Run, arguments: Any, fingerprint: dict[str, Any], rows: EvalBatches
 ) -> SavedParts | None:
-    """Opens the saved parts of this command's test predictions. Returns None if the predictions go to no
-    regular file, or the rows have no content hash. `fingerprint`: `Data.fingerprint`."""
+    """Opens the saved parts of this command's test predictions. Returns None if the predictions go to
+    standard output, or the rows have no content hash. `fingerprint`: `Data.fingerprint`."""
     path = output.path_of(arguments)
-    if rows.split.content is None or run.from_rank0(lambda: output.is_stream(path)):
+    if rows.split.content is None or str(path) in STDOUT:
         return None
     key = run.from_rank0(lambda: _hash_of_causes(run, arguments, fingerprint, rows))
-    folder = path.with_name(f"{path.name}.unfinished")
-    return SavedParts(run, folder, key, rows, arguments.modes.train)
+    resume = " with --resume_from_checkpoint auto" if arguments.modes.train else ""
+    signals.set_stop_message(f"the same command{resume} goes on after the last part that was saved")
+    return SavedParts(run, path.with_name(f"{path.name}.unfinished"), key, rows)
 
 
 def _hash_of_causes(run: Run, arguments: Any, fingerprint: dict[str, Any], rows: EvalBatches) -> str:
-    """A hash of everything that predictions depend on. The model's files are part of it; paths, and the
-    arguments of training, are not."""
+    """A hash of what predictions depend on: arguments, rows, the contents of the model and of other files
+    that are read, and how many processes there are."""
     trained = arguments.modes.train
     model = Path(arguments.output_dir) / BEST if trained else Path(arguments.model_name_or_path)
     files = [path for path in sorted(model.iterdir()) if path.is_file()] if model.is_dir() else []
-    ignored = {field.name for group in (RunArguments, OptimizationArguments) for field in fields(group)}
-    names = set(names_of(arguments, per_machine=False, reads=False)) - ignored
-    given = sorted(as_dict(arguments).items())
-    # Files of rows have a content of their own below; that of others, such as --generation_config, is here.
-    read = set(names_of(arguments, reads=True)) - {field.name for field in fields(FileArguments)}
-    settings = {name: Path(value) for name, value in given if name in read and value is not None}
+    given, names = as_dict(arguments), names_of(arguments, per_machine=False, reads=False)
+    # The files of rows have a content of their own below; others are such as --generation_config.
+    settings = set(names_of(arguments, reads=True)) - {field.name for field in fields(FileArguments)}
+    files += [Path(given[name]) for name in sorted(settings) if given[name] is not None]
     causes = [
-        {name: value for name, value in given if name in names},
-        {path.name: sample_of(path) for path in files},
-        {name: sample_of(path) for name, path in settings.items() if path.is_file()},
-        fingerprint,
-        [len(rows), rows.split.content(), rows.batch_size, rows.max_tokens],
+        {name: given[name] for name in sorted({*names} - {*PER_START})},
+        [(path.name, sample_of(path)) for path in files if path.is_file()],
+        [fingerprint, rows.split.content()],
         [run.launch.world_size, run.device.type, run.launch.precision],
-        [code_version(), library_versions()],
     ]
     return hashlib.sha256(json.dumps(causes, default=str).encode()).hexdigest()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -55,96 +55,57 @@ def _beside_a_run(arguments: Any, name: str) -> str:
     return f"{stem}_{data}{f'_and_{others}_more' if others else ''}{suffix}"
 
 
-def problem(path: Path, folder: Path, replaced: bool) -> str | None:
-    """Why predictions of the run in `folder` cannot be written to `path`; None if they can. `replaced`:
-    whether the command removes the run in `folder` first."""
+def problem(path: Path, folder: Path) -> str | None:
+    """Why predictions of the run in `folder` cannot be written to `path`; None if they can."""
     if str(path) in STDOUT:
         return None
-    target, own = Path(os.path.realpath(path.parent)) / path.name, Path(os.path.realpath(folder))
-    names = {*run_folder.OURS, run_folder.RECORDS, ".lock"} - {run_folder.PREDICTIONS}
-    if any(target.is_relative_to(own / name) for name in names):
-        return f"is reserved for other files of the run in {folder}; name another file"
-    try:
-        if path.is_symlink():
-            return "is a link; name the file itself"
-    except OSError as error:  # such as a name that is too long
-        return f"cannot be written ({error.strerror})"
-    if path.is_dir():
-        return "is a folder; name a file in it"
     if path.suffix.lower() in UNWRITTEN:
         return "is no csv, tsv or jsonl file; end its name with one of these"
-    if not path.exists():
+    if not os.path.lexists(path):
         writable = path.parent.is_dir() and os.access(path.parent, os.W_OK)
         return None if writable else f"folder {path.parent} does not exist or cannot be written"
-    if not path.is_file():  # a pipe or a device
-        return None if os.access(path, os.W_OK) else "cannot be written"
-    if (replaced and target == own / run_folder.PREDICTIONS) or run_folder.has_record(folder, path):
+    if path.is_file() and not path.is_symlink() and run_folder.has_record(folder, path):
         return None
     return f"exists and does not hold predictions of a run in {folder}; move it away, or name another file"
 
 
-def is_stream(path: Path) -> bool:
-    """Whether predictions go to standard output, a pipe or a device instead of a file."""
-    return str(path) in STDOUT or (path.exists() and not path.is_file())
-
-
-def write(path: Path, folder: Path, lines: Iterable[dict[str, Any]], list_separator: str) -> Path:
+def write(path: Path, folder: Path, lines: Iterable[dict[str, Any]], list_separator: str) -> None:
     """Writes predictions as csv or tsv by the suffix, else as JSON lines; to standard output if the path is
-    "-". Returns the path, which has a number added if a file that is not ours has appeared at `path`.
-
-    Raises `TrainingError` for a stream that fails."""
-    if not is_stream(path):
-        free, number = path, 1
-        while os.path.lexists(free) and problem(free, folder, False) is not None:
-            number += 1
-            free = path.with_name(f"{path.stem}_{number}{path.suffix}")
+    "-". Raises `TrainingError` if a file that is not ours has appeared at `path`."""
+    if str(path) in STDOUT:
+        # `sys.stdout` drops what it cannot write. A reader that has what it wanted, as `| head`, is no error.
+        with contextlib.suppress(BrokenPipeError), open(os.dup(1), "w", encoding="utf-8") as file:
+            _write_lines(file, path, lines, list_separator)
+    elif (why := problem(path, folder)) is not None:
+        raise TrainingError(f"predictions: {path}: {why}")
+    else:
         # Recorded before the file has its name: after a crash it must be known as ours.
-        with atomic_file(free, partial(run_folder.record_predictions, folder)) as file:
+        with atomic_file(path, partial(run_folder.record_predictions, folder)) as file:
             _write_lines(file, path, lines, list_separator)
-        return free
-    try:
-        # Not opened by its name: that would truncate a file behind it.
-        with open(os.dup(1) if str(path) in STDOUT else path, "w", encoding="utf-8") as file:
-            _write_lines(file, path, lines, list_separator)
-    except BrokenPipeError:
-        pass  # the reader has what it wanted, as in `| head`
-    except OSError as error:
-        raise TrainingError(f"--predictions_file {path}: cannot be written ({error.strerror})") from error
-    return path
 
 
 def write_split(arguments: Any, task: Task, split: Split, predictions: Predictions) -> Path:
     """Writes the predictions of a split, one line per row, in the input's order. Returns the path."""
-    ids = range(len(split)) if split.ids is None else split.ids
+    path, ids = path_of(arguments), range(len(split)) if split.ids is None else split.ids
     lines = task.lines(predictions, split)
     numbered = ({"id": name, **line} for name, line in zip(ids, lines, strict=True))
-    return write(path_of(arguments), Path(arguments.output_dir), numbered, task.list_separator)
+    write(path, Path(arguments.output_dir), numbered, task.list_separator)
+    return path
 
 
 def _write_lines(file: TextIO, path: Path, lines: Iterable[dict[str, Any]], list_separator: str) -> None:
+    """In a table a mapping becomes a column per key, and a list of texts is joined. Lines may have different
+    keys, such as the likeliest of many classes: missing cells are empty."""
     separator = SEPARATORS.get(path.suffix.lower())
     if separator is None:
         file.writelines(map(as_line, lines))
-    else:
-        write_table(file, lines, separator, list_separator)
-
-
-def write_table(file: TextIO, lines: Iterable[dict[str, Any]], separator: str, list_separator: str) -> None:
-    """Writes a csv file. A mapping becomes a column per key; a list of texts is joined.
-
-    Lines may have different keys, such as the likeliest of many classes. Missing cells are empty.
-    """
-    columns: dict[str, None] = {}  # in the order in which they appear
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as rows:  # the header stands first, but is known last
-        for line in lines:
-            cells = dict(_cells(line, list_separator))
-            columns |= dict.fromkeys(cells)
-            rows.write(as_line(cells))
-        rows.seek(0)
-        writer = csv.DictWriter(file, list(columns), delimiter=separator, lineterminator="\n")
-        if columns:
-            writer.writeheader()
-        writer.writerows(map(json.loads, rows))
+        return
+    rows = [dict(_cells(line, list_separator)) for line in lines]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(file, columns, delimiter=separator, lineterminator="\n")
+    if columns:
+        writer.writeheader()
+    writer.writerows(rows)
 
 
 def _cells(line: dict[str, Any], list_separator: str) -> Iterator[tuple[str, Any]]:

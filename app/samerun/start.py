@@ -115,7 +115,7 @@ def _path_conflicts(arguments: Any, folder: Path, train: bool) -> list[str]:
     if arguments.do_predict:
         path = predictions.path_of(arguments)
         what = f"--predictions_file {path}" if arguments.predictions_file is not None else str(path)
-        problem = predictions.problem(path, folder, train and arguments.overwrite_output_dir)
+        problem = predictions.problem(path, folder)
         same = next((name for name, other in inputs.items() if other == Path(os.path.realpath(path))), None)
         if same:
             problems.append(f"{what}: would replace {same}; name another")

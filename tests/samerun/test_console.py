@@ -3,7 +3,6 @@
 import io
 import os
 import pty
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -57,24 +56,6 @@ def test_what_is_said_comes_out(tmp_path):
     assert after(tmp_path, "2>&1 | grep -c 'a line' >&2", text)[2] == "2\n"
 
 
-def test_long_lines_are_wrapped_on_a_terminal_only(monkeypatch):
-    monkeypatch.setattr(Phase, "quiet", False)
-    monkeypatch.setenv("COLUMNS", "60")
-    path = "/" + "long_name/" * 7
-    for is_terminal in (True, False):
-        out = io.StringIO()
-        out.isatty = lambda: is_terminal  # noqa: B023
-        monkeypatch.setattr(sys, "stdout", out)
-        console.say(f"note           {'word ' * 12}end", f"done           {path}", f"{'':<15}in line")
-        said = out.getvalue().splitlines()
-        assert said[-1] == f"{'':<15}in line"
-        if is_terminal:
-            assert said[:2] == [f"note           {'word ' * 8}word", f"{'':<15}word word word end"]
-            assert said[2:4] == ["done", f"{'':<15}{path}"]
-        else:
-            assert len(said) == 3
-
-
 @pytest.mark.parametrize("words", ["--help", "--learning_rate=x"])
 def test_the_scripts_answer_into_a_lost_console(tmp_path, words):
     command = ["bash", "-c", '"$@" >&- 2>&-', "bash", sys.executable, str(APP / "classify.py"), words]
@@ -95,7 +76,7 @@ class Clock:
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(console, "time", clock)
-    monkeypatch.setattr(Phase, "first_began", None)
+    monkeypatch.setattr(Phase, "first_began", clock.now)
     monkeypatch.setattr(Phase, "last_line", 0.0)
     return clock
 
@@ -124,7 +105,7 @@ def test_a_pipe_gets_lines_and_its_terminal_no_bars(clock, capsys, monkeypatch):
     run(Phase("training a tokenizer", "texts", 10), clock, 1, 20)
     said = capsys.readouterr()
     assert said.out.startswith("reading a.csv  1 rows, 0.08 rows/s\n")
-    assert said.out.endswith("\ntraining a tokenizer 1 of 10 texts, 0.05 texts/s, 3:00 left\n")
+    assert said.out.endswith("\ntraining a tokenizer 1 of 10 texts, 0.05 texts/s, 0:03:00 left\n")
     assert (len(said.out.splitlines()), said.err) == (11, "")
 
 
@@ -145,22 +126,17 @@ def test_a_rate_counts_neither_earlier_steps_nor_phases_inside(clock):
     with Phase("evaluating", "rows", 5):
         clock.now += 1000
     assert training.rate == 1
-    assert training.describe() == "110 of 200 steps, 1.00 steps/s, 1:30 left"
+    assert training.describe() == "110 of 200 steps, 1.00 steps/s, 0:01:30 left"
     training.update(0, "loss 0.1234, 32.0 samples/s")
-    assert training.describe() == "110 of 200 steps, loss 0.1234, 32.0 samples/s, 1:30 left"
+    assert training.describe() == "110 of 200 steps, loss 0.1234, 32.0 samples/s, 0:01:30 left"
     training.stop()
     training.stop()
-
-
-def test_a_long_name_keeps_its_ends_on_a_terminal():
-    assert console._shortened("reading /data/2026/november/train.jsonl", 20) == "reading /d…ain.jsonl"
-    assert console._shortened("reading train.jsonl", 21) == "reading train.jsonl"
 
 
 ON_A_TERMINAL = """
 from samerun import console
 from samerun.console import Phase
-console.BAR_DELAY = console.REFRESH_INTERVAL = 0
+console.REFRESH_INTERVAL = 0
 with console.Phase("training", "steps", 4) as training:
     for step in range(4):
         training.update(1, "loss 0.1234, 45.2 samples/s")
@@ -192,9 +168,8 @@ def test_a_terminal_shows_bars_that_fit_and_vanish(columns):
     lines = [
         line.split("\x1b[2K")[-1].removeprefix("\x1b[1A") for line in text.replace("\r", "\n").splitlines()
     ]
-    bars = [line for line in lines if line.startswith("training ")]
-    assert re.search(r"1/4  loss 0\.1234, 45\.2 samples/s  0:\d\d$", bars[0].rstrip())
-    assert {len(line) for line in bars} == {columns}
+    assert [line for line in lines if "training 1 of 4 steps, loss 0.1234, 45.2 samples/s" in line]
+    assert max(map(len, lines)) <= columns
     assert [line for line in lines if line.startswith("step")] == [f"step {number}" for number in range(4)]
     shows_cursor = text.rstrip().endswith("\x1b[?25h") or "\x1b[?25l" not in text.rpartition("\x1b[?25h")[2]
     assert shows_cursor

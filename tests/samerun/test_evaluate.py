@@ -1,5 +1,4 @@
 from dataclasses import replace
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -67,13 +66,12 @@ def check_wide(predictions, rows):
     assert (predictions["shares"][..., 0] == predictions["numbers"]).all()
 
 
-def test_batches_of_different_widths_are_filled_up(start_run, tmp_path, monkeypatch):
+def test_batches_of_different_widths_are_filled_up(start_run, tmp_path):
     rows, run = eval_rows(*points(13), 2), start_run()
     predictions, _ = predict(run, linear_layer(), Wide(), rows)
     check_wide(predictions, 13)
     assert predictions["numbers"].dtype == np.int64
     # Parts are joined like batches.
-    monkeypatch.setattr(evaluation, "SECONDS_BETWEEN_PARTS", -1.0)
     saved, _ = predict(
         run, linear_layer(), Wide(), rows, saved=SavedParts(run, tmp_path / "parts", "key", rows)
     )
@@ -151,10 +149,9 @@ class Counts(LinearTask):
 
 
 @pytest.fixture
-def attempt(start_run, tmp_path, monkeypatch):
+def attempt(start_run, tmp_path):
     """A function that predicts with a task that is killed after some rows, going on from what is kept: (the
     task, its predictions, what is kept)."""
-    monkeypatch.setattr(evaluation, "SECONDS_BETWEEN_PARTS", -1.0)
     run, folder = start_run(), tmp_path / "predictions.jsonl.unfinished"
 
     def begin(most=ROWS, model=1):
@@ -166,15 +163,13 @@ def attempt(start_run, tmp_path, monkeypatch):
             predictions = None
         return task, predictions, kept
 
-    yield begin
-    signals.set_stop_message(signals.NOTHING_TO_SAVE)
+    return begin
 
 
 def test_a_killed_prediction_loses_a_twentieth_and_ends_with_the_same_arrays(attempt, start_run, tmp_path):
     expected, _ = predict(start_run(), linear_layer(), Counts(), eval_rows(*points(ROWS), BATCH))
     first, nothing, _ = attempt(most=126)
     assert nothing is None
-    assert signals._requests.stop_message == f"the same command goes on after 120 of {ROWS} rows"
     second, _, _ = attempt(most=50)  # killed again
     last, predictions, kept = attempt()
     assert ROWS <= first.done + second.done + last.done <= ROWS + 2 * (ROWS / PARTS + BATCH)
@@ -184,31 +179,36 @@ def test_a_killed_prediction_loses_a_twentieth_and_ends_with_the_same_arrays(att
         np.testing.assert_array_equal(predictions[name], values)
     assert predictions["numbers"].tolist() == list(range(ROWS))
     kept.remove()
-    assert signals._requests.stop_message == signals.NOTHING_TO_SAVE
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_parts_are_is_known_by_rank_0_and_a_training_must_be_resumed(arguments, tmp_path, monkeypatch):
+def test_a_stopped_prediction_says_how_to_go_on(arguments, start_run, tmp_path, monkeypatch):
     monkeypatch.setattr(signals._requests, "stop_message", signals.NOTHING_TO_SAVE)
-    rows, answers = eval_rows(*points(ROWS), BATCH), iter([False, "hash", (0, 0, None)])
+    rows = eval_rows(*points(ROWS), BATCH)
     rows = replace(rows, split=replace(rows.split, content=lambda: "hash"))
-    run = SimpleNamespace(
-        launch=SimpleNamespace(world_size=2), print=lambda: None, from_rank0=lambda _: next(answers)
-    )
-    (tmp_path / "a.jsonl").mkdir()  # on this machine
-    asked = arguments(do_train=True, do_predict=True, predictions_file=str(tmp_path / "a.jsonl"))
-    kept = open_saved_parts(run, asked, {}, rows)
-    kept._write(1, {evaluation.ROWS: np.arange(BATCH), "error": np.zeros(BATCH)})
-    told = f"the same command with --resume_from_checkpoint auto goes on after {BATCH} of {ROWS} rows"
-    assert signals._requests.stop_message == told
+    for place, said in (("-", signals.NOTHING_TO_SAVE), ("a.jsonl", "goes on after the last part")):
+        given = {"output_dir": str(tmp_path), "predictions_file": place, "do_predict": True}
+        kept = open_saved_parts(start_run(), arguments(do_train=True, **given), {}, rows)
+        assert said in signals._requests.stop_message
+    assert "the same command with --resume_from_checkpoint auto" in signals._requests.stop_message
+    kept.remove()
+    assert signals._requests.stop_message == signals.NOTHING_TO_SAVE
 
 
-def test_another_prediction_begins_anew(attempt, capsys):
+def test_another_prediction_begins_anew(attempt):
     attempt(most=120)
-    task, predictions, _ = attempt(model=2)
+    attempt(model=2, most=50)
+    task, predictions, _ = attempt(model=3)
     assert task.done == ROWS
-    assert "is of another prediction; starting again" in capsys.readouterr().out
     assert len(predictions["error"]) == ROWS
+
+
+def test_parts_of_another_prediction_are_not_mixed_with_new_ones(attempt):
+    attempt(most=120)
+    attempt(model=2, most=50)  # has written over some of them
+    task, predictions, _ = attempt(model=2)
+    assert task.done > ROWS - 50
+    assert predictions["numbers"].tolist() == list(range(ROWS))
 
 
 def test_a_file_of_settings_with_another_content_makes_another_prediction(start_run, tmp_path):
@@ -224,28 +224,17 @@ def test_a_file_of_settings_with_another_content_makes_another_prediction(start_
 def test_a_damaged_part_is_predicted_again(attempt, tmp_path):
     attempt(most=120)
     folder = tmp_path / "predictions.jsonl.unfinished"
-    parts = sorted(folder.glob("*.npz"))
-    parts[2].write_bytes(parts[2].read_bytes()[:100])
+    part = folder / "part-2.npz"
+    part.write_bytes(part.read_bytes()[:100])
     _, predictions, kept = attempt()
     assert predictions["numbers"].tolist() == list(range(ROWS))
     assert kept.num_batches > 0
 
 
-def test_small_files_and_a_full_disk_keep_nothing(attempt, tmp_path, monkeypatch, capsys):
+def test_a_full_disk_keeps_nothing(attempt, tmp_path, capsys):
     folder = tmp_path / "predictions.jsonl.unfinished"
-    monkeypatch.setattr(evaluation, "MAX_SAVED_BYTES", 100)
-    _, predictions, _ = attempt()
-    assert len(predictions["error"]) == ROWS
-    assert (
-        "are too large to save in parts; an interrupted prediction cannot be resumed"
-        in capsys.readouterr().out
-    )
-    monkeypatch.setattr(evaluation, "MAX_SAVED_BYTES", 10**9)
     folder.write_text("a file where the folder should be")
     _, predictions, _ = attempt()
     assert len(predictions["error"]) == ROWS
-    assert "cannot be written (File exists)" in capsys.readouterr().out
-    folder.unlink()
-    monkeypatch.setattr(evaluation, "SECONDS_BETWEEN_PARTS", 1000.0)
-    attempt()
-    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr().out.count("cannot be written (File exists)") == 1
+    assert list(tmp_path.iterdir()) == [folder]

@@ -1,8 +1,6 @@
-import io
 import math
 import os
 import re
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +9,7 @@ import pytest
 from linear_task import LinearTask, points, split_of
 
 from samerun import predictions
+from samerun.errors import TrainingError
 from samerun.files import as_line, read_lines
 from samerun.plan import Modes
 
@@ -21,12 +20,7 @@ LINES = [
 
 
 def write(path, folder):
-    return predictions.write(path, folder, LINES, "|")
-
-
-def test_the_suffix_decides_the_format(tmp_path):
-    assert write(tmp_path / "p.CSV", tmp_path).read_text().startswith("id,labels,probabilities.x")
-    assert write(tmp_path / "p.tsv", tmp_path).read_text().startswith("id\tlabels\tprobabilities.x")
+    predictions.write(path, folder, LINES, "|")
 
 
 @pytest.mark.parametrize(
@@ -38,10 +32,13 @@ def test_the_suffix_decides_the_format(tmp_path):
         ([], ""),
     ],
 )
-def test_columns_of_a_table(lines, expected):
-    file = io.StringIO()
-    predictions.write_table(file, lines, ",", "|")
-    assert file.getvalue() == expected
+def test_columns_of_a_table(lines, expected, tmp_path):
+    predictions.write(tmp_path / "p.CSV", tmp_path, lines, "|")
+    assert (tmp_path / "p.CSV").read_text() == expected
+    predictions.write(tmp_path / "p.tsv", tmp_path, lines, "|")
+    assert (tmp_path / "p.tsv").read_text().splitlines()[:1] == [
+        line.replace(",", "\t") for line in expected.splitlines()[:1]
+    ]
 
 
 def test_predictions_of_ours_are_replaced_and_nothing_else(tmp_path):
@@ -50,44 +47,41 @@ def test_predictions_of_ours_are_replaced_and_nothing_else(tmp_path):
     for path in (tmp_path / "p.jsonl", folder / "predictions.jsonl"):
         write(path, folder)
         before = path.read_bytes()
-        assert predictions.problem(path, folder, False) is None
+        assert predictions.problem(path, folder) is None
         path.write_text("mine")
-        assert "does not hold predictions of a run" in predictions.problem(path, folder, False)
-        assert write(path, folder) == path.with_name(f"{path.stem}_2.jsonl")  # it came in mid-run
+        assert "does not hold predictions of a run" in predictions.problem(path, folder)
+        with pytest.raises(TrainingError, match="does not hold predictions of a run"):  # it came in mid-run
+            write(path, folder)
         assert path.read_text() == "mine"
         path.write_bytes(before)
     moved = folder.rename(tmp_path / "moved")
-    assert predictions.problem(moved / "predictions.jsonl", moved, False) is None
-    assert predictions.problem(tmp_path / "p.jsonl", tmp_path / "other", False) is not None
+    assert predictions.problem(moved / "predictions.jsonl", moved) is None
+    assert predictions.problem(tmp_path / "p.jsonl", tmp_path / "other") is not None
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("dangling", "is a link"),
+        ("link", "exists and does not hold predictions"),
+        ("pipe", "exists and does not hold predictions"),
+        ("run/.predictions", "exists and does not hold predictions"),
         ("p.parquet", "is no csv, tsv or jsonl file"),
-        ("run/../run/run.json", "is reserved for other files"),
-        ("run/.predictions", "is reserved for other files"),
+        ("no/p.csv", "folder .*no does not exist or cannot be written"),
     ],
 )
 def test_places_that_are_refused(tmp_path, name, said):
     (tmp_path / "run").mkdir()
-    (tmp_path / "dangling").symlink_to("gone")
-    assert re.match(said, predictions.problem(tmp_path / name, tmp_path / "run", False))
+    write(tmp_path / "p.jsonl", tmp_path / "run")
+    (tmp_path / "link").symlink_to("p.jsonl")
+    os.mkfifo(tmp_path / "pipe")
+    assert re.match(said, predictions.problem(tmp_path / name, tmp_path / "run"))
 
 
-def test_standard_output_pipes_and_devices_are_written_to(tmp_path, capfd):
-    pipe, read = tmp_path / "pipe", []
-    os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
-    reader.start()
-    places = (pipe, Path("/dev/null"), Path("-"))
-    assert [predictions.problem(place, tmp_path, False) for place in places] == [None] * 3
-    for place in places:
-        assert write(place, tmp_path) == place
-    reader.join()
-    assert read[0] == capfd.readouterr().out == "".join(map(as_line, LINES))
-    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+def test_predictions_go_to_standard_output(tmp_path, capfd):
+    assert predictions.problem(Path("-"), tmp_path) is None
+    write(Path("-"), tmp_path)
+    assert capfd.readouterr().out == "".join(map(as_line, LINES))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("train", "trained", "expected"), [
@@ -137,4 +131,4 @@ def test_a_file_that_a_crash_left_without_a_further_step_is_known(tmp_path, monk
     with pytest.raises(KeyboardInterrupt):
         write(path, tmp_path)
     assert path.exists()
-    assert predictions.problem(path, tmp_path, False) is None
+    assert predictions.problem(path, tmp_path) is None
