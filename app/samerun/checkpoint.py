@@ -33,7 +33,6 @@ from samerun.errors import InputError, TrainingError, process_name
 from samerun.files import (
     Background,
     as_json,
-    check_present,
     file_record,
     recover_folder,
     remove_folder,
@@ -409,8 +408,7 @@ def _write(
     folder, path = target.folder, target.folder / f"step_{step}"
     size = sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values())
     try:
-        check_present(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         if shutil.disk_usage(folder).free < size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         target.before_write()
@@ -422,10 +420,8 @@ def _write(
         status.saved(step)
         with contextlib.suppress(KeyError, OSError):
             Path(os.environ[LOSSES]).unlink()
-    except TrainingError:
-        raise
     except Exception as error:
-        free = shutil.disk_usage(folder).free if folder.is_dir() else 0
+        free = shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.is_dir())).free
         cause, kept = str(error), list_checkpoints(folder)
         if free < size or getattr(error, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in cause:
             cause = (

@@ -26,7 +26,7 @@ from samerun.errors import StopRequested, TrainingError, in_short, is_out_of_mem
 from samerun.kernels.common import row_lengths
 from samerun.parsing import as_dict, names_of
 from samerun.plan import evaluation_batch
-from samerun.run_folder import BEST
+from samerun.run_folder import BEST, code_version, library_versions
 from samerun.runtime import Run, join_rows
 from samerun.signals import stop_requested
 from samerun.start import PER_START
@@ -234,8 +234,8 @@ def open_saved_parts(
 
 
 def _hash_of_causes(run: Run, arguments: Any, fingerprint: dict[str, Any], rows: EvalBatches) -> str:
-    """A hash of what predictions depend on: arguments, rows, the contents of the model and of other files
-    that are read, and how many processes there are."""
+    """A hash of everything that predictions depend on. The contents of the model and of other files are part
+    of it; paths are not."""
     trained = arguments.modes.train
     model = Path(arguments.output_dir) / BEST if trained else Path(arguments.model_name_or_path)
     files = [path for path in sorted(model.iterdir()) if path.is_file()] if model.is_dir() else []
@@ -247,6 +247,6 @@ def _hash_of_causes(run: Run, arguments: Any, fingerprint: dict[str, Any], rows:
         {name: given[name] for name in sorted({*names} - {*PER_START})},
         [(path.name, sample_of(path)) for path in files if path.is_file()],
         [fingerprint, rows.split.content()],
-        [run.launch.world_size, run.device.type, run.launch.precision],
+        [run.launch.world_size, run.device.type, run.launch.precision, code_version(), library_versions()],
     ]
     return hashlib.sha256(json.dumps(causes, default=str).encode()).hexdigest()

@@ -24,7 +24,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
 
-from samerun.errors import InputError, TrainingError, is_out_of_space
+from samerun.errors import InputError, is_out_of_space
 
 LIST = ".files.json"
 # Folders that a crash of `replace_folder`, or of a copy for other machines, leaves.
@@ -40,7 +40,6 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 def atomic_file(path: Path, finished: Callable[[Path], None] | None = None) -> Iterator[TextIO]:
     """Opens a temporary text file that replaces `path` if the block succeeds. A crash leaves the old file or
     the new one. `finished`: called with the complete temporary file before it gets its name."""
-    check_present(path)
     unfinished = path.with_name(f".{path.name}.unfinished")
     unfinished.unlink(missing_ok=True)
     try:
@@ -126,8 +125,9 @@ def flush_one(path: Path) -> None:
 
 
 def add_to_list(folder: Path, names: Iterable[str]) -> None:
-    """Lists files as the run's own, before they are written. Creates the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Lists files as the run's own, before they are written. Creates the folder, but not the one above it: a
+    run whose folder was moved away must not go on in a new one."""
+    folder.mkdir(exist_ok=True)
     known, listed = _listed(folder), set(names)
     if not listed <= known:
         write_json(folder / LIST, sorted(known | listed))
@@ -167,7 +167,6 @@ def foreign_files(place: Path) -> list[Path]:
 def remove_folder(place: Path, kept: Iterable[Path] | None = None) -> None:
     """Removes a folder's own files, unfinished folders, and then empty folders. `kept`: the files that stay;
     by default those that no list names."""
-    check_present(place)
     kept = set(foreign_files(place) if kept is None else kept)
     removed = [path for path in files_at(place) if path not in kept]
     for path in sorted(removed, key=lambda path: path.name == LIST):  # the lists last: a crash may interrupt
@@ -189,10 +188,10 @@ def replace_folder(path: Path, fill: Callable[[Path], None]) -> None:
     A crash leaves the old folder or the new one. Between the two renames the old one has a temporary name;
     `recover_folder` renames it back. Files of the user in the old folder are kept.
     """
-    check_present(path)
     unfinished, old = (path.with_name(f".{path.name}.{suffix}") for suffix in ("unfinished", "old"))
     shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
+    path.parent.mkdir(exist_ok=True)
+    unfinished.mkdir()
     try:
         with path_in_errors(path):
             fill(unfinished)
@@ -205,7 +204,6 @@ def replace_folder(path: Path, fill: Callable[[Path], None]) -> None:
                     shutil.copy2(file, target, follow_symlinks=False)
             _apply_umask(unfinished)
             flush(unfinished)
-            check_present(path)
             shutil.rmtree(old, ignore_errors=True)
             if path.exists():
                 os.rename(path, old)
@@ -236,17 +234,12 @@ def recover_folder(path: Path) -> None:
 # The lock
 
 
-# The folder that this process has locked, its open lock file, and the folder's stat.
-_held: tuple[Path, TextIO, os.stat_result] | None = None
-
-
 def lock(folder: Path) -> TextIO:
     """Locks a folder, so that only one run uses it. Keep the returned file open. The kernel releases the lock
     when this process ends, even if it is killed. A file system without locks leaves the folder unlocked.
 
     Raises `InputError` naming the holder, or for a `.lock` that is not a run's.
     """
-    global _held
     path = folder / ".lock"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -274,28 +267,7 @@ def lock(folder: Path) -> TextIO:
     file.flush()
     # A worker that outlives this process must not keep the lock.
     os.register_at_fork(after_in_child=file.close)
-    _held = folder, file, os.stat(folder)
     return file
-
-
-def check_present(path: Path) -> None:
-    """Raises `TrainingError` if `path` is in the folder that this process has locked, and that folder was
-    moved or removed: another run may use its place."""
-    if _held is None:
-        return
-    folder, file, stat = _held
-    if file.closed or not path.is_relative_to(folder):
-        return
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        # On some file systems the inodes of folders change, so the lock file is compared too.
-        if os.path.samestat(os.stat(folder), stat):
-            return
-        if os.path.samestat(os.stat(folder / ".lock"), os.fstat(file.fileno())):
-            return
-    raise TrainingError(
-        f"--output_dir {folder} was moved or removed while the run was writing to it. Put it back, and run "
-        "the same command with --resume_from_checkpoint auto"
-    )
 
 
 # Temporary folders

@@ -34,7 +34,7 @@ from samerun import checkpoint, run_folder
 from samerun.checkpoint import MANIFEST, differences
 from samerun.console import say
 from samerun.errors import InputError
-from samerun.files import as_json, check_present, files_at
+from samerun.files import as_json, files_at
 from samerun.run_folder import BEST, CHECKPOINTS, OURS, RECORDS, RUN_FILE, STATUS
 from samerun.transfers import Transfers, described
 
@@ -199,7 +199,6 @@ class Mirror:
 
     def stage(self, folder: Path, step: int) -> Snapshot:
         """Keeps the state of the run's files but its checkpoints. Call it in the thread that writes them."""
-        check_present(folder)
         self.number += 1
         # Named as what a crash leaves of a checkpoint, so that the next start removes it.
         place = folder / CHECKPOINTS / f".step_{step}.mirror_{self.number}.unfinished"

@@ -22,10 +22,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from samerun.errors import InputError, TrainingError
+from samerun.errors import InputError
 from samerun.files import (
     as_json,
-    check_present,
     file_record,
     files_at,
     foreign_files,
@@ -312,14 +311,13 @@ class Status:
             try:
                 write_json(self.path, self._content())
             except OSError:
-                check_present(self.path)  # the place of a folder that was moved may be another run's
                 with self.path.open("r+", encoding="utf-8") as file:
                     file.write(as_json(self._content()))
                     file.truncate()
 
     def _write_if_possible(self, state: tuple[str, str | None] | None = None) -> None:
-        """Ignores a disk that is full or gone, and a folder that was moved: that may be why the run ends."""
-        with contextlib.suppress(OSError, TrainingError):
+        """Ignores a disk that is full or gone: that may be why the run ends."""
+        with contextlib.suppress(OSError):
             self._write(state)
 
     def _content(self) -> dict[str, Any]:

@@ -238,31 +238,19 @@ def test_a_best_model_that_is_lost_damaged_or_replaced_is_chosen_anew(prepare, t
     assert (state.best_step, state.best_metric is None) == ((3, False) if best == "there" else (None, True))
 
 
-@pytest.mark.parametrize("known", [True, False])
 @pytest.mark.usefixtures("finished")
-def test_a_best_model_is_never_compared_by_another_metric(prepare, tmp_path, capsys, known):
-    if known:
-        path = tmp_path / "history.jsonl"
-        path.write_text(path.read_text().replace('"eval_loss"', '"eval_f1": 0.75, "eval_loss"'))
+def test_a_best_model_is_never_compared_by_another_metric(prepare, capsys):
     state = prepare(step=3, metric_for_best_model="eval_f1").state
-    expected = (0.75, "f1", 3) if known else (None, "f1", None)
-    assert (state.best_metric, state.best_metric_name, state.best_step) == expected
-    assert "was chosen by loss" in capsys.readouterr().out
+    assert (state.best_metric, state.best_step) == (None, None)
+    assert "(step 3) was chosen by loss, not by f1; later evaluations choose a new" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("chosen_before", ["loss", "f1"])
-def test_losses_of_other_settings_are_never_compared(
-    request, prepare, tmp_path, capsys, monkeypatch, chosen_before
-):
+def test_losses_of_other_settings_are_never_compared(request, prepare, capsys, monkeypatch):
     """Such as those of --loss bce and --loss focal: one is always lower."""
     monkeypatch.setattr(Exports, "loss_settings", {"kind": "bce"})
     request.getfixturevalue("finished")
-    if chosen_before == "f1":
-        path = tmp_path / "checkpoints" / "step_3" / "state.json"
-        write_json(path, {**json.loads(path.read_text()), "best_metric_name": "f1"})
-    else:
-        same = prepare(step=3).state
-        assert (same.best_step, same.best_metric) == (3, same.best_loss)
+    same = prepare(step=3).state
+    assert (same.best_step, same.best_metric) == (3, same.best_loss)
     monkeypatch.setattr(Exports, "loss_settings", {"kind": "focal"})
     state = prepare(step=3).state
     assert (state.best_step, state.best_metric, state.best_loss) == (None, None, None)

@@ -20,7 +20,6 @@ from samerun.console import Phase, say
 from samerun.files import (
     add_to_list,
     as_line,
-    check_present,
     path_in_errors,
     read_lines,
     write_json,
@@ -134,7 +133,6 @@ class Tracker:
         self.step = event["step"]
         if not self.is_main:
             return
-        check_present(self.folder)
         lines = {HISTORY: event} | ({SPEED: {"step": event["step"], **speed}} if speed else {})
         for name, line in lines.items():
             with path_in_errors(self.folder / name):

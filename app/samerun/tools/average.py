@@ -45,6 +45,7 @@ def average(run: Path, output: Path) -> list[str]:
                     weights[name] = mean.to(tensor.dtype)
             save_file(weights, folder / path.name, {"format": "pt"})
 
+    output.parent.mkdir(parents=True, exist_ok=True)
     replace_folder(output, fill)
     return [model.name for model in models]
 
