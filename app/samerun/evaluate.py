@@ -164,59 +164,55 @@ class SavedParts:
 
     def __init__(self, run: Run, folder: Path, key: str, rows: EvalBatches) -> None:
         """`key`: a hash of everything that the predictions depend on. Parts with another one do not count."""
-        self._run, self._folder, self._key = run, folder, key
-        self._total = rows.num_batches(run.launch.world_size)
-        self._size = -(-self._total // PARTS)  # batches of a part and a process
+        self.run, self.folder, self.key = run, folder, key
+        self.total_batches = rows.num_batches(run.launch.world_size)  # of a process
+        self.batches = -(-self.total_batches // PARTS)  # of a part
         self.parts: list[Predictions] = []  # on rank 0
-        self.num_batches, self.num_rows = run.from_rank0(self._read)  # of each process; of all
+        num_parts, self.num_rows = run.from_rank0(self._read)
+        self.num_batches, self.has_room = num_parts * self.batches, True
         if self.num_rows:
             run.print(f"note           {self.num_rows} of {len(rows)} rows are predicted already ({folder})")
 
     def _read(self) -> tuple[int, int]:
-        # A part that a crash has damaged is the last one.
+        # Up to the first part that is missing, damaged by a crash, or of another prediction.
         with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             while True:
-                with np.load(self._folder / f"part-{len(self.parts)}.npz") as file:
-                    if str(file["key"]) != self._key:
+                with np.load(self.folder / f"part-{len(self.parts)}.npz") as file:
+                    if str(file["key"]) != self.key:
                         break
                     self.parts.append({name[1:]: file[name] for name in file.files if name != "key"})
-        return len(self.parts) * self._size, sum(len(part[ROWS]) for part in self.parts)
+        return len(self.parts), sum(len(part[ROWS]) for part in self.parts)
 
     def is_due(self, num_batches: int) -> bool:
         """Whether a part is due after this number of batches."""
-        return num_batches % self._size == 0 and num_batches < self._total
+        return num_batches % self.batches == 0 and num_batches < self.total_batches
 
     def add(self, part: Predictions | None) -> None:
-        """Saves the predictions since the last part; None except on rank 0. After a failure, as on a full
-        disk, the prediction continues without saving."""
-        problem = self._run.from_rank0(lambda: self._write(part))
-        if problem is not None:
-            self._size = self._total
-            self._run.print(f"note           {self._folder}: {problem}; the prediction cannot be continued")
-
-    def _write(self, part: Predictions) -> str | None:
-        """Writes a part; returns an error message or None."""
-        path = self._folder / f"part-{len(self.parts)}.npz"
+        """Saves the predictions since the last part; None except on rank 0. Without room on the disk the
+        prediction continues, but no more parts are saved."""
+        if part is None:
+            return
+        path = self.folder / f"part-{len(self.parts)}.npz"
         self.parts.append(part)
+        if not self.has_room:
+            return
         try:
-            self._folder.mkdir(exist_ok=True)
+            self.folder.mkdir(exist_ok=True)
             with path.with_suffix(".npz.unfinished").open("wb") as file:
-                np.savez(file, key=self._key, **{f"_{name}": values for name, values in part.items()})
+                np.savez(file, key=self.key, **{f"_{name}": values for name, values in part.items()})
             path.with_suffix(".npz.unfinished").replace(path)
         except OSError as error:
-            return f"cannot be written ({error.strerror})"
-        return None
+            self.has_room = False
+            self.run.print(f"note           {path}: cannot be written ({error.strerror})")
 
     def remove(self) -> None:
         """Removes the parts, once all predictions are written."""
-        self._run.from_rank0(self._remove)
         signals.set_stop_message(signals.NOTHING_TO_SAVE)
-
-    def _remove(self) -> None:
-        with contextlib.suppress(OSError):  # the folder may be missing, or hold other files
-            for path in self._folder.glob("*.npz*"):
-                path.unlink(missing_ok=True)
-            self._folder.rmdir()
+        if self.run.is_main:
+            with contextlib.suppress(OSError):  # the folder may be missing, or hold other files
+                for path in self.folder.glob("part-*.npz*"):
+                    path.unlink()
+                self.folder.rmdir()
 
 
 def open_saved_parts(

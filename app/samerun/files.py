@@ -171,15 +171,13 @@ def remove_folder(place: Path, kept: Iterable[Path] | None = None) -> None:
     removed = [path for path in files_at(place) if path not in kept]
     for path in sorted(removed, key=lambda path: path.name == LIST):  # the lists last: a crash may interrupt
         path.unlink(missing_ok=True)
-    if not place.is_dir() or place.is_symlink():
+    if place.is_symlink():
         return
-    for path in [*place.rglob("*"), place]:
-        if UNFINISHED.fullmatch(path.name) and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
     for path in sorted([*place.rglob("*"), place], reverse=True):
-        if path.is_dir() and not path.is_symlink():
-            with contextlib.suppress(OSError):  # not empty
-                path.rmdir()
+        if UNFINISHED.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # a file, or not empty
+            path.rmdir()
 
 
 def replace_folder(path: Path, fill: Callable[[Path], None]) -> None:

@@ -1,4 +1,4 @@
-"""The folder of a run is removed while it runs: the run ends with its next checkpoint and makes no new one."""
+"""A run's folder is removed while it runs: the run ends with its next checkpoint, and makes no new one."""
 
 import shutil
 

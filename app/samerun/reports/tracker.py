@@ -122,9 +122,12 @@ class Tracker:
         ]
         self.accelerator.init_trackers(project, config=config, init_kwargs=kwargs)
         if self.is_main and any(tracker.name != TENSORBOARD for tracker in self.accelerator.trackers):
-            write_json(
-                self.folder / TRACKERS, {**_ids(self.accelerator.trackers), LAST_LOGGED: self.last_logged}
-            )
+            ids = {LAST_LOGGED: self.last_logged}
+            for tracker in self.accelerator.trackers:
+                # A tracker without ids starts a new run after a resume.
+                with contextlib.suppress(AttributeError, KeyError):
+                    ids[tracker.name] = str(attrgetter(RESUMED[tracker.name][0])(tracker.tracker))
+            write_json(self.folder / TRACKERS, ids)
 
     def log(
         self, event: dict[str, Any], shown: tuple[str, ...] = (), speed: dict[str, float] | None = None
@@ -187,16 +190,6 @@ def project_of(arguments: Any, task: str) -> str:
     """The project: --project_name, else the environment's, else the name of the task."""
     from_environment = (os.environ[name] for name in PROJECT_VARIABLES if os.environ.get(name))
     return arguments.project_name or next(from_environment, task)
-
-
-def _ids(trackers: list[Any]) -> dict[str, str]:
-    """The ids of the run at services, by tracker."""
-    ids = {}
-    for tracker in trackers:
-        # A tracker without ids starts a new run after a resume.
-        with contextlib.suppress(AttributeError, KeyError):
-            ids[tracker.name] = str(attrgetter(RESUMED[tracker.name][0])(tracker.tracker))
-    return ids
 
 
 def show_image(accelerator: Any, folder: Path, name: str, pixels: np.ndarray, step: int) -> None:
