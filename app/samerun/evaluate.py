@@ -210,7 +210,7 @@ class SavedParts:
         signals.set_stop_message(signals.NOTHING_TO_SAVE)
         if self.run.is_main:
             with contextlib.suppress(OSError):  # the folder may be missing, or hold other files
-                for path in self.folder.glob("part-*.npz*"):
+                for path in self.folder.glob("*.npz*"):
                     path.unlink()
                 self.folder.rmdir()
 
