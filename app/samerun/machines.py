@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from samerun.errors import InputError, in_short, process_name
+from samerun.errors import EXIT_LOST, EXIT_STOPPED, InputError, in_short, process_name
 
 if TYPE_CHECKING:  # imports torch
     from samerun.runtime import Launch
@@ -35,22 +35,15 @@ MAX_DIFFERENCES = 20  # printed
 PORT_OPTIONS = "(--master_port of deepspeed and torchrun, --main_process_port of accelerate, MASTER_PORT)"
 # Two connections of each process to the store, which rank 0 may hold, and gloo's, one for each group.
 FILES_PER_PROCESS, OTHER_FILES = 4, 512
-READING_SECONDS = 10  # for the others to read the store before its process may end
+READING_SECONDS = 2.0  # for the others to read the store before the process that holds it may end
 VERDICT = "verdict"  # key of what rank 0 found
 SUMMARY = "summary"  # key of what rank 0 finds in all heartbeats
 MAX_NAMED = 8  # processes in a message
 INTERVAL_SECONDS = 1.0  # between two heartbeats
 GRACE_SECONDS = 4.0  # the longest pause between two heartbeats of a healthy process on a busy machine
 HEAD_START_SECONDS = 3.0  # reports come this long before the backend's own timeout
-NETWORK_WORDS = (
-    "timed out",
-    "closed by peer",
-    "reset by peer",
-    "broken pipe",
-    "connection refused",
-    "nccl",
-    "socket",
-)
+# In errors of collectives that another process or the network has caused.
+NETWORK_WORDS = ("timed out", "by peer", "broken pipe", "connection refused", "nccl", "socket")
 
 
 # Meeting
@@ -62,7 +55,7 @@ def open_store(launch: Launch, timeout: float) -> Any:
     import torch.distributed as dist  # torch is not imported before the arguments are parsed
 
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    is_host = launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    is_host = launch.rank == 0 and not _is_launchers_store()
     _allow_open_files(OTHER_FILES + FILES_PER_PROCESS * launch.world_size)
     if not is_host:
         _wait_for_port(host, port, timeout)
@@ -87,6 +80,11 @@ def open_store(launch: Launch, timeout: float) -> Any:
     # A new prefix for each restart: with a static rendezvous (--master_port, accelerate launch) the launcher
     # keeps its store over restarts (torch 2.13), and new processes would read the addresses of dead ones.
     return dist.PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _is_launchers_store() -> bool:
+    """Whether torchrun on rank 0's machine holds the store; otherwise rank 0 does."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _allow_open_files(number: int) -> None:
@@ -127,49 +125,40 @@ def meet(store: Any, launch: Launch, compared: dict[str, Any], timeout: float) -
         for entry in entries
         if entry.family == socket.AF_INET
     ]
-    chosen = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    address = dict(interfaces).get(chosen) or _own_address(os.environ["MASTER_ADDR"])
+    address = _own_address(os.environ["MASTER_ADDR"])
     own = {"rank": launch.rank, "host": socket.gethostname(), "address": address, "compared": compared}
     own["problems"] = _unknown_interfaces(interfaces)
-    store.set(f"met/{launch.rank}", json.dumps(own, default=str))
     try:
+        store.set(f"met/{launch.rank}", json.dumps(own, default=str))
         # Rank 0 alone reads what all have set: with a thousand processes this would be a million answers.
-        if launch.rank != 0:
-            with contextlib.suppress(RuntimeError):
-                store.wait([VERDICT], timedelta(seconds=timeout + READING_SECONDS))
-        if launch.rank == 0 or not store.check([VERDICT]):  # its machine has the store, but it did not come
-            verdict = _verdict(store, launch, timeout if launch.rank == 0 else 0.001)
-            store.set(VERDICT, json.dumps(verdict))
-        else:
-            verdict = json.loads(store.get(VERDICT))
-        # The process that holds the store may fail below, and end.
-        store.set(f"read/{launch.rank}", "")
         if launch.rank == 0:
-            with contextlib.suppress(RuntimeError):
-                read = [f"read/{rank}" for rank in verdict["present"]]
-                store.wait(read, timedelta(seconds=READING_SECONDS))
+            store.set(VERDICT, json.dumps(_verdict(store, launch, timeout)))
+        store.wait([VERDICT], timedelta(seconds=timeout + READING_SECONDS))
+        verdict = json.loads(store.get(VERDICT))
     except RuntimeError as error:
         raise InputError(
-            f"{process_name()}: rank 0's machine ended before the job began; see the message there "
-            f"({in_short(error)})"
+            f"{process_name()}: rank 0 (machine {_machine(0)}) ended before the job began, or did not start "
+            f"within {timeout:.0f} s; see the message there ({in_short(error)})"
         ) from None
     if verdict["problems"]:
+        if launch.rank == 0:
+            time.sleep(READING_SECONDS)
         raise InputError(*verdict["problems"])
     _choose_interface(address, verdict["addresses"], interfaces)
 
 
 def _verdict(store: Any, launch: Launch, timeout: float) -> dict[str, Any]:
-    """Waits for all processes and compares what they have set. "present": the ranks that came; "problems";
-    "addresses" of machines that others can reach."""
-    ranks = range(launch.world_size)
+    """Waits for all processes and compares what they have set. Returns "problems", and "addresses" of
+    machines that others can reach."""
+    keys = [f"met/{rank}" for rank in range(launch.world_size)]
     with contextlib.suppress(RuntimeError):
-        store.wait([f"met/{rank}" for rank in ranks], timedelta(seconds=timeout))
-    present = [rank for rank in ranks if store.check([f"met/{rank}"])]
-    infos = [json.loads(value) for value in store.multi_get([f"met/{rank}" for rank in present])]
+        store.wait(keys, timedelta(seconds=timeout))
+    present = [key for key in keys if store.check([key])]
+    infos = [json.loads(value) for value in store.multi_get(present)]
     missing = [
         f"rank {rank} (machine {_machine(rank // launch.local_world_size)})"
-        for rank in ranks
-        if rank not in present
+        for rank, key in enumerate(keys)
+        if key not in present
     ]
     problems = [problem for info in infos for problem in info["problems"]]
     if missing:
@@ -183,7 +172,7 @@ def _verdict(store: Any, launch: Launch, timeout: float) -> dict[str, Any]:
         problems += differences(infos)
     addresses = dict.fromkeys(info["address"] for info in infos if info["address"])
     reachable = [address for address in addresses if not ipaddress.ip_address(address).is_loopback]
-    return {"present": present, "problems": problems, "addresses": reachable}
+    return {"problems": problems, "addresses": reachable}
 
 
 def differences(infos: list[dict[str, Any]]) -> list[str]:
@@ -252,15 +241,6 @@ def _choose_interface(own: str | None, others: list[str], interfaces: list[tuple
 # Heartbeats
 
 
-@dataclass(frozen=True)
-class PeerStatus:
-    """Why a collective failed, according to what the other processes publish."""
-
-    stopped: str | None = None  # a process stopped on request
-    failed: InputError | None = None  # the message and exit code of a process on another machine
-    lost: str | None = None  # names the processes without heartbeat, or those that hang
-
-
 @dataclass
 class _Heartbeat:
     """What this process publishes, and what it knows of the others."""
@@ -269,15 +249,14 @@ class _Heartbeat:
     launch: Launch | None = None
     collectives: int = 0  # entered by this process
     entered: float = 0.0  # time of entering the last collective
-    notice: dict[str, Any] = field(default_factory=dict)  # why this process ends
+    notice: tuple[list[str], int] | None = None  # why this process ends, and its exit code
     records: list[dict[str, Any]] = field(default_factory=list)  # by rank; on rank 0 only
     changed: list[float] = field(default_factory=list)  # when rank 0 first saw each record
     summary: dict[str, Any] = field(default_factory=dict)  # see `_summary`
     seen: float = 0.0  # when this process first saw the summary
     answered: float = 0.0  # time of the store's last answer
-    wake: threading.Event = field(default_factory=threading.Event)
     sent: threading.Event = field(default_factory=threading.Event)  # the notice is published
-    finished: bool = False
+    finished: threading.Event = field(default_factory=threading.Event)
 
 
 _heartbeat = _Heartbeat()
@@ -295,7 +274,7 @@ def start(store: Any, launch: Launch) -> None:
 
 def stop() -> None:
     """Stops the heartbeat, before the store goes away."""
-    _heartbeat.finished = True
+    _heartbeat.finished.set()
 
 
 def progress() -> None:
@@ -316,20 +295,19 @@ def report_lost_peers(report: Callable[[str], None]) -> Iterator[None]:
         _on_lost_peer = None  # a lost peer must not end a process whose job is over
 
 
-def send_notice(**notice: Any) -> None:
-    """Tells the other processes why this one ends: stopped=reason, or failed=problems, code=exit code. The
-    processes of one machine fail alike, and their launcher knows, so a failure is for several machines."""
+def send_notice(why: list[str], code: int) -> None:
+    """Tells the other processes that this one ends, why, and with which exit code. Failures are told to other
+    machines only: the processes of one machine fail alike, and their launcher knows."""
     own = _heartbeat
-    if own.store is None:
+    if own.store is None or own.finished.is_set():
         return
-    if "failed" in notice and own.launch.world_size == own.launch.local_world_size:
+    if code != EXIT_STOPPED and own.launch.world_size == own.launch.local_world_size:
         return
-    own.notice = {**notice, "process": process_name()}
-    own.wake.set()
-    own.sent.wait(2 * INTERVAL_SECONDS)
-    if own.launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        # It holds the store, which the others read at their next heartbeat.
-        time.sleep(2 * INTERVAL_SECONDS)
+    if own.summary.get("notice") is None:  # no other process has said why
+        own.notice = why, code
+        own.sent.wait(2 * INTERVAL_SECONDS)
+    if own.launch.rank == 0 and not _is_launchers_store():
+        time.sleep(READING_SECONDS)  # the others read at their next heartbeat
 
 
 def is_network_error(error: Exception) -> bool:
@@ -337,23 +315,21 @@ def is_network_error(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in NETWORK_WORDS)
 
 
-def peer_status() -> PeerStatus:
-    """Watches the other processes for some seconds. The status is empty if all are alive and none hangs."""
+def cause_of_failure() -> tuple[list[str], int] | None:
+    """Watches the other processes for some seconds after a collective has failed. Returns the notice of the
+    one that ended, or who is lost or hangs, with the exit code; None if all are alive and none hangs."""
     own, began = _heartbeat, time.monotonic()
     if own.store is None:
-        return PeerStatus()
+        return None
     while time.monotonic() < began + GRACE_SECONDS + INTERVAL_SECONDS:
-        notice = own.summary.get("notice")
-        if notice is not None and "stopped" in notice:
-            return PeerStatus(stopped=f"{notice['stopped']}; {notice['process'].partition(' of ')[0]}")
-        if notice is not None:
-            failed = InputError(*notice["failed"][:-1], f"{notice['failed'][-1]} [{notice['process']}]")
-            failed.exit_code = notice["code"]
-            return PeerStatus(failed=failed)
+        if own.summary.get("notice") is not None:
+            why, code = own.summary["notice"]
+            return why, code
         time.sleep(INTERVAL_SECONDS / 4)
     # Rank 0 may have seen the record of a process that just died an interval later, and this process the
     # summary another one later.
-    return PeerStatus(lost=_lost(own, began + 2 * INTERVAL_SECONDS) or _hanging(own))
+    lost = _lost(own, began + 2 * INTERVAL_SECONDS) or _hanging(own)
+    return None if lost is None else ([lost], EXIT_LOST)
 
 
 def _beat(own: _Heartbeat) -> None:
@@ -364,27 +340,24 @@ def _beat(own: _Heartbeat) -> None:
     rank, beat = own.launch.rank, 0
     limit = own.launch.timeout_seconds - HEAD_START_SECONDS  # seconds without a heartbeat
     with contextlib.suppress(Exception):  # the store is gone, so the job ends
-        while not own.finished:
-            beat += 1
-            notice = own.notice
-            record = {"beat": beat, "collectives": own.collectives, "host": socket.gethostname(), **notice}
-            own.store.set(_key(rank), json.dumps(record))
+        while not own.finished.is_set():
+            beat, notice = beat + 1, own.notice
+            record = {"beat": beat, "collectives": own.collectives, "host": socket.gethostname()}
+            own.store.set(_key(rank), json.dumps({**record, "notice": notice}))
             if rank == 0:
                 _read_records(own)
                 own.store.set(SUMMARY, json.dumps(own.summary))
             else:
                 _read_summary(own)
-            if notice:
+            if notice is not None:
                 own.sent.set()
-            now = own.answered
-            lost = _lost(own, now - limit)
-            if now - own.entered > limit:
+            lost = _lost(own, own.answered - limit)
+            if own.answered - own.entered > limit:
                 lost = lost or _hanging(own)
             if lost is not None and _on_lost_peer is not None:
                 _on_lost_peer(lost)
                 return
-            own.wake.wait(INTERVAL_SECONDS)
-            own.wake.clear()
+            own.finished.wait(INTERVAL_SECONDS)
 
 
 def _key(rank: int) -> str:
@@ -423,8 +396,8 @@ def _answered(own: _Heartbeat) -> bool:
 def _summary(records: list[dict[str, Any]], ages: list[float]) -> dict[str, Any]:
     """What rank 0 tells the others: its beat and host; "silent", [rank, host, age], the processes whose
     record has the highest age; "behind", [rank, host], those that entered the fewest collectives, empty if
-    all entered as many; "notice", the first record of a process that ends, or None. One process more than a
-    message names, so that it can say that there are more.
+    all entered as many; "notice" of the first process that ends, or None. One process more than a message
+    names, so that it can say that there are more.
 
     `ages`: seconds since each record changed.
     """
@@ -432,13 +405,12 @@ def _summary(records: list[dict[str, Any]], ages: list[float]) -> dict[str, Any]
     fewest = min(counts)
     behind = [rank for rank, count in enumerate(counts) if count == fewest] if max(counts) > fewest else []
     silent = sorted(range(len(ages)), key=lambda rank: -ages[rank])[: MAX_NAMED + 1]
-    notices = (record for record in records if "stopped" in record or "failed" in record)
     return {
         "beat": records[0]["beat"],
         "host": records[0]["host"],
         "silent": [[rank, records[rank]["host"], ages[rank]] for rank in silent],
         "behind": [[rank, records[rank]["host"]] for rank in behind[: MAX_NAMED + 1]],
-        "notice": next(notices, None),
+        "notice": next(filter(None, (record["notice"] for record in records)), None),
     }
 
 
@@ -449,8 +421,7 @@ def _lost(own: _Heartbeat, since: float) -> str | None:
     if own.launch.rank != 0 and own.seen < since:  # then rank 0 tells nothing of the others
         names = f"rank 0 ({own.summary['host']})" if own.summary else "rank 0"
     if own.answered < since:
-        is_launchers = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        process = "the launcher of rank 0" if is_launchers else "rank 0"
+        process = "the launcher of rank 0" if _is_launchers_store() else "rank 0"
         names = f"{process}, which holds the rendezvous store ({os.environ.get('MASTER_ADDR')}),"
     return f"{names} no longer answers: killed, suspended, or cut off from the network" if names else None
 

@@ -623,7 +623,6 @@ def _open_group(launch: Launch, store: Any) -> None:
             "that they share"
         ) from error
     machines.start(dist.PrefixStore("heartbeat", store.clone()), launch)
-    signals.on_immediate_stop(lambda reason: machines.send_notice(stopped=reason))
 
 
 def _group_backend(launch: Launch) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
-import functools
 import os
 import select
 import signal
@@ -18,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
@@ -63,7 +62,7 @@ class _Requests:
     exit_code: int | None = EXIT_STOPPED  # of an immediate stop; None: a request waits for the training loop
     reported: bool = False  # the reason of the end was printed
     stop_message: str = NOTHING_TO_SAVE
-    callbacks: list[Callable[[str], None]] = field(default_factory=list)  # called before an immediate stop
+    before_stop: Callable[[], None] | None = None  # called before an immediate stop
     watched: tuple[int, ...] = ()  # process ids of the parent and grandparent, as far as they are watched
     # Held by the thread that reports a lost peer: the main thread or the heartbeat's.
     reporting: threading.Lock = field(default_factory=threading.Lock)
@@ -134,11 +133,6 @@ def defer() -> None:
     _requests.exit_code = None
 
 
-def deferred() -> bool:
-    """Whether requests wait for the training loop, so that only a second one stops the process at once."""
-    return _requests.exit_code is None
-
-
 def exit_with(code: int, reported: bool = False) -> None:
     """From now on a request stops the process at once with this exit code. `reported`: the reason has been
     printed already.
@@ -147,7 +141,7 @@ def exit_with(code: int, reported: bool = False) -> None:
     """
     _requests.exit_code, _requests.reported = code, reported
     if code == EXIT_STOPPED and not reported and _requests.reason is not None:
-        _stop_at_once(f"{_requests.reason}: ended at once, {_requests.stop_message}", code)
+        _stop_at_once(_requests.reason, code)
 
 
 def forget() -> None:
@@ -172,10 +166,9 @@ def watch_launcher(generations: int) -> None:
     _requests.watched = _ancestor_ids(generations)
 
 
-def on_immediate_stop(callback: Callable[[str], None]) -> None:
-    """Calls `callback` with the reason before a request stops the process at once. Callbacks run in order of
-    registration."""
-    _requests.callbacks.append(callback)
+def on_immediate_stop(callback: Callable[[], None]) -> None:
+    """Calls `callback` before a first request stops the process at once."""
+    _requests.before_stop = callback
 
 
 def ignore_signals(_worker: int = 0) -> None:
@@ -208,23 +201,27 @@ def _receive(number: signal.Signals) -> None:
     if _requests.reason is None or _requests.exit_code is not None:
         _request(number.name)
     elif time.monotonic() - _requests.requested_at > SAME_REQUEST_SECONDS:
-        reason = f"{number.name} came after {_requests.reason}"
-        _stop_at_once(f"{reason}: ended at once, nothing was saved since the last checkpoint", 128 + number)
+        _requests.before_stop = None
+        _requests.stop_message = "nothing was saved since the last checkpoint"
+        _stop_at_once(f"{number.name} came after {_requests.reason}", 128 + number)
 
 
 def _request(reason: str) -> None:
     if _requests.exit_code is not None:
-        _stop_at_once(f"{reason}: ended at once, {_requests.stop_message}", _requests.exit_code)
+        _stop_at_once(reason, _requests.exit_code)
     _requests.reason, _requests.requested_at = reason, time.monotonic()
 
 
-def _stop_at_once(reason: str, code: int) -> None:
+def _stop_at_once(reason: str, code: int) -> NoReturn:
     _requests.ending.acquire()
     if not _requests.reported:
-        for callback in _requests.callbacks:
+        reason, rank = f"{reason}: ended at once, {_requests.stop_message}", os.environ.get("RANK", "0")
+        machines.send_notice([f"{reason}; rank {rank}"], EXIT_STOPPED)
+        status.end("stopped", reason)
+        if _requests.before_stop is not None:
             with contextlib.suppress(Exception):
-                callback(reason)
-        if os.environ.get("RANK", "0") == "0":
+                _requests.before_stop()
+        if rank == "0":
             with contextlib.suppress(OSError):
                 os.write(sys.__stderr__.fileno(), f"stopped: {reason}\n".encode())
     exit_now(code)
@@ -241,20 +238,15 @@ def _ancestor_ids(generations: int) -> tuple[int, ...]:
 
 
 def _restore_handlers_after_fork() -> None:
-    """With our handlers, a forked worker would write into its parent's pipe and ignore SIGTERM."""
+    """With our handlers, a forked worker would write into its parent's pipe and ignore the SIGTERM by which
+    pools, such as that of `datasets`, end their workers."""
     if _is_listening():
         signal.set_wakeup_fd(-1)
         for number in SIGNALS:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-os.register_at_fork(
-    # Signals between the fork and the worker's first step stay pending until it has its own handlers.
-    before=functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, SIGNALS),
-    after_in_parent=functools.partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, SIGNALS),
-    after_in_child=_restore_handlers_after_fork,
-)
+os.register_at_fork(after_in_child=_restore_handlers_after_fork)
 
 
 # The end of a job
@@ -275,19 +267,13 @@ def failures_end_the_job(debug: bool) -> Iterator[None]:
         except StopRequested as error:
             _end(error.exit_code)  # `stop_run` has printed why
         except (InputError, TrainingError) as error:
-            _end(_report_known(error, debug))
+            _end(_report_known(error.exit_code, getattr(error, "problems", [str(error)]), debug))
         except Exception as error:
             if machines.is_network_error(error):
-                _end(_report_lost_peer(error, debug))
+                _end(_report_failed_collective(error, debug))
             if shortage := _explain_shortage(error):
-                _end(_report_known(TrainingError(shortage), debug))
-            exit_with(EXIT_TRAINING_FAILED, reported=True)
-            message = f"{type(error).__name__}: {error}"
-            machines.send_notice(failed=[message], code=EXIT_TRAINING_FAILED)
-            status.end("failed", message)
-            traceback.print_exc()
-            _print_error(message)
-            _end(EXIT_TRAINING_FAILED)
+                _end(_report_known(EXIT_TRAINING_FAILED, [shortage], debug))
+            _end(_report_unknown(error))
 
 
 def exit_now(code: int) -> NoReturn:
@@ -311,19 +297,30 @@ def _end(code: int) -> NoReturn:
     exit_now(code)
 
 
-def _report_known(error: InputError | TrainingError, debug: bool) -> int:
-    """Prints a message without a stack trace; returns the exit code."""
-    problems = getattr(error, "problems", [str(error)])
-    status.end("failed", str(error))
-    exit_with(error.exit_code, reported=True)
-    machines.send_notice(failed=problems, code=error.exit_code)
-    _let_local_rank_0_report()
-    if debug:
+def _report(code: int, problems: Sequence[str], text: str, trace: bool) -> int:
+    """Writes that the run has failed, tells other machines, and prints `text`. Returns the exit code."""
+    exit_with(code, reported=True)
+    status.end("failed", "\n".join(problems))
+    if code != EXIT_LOST:  # which others notice as well
+        machines.send_notice([*problems[:-1], f"{problems[-1]} [{process_name()}]"], code)
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(REPORT_DELAY_SECONDS)
+    if trace:
         traceback.print_exc()
+    print(text, file=sys.stderr, flush=True)
+    return code
+
+
+def _report_known(code: int, problems: Sequence[str], debug: bool) -> int:
     bullets = "".join(f"\n  - {problem}" for problem in problems)
-    message = f"error: {problems[0]}" if len(problems) == 1 else f"{len(problems)} errors:{bullets}"
-    print(message, file=sys.stderr, flush=True)
-    return error.exit_code
+    text = f"error: {problems[0]}" if len(problems) == 1 else f"{len(problems)} errors:{bullets}"
+    return _report(code, problems, text, debug)
+
+
+def _report_unknown(error: Exception) -> int:
+    message = f"{type(error).__name__}: {error}"
+    text = f"error on {process_name()}: {message}"
+    return _report(EXIT_TRAINING_FAILED, [message], text, trace=True)
 
 
 def _explain_shortage(error: Exception) -> str | None:
@@ -340,54 +337,37 @@ def _explain_shortage(error: Exception) -> str | None:
     return None
 
 
-def _report_lost_peer(error: Exception, debug: bool) -> int:
-    """Reports a failed collective with the process that caused it, and returns the exit code.
-
-    Prints nothing if the launcher ends this process first: it knows of the failure and reports it.
-    """
-    message = f"{type(error).__name__}: {error}"
+def _report_failed_collective(error: Exception, debug: bool) -> int:
+    """Reports a failed collective with the process that caused it, and returns the exit code. Prints nothing
+    after a request to stop: it may be the launcher's, which knows of the failure and reports it."""
     exit_with(EXIT_TRAINING_FAILED, reported=True)
     if not _requests.reporting.acquire(blocking=False):
         threading.Event().wait()  # `_end_after_lost_peer` ends the process
-    status.failing(message)
+    message = f"{type(error).__name__}: {error}"
+    status.failing(message)  # the launcher may end this process first
     if requested() is not None:
         return EXIT_TRAINING_FAILED
-    peers = machines.peer_status()
-    if peers.stopped is not None:
-        status.end("stopped", peers.stopped)
-        return EXIT_STOPPED
-    if peers.failed is not None:
-        return _report_known(peers.failed, debug=False)
-    status.end("failed", peers.lost or message)
-    _let_local_rank_0_report()
-    if requested() is None:
-        if debug or peers.lost is None:
-            traceback.print_exc()
-        in_brief = f"{peers.lost}. {RESUME} ({message.splitlines()[0][:200]})"
-        _print_error(in_brief if peers.lost else message)
-    return EXIT_LOST if peers.lost else EXIT_TRAINING_FAILED
+    cause = machines.cause_of_failure()
+    if cause is None:
+        return _report_unknown(error)
+    problems, code = cause
+    if code == EXIT_STOPPED:
+        status.end("stopped", problems[0])
+        return code
+    if code == EXIT_LOST:
+        return _report_lost(problems[0], f" ({message.splitlines()[0][:200]})", debug)
+    return _report_known(code, problems, debug=False)
 
 
 def _end_after_lost_peer(lost: str) -> None:
     """Ends this process from the heartbeat's thread: the main thread is blocked in a collective with the lost
     process."""
-    if not _requests.reporting.acquire(blocking=False):
-        return
-    exit_with(EXIT_LOST, reported=True)
-    status.end("failed", lost)
-    _let_local_rank_0_report()
-    if requested() is None:
-        _print_error(f"{lost}. {RESUME}")
-    _end(EXIT_LOST)
+    if _requests.reporting.acquire(blocking=False):
+        _end(_report_lost(lost))
 
 
-def _let_local_rank_0_report() -> None:
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        time.sleep(REPORT_DELAY_SECONDS)
-
-
-def _print_error(message: str) -> None:
-    print(f"error on {process_name()}: {message}", file=sys.stderr, flush=True)
+def _report_lost(lost: str, detail: str = "", debug: bool = False) -> int:
+    return _report(EXIT_LOST, [lost], f"error on {process_name()}: {lost}. {RESUME}{detail}", debug)
 
 
 def stop_requested(run: Run) -> bool:

@@ -265,7 +265,7 @@ def _take_folder(
         path = checkpoint.find(folder / checkpoint.FOLDER, arguments.resume_from_checkpoint)
     if path is None and holds_a_run and not restarted and _is_complete(folder, plan, fingerprint):
         notes += _changed_arguments(folder / RUN_FILE, arguments)
-        signals.on_immediate_stop(_wait_for_mirror)
+        signals.on_immediate_stop(partial(mirror.wait, mirror.STOP_SECONDS))
         return OpenedRun(fingerprint, complete=True), notes
     step = 0
     if path is not None:
@@ -337,13 +337,7 @@ def replace_run(folder: Path, description: dict[str, Any]) -> None:
 def _begin(folder: Path, description: dict[str, Any], step: int) -> None:
     write_json(folder / run_folder.RUN_FILE, description)
     status.begin(folder, step)
-    signals.on_immediate_stop(partial(status.end, "stopped"))
-    signals.on_immediate_stop(_wait_for_mirror)
-
-
-def _wait_for_mirror(_reason: str) -> None:
-    if not signals.deferred():  # else it is a second request
-        mirror.wait(mirror.STOP_SECONDS)
+    signals.on_immediate_stop(partial(mirror.wait, mirror.STOP_SECONDS))
 
 
 def _description(run: Run, arguments: Any, plan: Plan, fingerprint: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from samerun import machines
 from samerun.errors import InputError, process_name
-from samerun.machines import PeerStatus, differences, meet, open_store
+from samerun.machines import cause_of_failure, differences, meet, open_store
 
 
 @pytest.fixture
@@ -175,12 +175,13 @@ def peers(monkeypatch):
     monkeypatch.setattr(machines, "_heartbeat", own)
     monkeypatch.setattr(machines, "_on_lost_peer", None)
     monkeypatch.setattr(machines, "INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(machines, "READING_SECONDS", 0.1)
     monkeypatch.setattr(machines, "GRACE_SECONDS", 0.5)
     beats = itertools.count()
 
     def publish(*ranks, **more):
         for rank in ranks:
-            record = {"beat": next(beats), "collectives": 0, "host": f"machine{rank}", **more}
+            record = {"beat": next(beats), "collectives": 0, "host": f"machine{rank}", "notice": None, **more}
             store.set(f"heartbeat/{rank}", json.dumps(record))
 
     def begin(timeout=3600.0):
@@ -191,7 +192,6 @@ def peers(monkeypatch):
     publish(1, 2)
     yield SimpleNamespace(store=store, publish=publish, begin=begin)
     machines.stop()
-    machines._heartbeat.wake.set()
 
 
 @pytest.fixture
@@ -202,8 +202,8 @@ def reports(monkeypatch, peers):
     return queued
 
 
-def status_while(peers, *living):
-    """`peer_status` while these ranks go on publishing."""
+def cause_while(peers, *living):
+    """`cause_of_failure` while these ranks go on publishing."""
     ended = threading.Event()
 
     def live():
@@ -213,7 +213,7 @@ def status_while(peers, *living):
     thread = threading.Thread(target=live)
     thread.start()
     try:
-        return machines.peer_status()
+        return cause_of_failure()
     finally:
         ended.set()
         thread.join()
@@ -221,11 +221,12 @@ def status_while(peers, *living):
 
 def test_a_silent_or_hanging_process_is_named(peers):
     peers.begin()
-    assert status_while(peers, 1, 2) == PeerStatus()
-    assert status_while(peers, 2) == PeerStatus(lost=f"rank 1 (machine1) {SILENT}")
+    assert cause_while(peers, 1, 2) is None
+    assert cause_while(peers, 2) == ([f"rank 1 (machine1) {SILENT}"], 69)
     machines.progress()
     told = "rank 1 (machine1), rank 2 (machine2) did not enter a collective that others wait in"
-    assert status_while(peers, 1, 2).lost.startswith(told)
+    ((lost,), code) = cause_while(peers, 1, 2)
+    assert (lost.startswith(told), code) == (True, 69)
 
 
 def test_a_silent_process_is_reported_before_the_backends_timeout(peers, reports):
@@ -249,20 +250,27 @@ def test_a_suspended_process_does_not_blame_others(peers, reports, monkeypatch):
     assert reports.empty()
 
 
-def test_a_request_to_one_process_is_no_failure_of_the_others(peers):
+def test_the_end_of_a_process_is_published_and_is_that_of_the_others(peers, job):
     peers.begin()
-    peers.publish(2, stopped="SIGTERM", process="rank 2 of 3 (machine2)")
-    assert machines.peer_status() == PeerStatus(stopped="SIGTERM; rank 2")
+    machines.send_notice(["a.csv: gone"], 2)
+    assert json.loads(peers.store.get("heartbeat/0"))["notice"] == [["a.csv: gone"], 2]
+    assert cause_of_failure() == (["a.csv: gone"], 2)
 
 
-def test_a_failure_is_published_and_is_that_of_the_others(peers, job):
+def test_what_another_process_has_said_is_not_repeated(peers, job):
     peers.begin()
-    peers.publish(2, failed=["train.csv:3: bad"], code=2, process="rank 2 of 3 (machine2)")
-    failed = machines.peer_status().failed
-    assert (failed.problems, failed.exit_code) == (["train.csv:3: bad [rank 2 of 3 (machine2)]"], 2)
-    machines.send_notice(failed=["a.csv: gone"], code=2)
-    record = json.loads(peers.store.get("heartbeat/0"))
-    assert (record["failed"], record["code"], record["process"]) == (["a.csv: gone"], 2, process_name())
+    peers.publish(2, notice=[["train.csv:3: bad"], 2])
+    assert cause_of_failure() == (["train.csv:3: bad"], 2)
+    machines.send_notice(["train.csv:3: bad [rank 0]"], 2)
+    assert machines._heartbeat.notice is None
+
+
+@pytest.mark.parametrize(("code", "told"), [(2, False), (75, True)])
+def test_a_failure_is_not_told_on_one_machine_a_stop_is(peers, monkeypatch, job, code, told):
+    peers.begin()
+    monkeypatch.setattr(machines._heartbeat, "launch", launch(0, 3, 3))
+    machines.send_notice(["SIGTERM; rank 0"], code)
+    assert (machines._heartbeat.notice is not None) == told
 
 
 @pytest.fixture
@@ -280,12 +288,12 @@ def rank_1(peers):
         while not machines._heartbeat.summary:
             time.sleep(0.01)
         if not living:
-            rank_0.finished = True
+            rank_0.finished.set()
             thread.join()  # it must not count a collective that rank 1 enters from now on
 
     yield begin
     for rank_0 in ended:
-        rank_0.finished = True
+        rank_0.finished.set()
 
 
 @pytest.mark.parametrize("size", [3, 300])
@@ -303,10 +311,10 @@ def test_a_process_reads_one_key_a_beat_whatever_their_number(rank_1, peers, mon
 def test_other_processes_learn_from_rank_0_who_is_silent_behind_or_ends(rank_1, peers):
     rank_1()
     machines.progress()
-    assert status_while(peers, 2).lost.startswith("rank 0 (")  # it entered none
-    assert status_while(peers) == PeerStatus(lost=f"rank 2 (machine2) {SILENT}")
-    peers.publish(2, stopped="SIGTERM", process="rank 2 of 3 (machine2)")
-    assert machines.peer_status() == PeerStatus(stopped="SIGTERM; rank 2")
+    assert cause_while(peers, 2)[0][0].startswith("rank 0 (")  # it entered none
+    assert cause_while(peers) == ([f"rank 2 (machine2) {SILENT}"], 69)
+    peers.publish(2, notice=[["SIGTERM; rank 2"], 75])
+    assert cause_of_failure() == (["SIGTERM; rank 2"], 75)
 
 
 def test_a_silent_rank_0_is_reported_by_the_others(rank_1, reports):
@@ -316,7 +324,8 @@ def test_a_silent_rank_0_is_reported_by_the_others(rank_1, reports):
 
 
 def test_a_message_names_a_few_of_many_processes():
-    records = [{"beat": 1, "collectives": rank // 100, "host": "m"} for rank in range(300)]
+    same = {"beat": 1, "host": "m", "notice": None}
+    records = [{**same, "collectives": rank // 100} for rank in range(300)]
     summary = machines._summary(records, [float(rank > 250) for rank in range(300)])
     assert [rank for rank, _, _ in summary["silent"]] == list(range(251, 260))
     own = machines._Heartbeat(launch=launch(1, 300), summary=summary, seen=10.0, answered=10.0)
@@ -333,14 +342,14 @@ def test_a_store_that_does_not_answer_is_rank_0s(peers, job, monkeypatch):
     # The thread ends, as with a store that is gone.
     monkeypatch.setattr(machines._heartbeat, "store", object())
     job["MASTER_ADDR"] = "alpha"
-    lost = status_while(peers, 1, 2).lost
+    ((lost,), _) = cause_while(peers, 1, 2)
     assert lost.startswith("rank 0, which holds the rendezvous store (alpha), no longer answers")
 
 
 def test_one_process_has_no_peers(monkeypatch):
     monkeypatch.setattr(machines, "_heartbeat", machines._Heartbeat())
-    machines.send_notice(stopped="SIGTERM")
-    assert machines.peer_status() == PeerStatus()
+    machines.send_notice(["SIGTERM; rank 0"], 75)
+    assert cause_of_failure() is None
 
 
 def test_network_errors():

@@ -14,8 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from samerun import machines, signals
-from samerun.errors import InputError, StopRequested, TrainingError
-from samerun.machines import PeerStatus
+from samerun.errors import InputError, StopRequested, TrainingError, process_name
 from samerun.run_folder import status
 from samerun.signals import failures_end_the_job
 
@@ -61,6 +60,7 @@ REQUESTS = {
     "a second request ends the process": (
         """
 signals.SAME_REQUEST_SECONDS = 0.0
+signals.on_immediate_stop(lambda: print("uploads"))
 signals.defer()
 request()
 print(received(), flush=True)
@@ -96,15 +96,8 @@ print(ctypes.CDLL(None).read(ours, ctypes.create_string_buffer(1), 1))
         "signals.exit_with(3, reported=True); request(); time.sleep(60)",
         (3, "", ""),
     ),
-    "callbacks get the reason in order": (
-        "for number in (1, 2):\n"
-        "    signals.on_immediate_stop(lambda why, number=number: print(number, why[:7], flush=True))\n"
-        "request(); time.sleep(60)",
-        (75, "1 SIGTERM\n2 SIGTERM\n", AT_ONCE),
-    ),
     "a process that is done does not overtake its stop": (
-        "signals.on_immediate_stop(lambda _: time.sleep(0.5))\n"
-        "request(); time.sleep(0.2); signals.exit_done()",
+        "signals.on_immediate_stop(lambda: time.sleep(0.5))\nrequest(); time.sleep(0.2); signals.exit_done()",
         (75, "", AT_ONCE),
     ),
     "a request between the last look of a training loop and its end": (
@@ -118,10 +111,12 @@ print(ctypes.CDLL(None).read(ours, ctypes.create_string_buffer(1), 1))
     "a worker is ended without a request to its parent, as when a pool's work is done": (
         """
 signals.defer()
-worker = os.fork()
+(ready, is_ready), worker = os.pipe(), os.fork()
 if worker == 0:
+    os.write(is_ready, b"!")
     time.sleep(60)
     os._exit(0)
+os.read(ready, 1)
 os.kill(worker, signal.SIGTERM)
 print(os.waitpid(worker, 0)[1] == signal.SIGTERM)
 time.sleep(0.3)
@@ -250,7 +245,7 @@ FAILED = "train.csv:3: bad [rank 2 of 3 (beta)]"
 TIMED_OUT = RuntimeError("Timed out waiting 10000ms for recv operation to complete")
 ECHO = RuntimeError("Connection closed by peer")
 FULL = OSError(errno.ENOSPC, "No space left on device")
-# (the error, what is known of the other processes, exit code, standard error as a pattern, reason of the end)
+# (the error; who caused a failed collective; exit code, standard error as a pattern, reason of the end)
 ENDS = [
     (InputError("a"), None, 2, "error: a\n", "a"),
     (InputError("a", "b"), None, 2, "2 errors:\n  - a\n  - b\n", "a"),
@@ -262,30 +257,32 @@ ENDS = [
     (ValueError("I/O error: No space left on device (os error 28)"), None, 3,
      r"error: the disk is full \([^\n]*--resume_from_checkpoint auto[^\n]*\n", "the disk is full"),
     # Nobody is missing: whatever it is, here is where.
-    (ECHO, PeerStatus(), 3, r"Traceback.*error on rank 3 of 4 \(.*: Connection closed by peer\n",
+    (ECHO, "nobody", 3, r"Traceback.*error on rank 3 of 4 \(.*: Connection closed by peer\n",
      "RuntimeError: Conn"),
-    (TIMED_OUT, PeerStatus(lost=LOST), 69,
+    (TIMED_OUT, ([LOST], 69), 69,
      rf"error on rank 3 of 4 \(.*{re.escape(LOST)}\. The same command with.*\(RuntimeError: Timed out "
      r"waiting 10000ms for recv operation to complete\)\n", LOST),
-    (ECHO, PeerStatus(stopped="SIGTERM; rank 1"), 75, "", "SIGTERM; rank 1"),  # left on request
-    (ECHO, PeerStatus(failed=InputError(FAILED)), 2, rf"error: {re.escape(FAILED)}\n", FAILED),
+    (ECHO, (["SIGTERM; rank 1"], 75), 75, "", "SIGTERM; rank 1"),  # left on request
+    (ECHO, ([FAILED], 2), 2, rf"error: {re.escape(FAILED)}\n", FAILED),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("error", "peers", "code", "said", "reason"), ENDS)
-def test_the_end_of_a_job(ended, environment, monkeypatch, tmp_path, error, peers, code, said, reason):
+@pytest.mark.parametrize(("error", "cause", "code", "said", "reason"), ENDS)
+def test_the_end_of_a_job(ended, environment, monkeypatch, tmp_path, error, cause, code, said, reason):
     environment.update({"RANK": "3", "WORLD_SIZE": "4"})
     status.begin(tmp_path, 3)
     notices = []
-    monkeypatch.setattr(machines, "peer_status", lambda: peers or pytest.fail("asked"))
-    monkeypatch.setattr(machines, "send_notice", lambda **notice: notices.append(notice))
+    known = None if cause == "nobody" else cause
+    monkeypatch.setattr(machines, "cause_of_failure", lambda: known if cause else pytest.fail("asked"))
+    monkeypatch.setattr(machines, "send_notice", lambda *notice: notices.append(notice))
     found, text, slept = ended(error)
     assert (found, slept) == (code, 0)
     assert re.fullmatch(said, text, re.DOTALL), text
-    if code in (2, 3) and peers != PeerStatus():  # machines that wait learn of it
-        (notice,) = notices
-        assert notice["code"] == code
-        assert "\n".join(notice["failed"]).startswith(str(error) if code == 2 and peers is None else reason)
+    if code in (2, 3):  # machines that wait learn of it
+        ((told, its_code),) = notices
+        assert its_code == code
+        assert told[0].startswith(reason)
+        assert told[-1].endswith(f" [{process_name()}]")
     else:
         assert notices == []
     found = json.loads((tmp_path / "status.json").read_text())
@@ -305,7 +302,7 @@ def test_a_stack_trace_on_request(ended):
 def test_the_cause_is_printed_before_its_echoes(ended, environment, monkeypatch):
     environment["LOCAL_RANK"] = "1"
     assert ended(InputError("a"))[2] >= 3
-    monkeypatch.setattr(machines, "peer_status", PeerStatus)
+    monkeypatch.setattr(machines, "cause_of_failure", lambda: None)
     assert ended(ECHO)[2] >= 3
 
 
@@ -330,7 +327,7 @@ def test_a_process_that_goes_on_after_its_job_is_not_ended_over_it(ended):
 def test_a_launcher_that_ends_the_job_has_said_why(ended, monkeypatch, tmp_path):
     status.begin(tmp_path, 3)
     monkeypatch.setattr(signals, "requested", lambda: "SIGTERM")
-    monkeypatch.setattr(machines, "peer_status", pytest.fail)
+    monkeypatch.setattr(machines, "cause_of_failure", pytest.fail)
     assert ended(RuntimeError("Connection reset by peer")) == (3, "", 0)
     assert json.loads((tmp_path / "status.json").read_text())["state"] == "failed"
 
