@@ -18,7 +18,7 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ MAX_DIFFERENCES = 20  # printed
 PORT_OPTIONS = "(--master_port of deepspeed and torchrun, --main_process_port of accelerate, MASTER_PORT)"
 # Two connections of each process to the store, which rank 0 may hold, and gloo's, one for each group.
 FILES_PER_PROCESS, OTHER_FILES = 4, 512
+LATER_SECONDS = 10.0  # at which rank 0 may begin to wait; torchrun's store is there before it
 READING_SECONDS = 2.0  # for the others to read the store before the process that holds it may end
 VERDICT = "verdict"  # key of what rank 0 found
 SUMMARY = "summary"  # key of what rank 0 finds in all heartbeats
@@ -133,7 +134,7 @@ def meet(store: Any, launch: Launch, compared: dict[str, Any], timeout: float) -
         # Rank 0 alone reads what all have set: with a thousand processes this would be a million answers.
         if launch.rank == 0:
             store.set(VERDICT, json.dumps(_verdict(store, launch, timeout)))
-        store.wait([VERDICT], timedelta(seconds=timeout + READING_SECONDS))
+        store.wait([VERDICT], timedelta(seconds=timeout + LATER_SECONDS))
         verdict = json.loads(store.get(VERDICT))
     except RuntimeError as error:
         raise InputError(
@@ -247,6 +248,7 @@ class _Heartbeat:
 
     store: Any = None
     launch: Launch | None = None
+    report: Callable[[str], None] | None = None
     collectives: int = 0  # entered by this process
     entered: float = 0.0  # time of entering the last collective
     notice: tuple[list[str], int] | None = None  # why this process ends, and its exit code
@@ -260,15 +262,15 @@ class _Heartbeat:
 
 
 _heartbeat = _Heartbeat()
-_on_lost_peer: Callable[[str], None] | None = None
 
 
-def start(store: Any, launch: Launch) -> None:
+def start(store: Any, launch: Launch, report: Callable[[str], None]) -> None:
     """Starts the heartbeat. Every process of the group must call this. `store`: a connection of its own,
-    because a pending answer blocks it."""
+    because a pending answer blocks it. `report`: called from a thread shortly before the backend's timeout
+    if another process has no heartbeat or hangs."""
     global _heartbeat
     now = time.monotonic()
-    _heartbeat = _Heartbeat(store, launch, entered=now, seen=now, answered=now)
+    _heartbeat = _Heartbeat(store, launch, report, entered=now, seen=now, answered=now)
     threading.Thread(target=_beat, args=(_heartbeat,), name="heartbeat", daemon=True).start()
 
 
@@ -281,18 +283,6 @@ def progress() -> None:
     """Records that this process enters a collective."""
     _heartbeat.collectives += 1
     _heartbeat.entered = time.monotonic()
-
-
-@contextlib.contextmanager
-def report_lost_peers(report: Callable[[str], None]) -> Iterator[None]:
-    """Calls `report` from a thread shortly before the backend's timeout if another process has no heartbeat
-    or hangs."""
-    global _on_lost_peer
-    _on_lost_peer = report
-    try:
-        yield
-    finally:
-        _on_lost_peer = None  # a lost peer must not end a process whose job is over
 
 
 def send_notice(why: list[str], code: int) -> None:
@@ -318,17 +308,16 @@ def is_network_error(error: Exception) -> bool:
 def cause_of_failure() -> tuple[list[str], int] | None:
     """Watches the other processes for some seconds after a collective has failed. Returns the notice of the
     one that ended, or who is lost or hangs, with the exit code; None if all are alive and none hangs."""
-    own, began = _heartbeat, time.monotonic()
+    own, until = _heartbeat, time.monotonic() + GRACE_SECONDS + INTERVAL_SECONDS
     if own.store is None:
         return None
-    while time.monotonic() < began + GRACE_SECONDS + INTERVAL_SECONDS:
-        if own.summary.get("notice") is not None:
-            why, code = own.summary["notice"]
-            return why, code
+    while (now := time.monotonic()) < until:
+        if notice := own.summary.get("notice"):
+            return tuple(notice)
         time.sleep(INTERVAL_SECONDS / 4)
     # Rank 0 may have seen the record of a process that just died an interval later, and this process the
     # summary another one later.
-    lost = _lost(own, began + 2 * INTERVAL_SECONDS) or _hanging(own)
+    lost = _lost(own, now, GRACE_SECONDS - INTERVAL_SECONDS) or _hanging(own)
     return None if lost is None else ([lost], EXIT_LOST)
 
 
@@ -343,20 +332,19 @@ def _beat(own: _Heartbeat) -> None:
         while not own.finished.is_set():
             beat, notice = beat + 1, own.notice
             record = {"beat": beat, "collectives": own.collectives, "host": socket.gethostname()}
-            own.store.set(_key(rank), json.dumps({**record, "notice": notice}))
+            own.store.set(_key(rank), json.dumps(record | ({"notice": notice} if notice else {})))
             if rank == 0:
                 _read_records(own)
                 own.store.set(SUMMARY, json.dumps(own.summary))
             else:
                 _read_summary(own)
-            if notice is not None:
+            if notice:
                 own.sent.set()
-            lost = _lost(own, own.answered - limit)
+            lost = _lost(own, own.answered, limit)
             if own.answered - own.entered > limit:
                 lost = lost or _hanging(own)
-            if lost is not None and _on_lost_peer is not None:
-                _on_lost_peer(lost)
-                return
+            if lost is not None:
+                own.report(lost)
             own.finished.wait(INTERVAL_SECONDS)
 
 
@@ -394,36 +382,43 @@ def _answered(own: _Heartbeat) -> bool:
 
 
 def _summary(records: list[dict[str, Any]], ages: list[float]) -> dict[str, Any]:
-    """What rank 0 tells the others: its beat and host; "silent", [rank, host, age], the processes whose
-    record has the highest age; "behind", [rank, host], those that entered the fewest collectives, empty if
-    all entered as many; "notice" of the first process that ends, or None. One process more than a message
-    names, so that it can say that there are more.
+    """What rank 0 tells the others: its beat and host; "silence", the longest time since a record changed,
+    and "silent", the processes that are silent for half as long or longer; "behind", those that entered the
+    fewest collectives, empty if all entered as many; "notice" of the first process that ends, or None.
 
     `ages`: seconds since each record changed.
     """
-    counts = [record["collectives"] for record in records]
-    fewest = min(counts)
-    behind = [rank for rank, count in enumerate(counts) if count == fewest] if max(counts) > fewest else []
-    silent = sorted(range(len(ages)), key=lambda rank: -ages[rank])[: MAX_NAMED + 1]
+    counts, silence = [record["collectives"] for record in records], max(ages)
+    fewest, most = min(counts), max(counts)
+    silent = [rank for rank, age in enumerate(ages) if age >= silence / 2]
+    behind = [rank for rank, count in enumerate(counts) if count == fewest < most]
     return {
         "beat": records[0]["beat"],
         "host": records[0]["host"],
-        "silent": [[rank, records[rank]["host"], ages[rank]] for rank in silent],
-        "behind": [[rank, records[rank]["host"]] for rank in behind[: MAX_NAMED + 1]],
-        "notice": next(filter(None, (record["notice"] for record in records)), None),
+        "silence": silence,
+        "silent": _names(silent, records),
+        "behind": _names(behind, records),
+        "notice": next((record["notice"] for record in records if "notice" in record), None),
     }
 
 
-def _lost(own: _Heartbeat, since: float) -> str | None:
-    """Names the processes whose record has not changed since this time; None without any."""
-    silent = [[rank, host] for rank, host, age in own.summary.get("silent", []) if own.seen - age < since]
-    names = _names(sorted(silent))
-    if own.launch.rank != 0 and own.seen < since:  # then rank 0 tells nothing of the others
-        names = f"rank 0 ({own.summary['host']})" if own.summary else "rank 0"
-    if own.answered < since:
+def _names(ranks: list[int], records: list[dict[str, Any]]) -> str:
+    more = " and others" if len(ranks) > MAX_NAMED else ""
+    return ", ".join(f"rank {rank} ({records[rank]['host']})" for rank in ranks[:MAX_NAMED]) + more
+
+
+def _lost(own: _Heartbeat, now: float, seconds: float) -> str | None:
+    """Names the processes that have been silent for longer than this; None without any."""
+    if now - own.answered > seconds:
         process = "the launcher of rank 0" if _is_launchers_store() else "rank 0"
         names = f"{process}, which holds the rendezvous store ({os.environ.get('MASTER_ADDR')}),"
-    return f"{names} no longer answers: killed, suspended, or cut off from the network" if names else None
+    elif now - own.seen > seconds:  # then rank 0 tells nothing of the others
+        names = f"rank 0 ({own.summary['host']})" if own.summary else "rank 0"
+    elif own.summary.get("silence", 0.0) + now - own.seen > seconds:
+        names = own.summary["silent"]
+    else:
+        return None
+    return f"{names} no longer answers: killed, suspended, or cut off from the network"
 
 
 def _hanging(own: _Heartbeat) -> str | None:
@@ -433,11 +428,6 @@ def _hanging(own: _Heartbeat) -> str | None:
     if not behind or own.seen < own.entered + 2 * INTERVAL_SECONDS:
         return None
     return (
-        f"{_names(behind)} did not enter a collective that others wait in: it hangs, or computes for longer "
-        "than --ddp_timeout"
+        f"{behind} did not enter a collective that others wait in: it hangs, or computes for longer than "
+        "--ddp_timeout"
     )
-
-
-def _names(processes: list[list[Any]]) -> str:
-    more = " and others" if len(processes) > MAX_NAMED else ""
-    return ", ".join(f"rank {rank} ({host})" for rank, host in processes[:MAX_NAMED]) + more

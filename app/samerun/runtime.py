@@ -622,7 +622,8 @@ def _open_group(launch: Launch, store: Any) -> None:
             "Machines must reach each other on every port; set GLOO_SOCKET_IFNAME to the network interface "
             "that they share"
         ) from error
-    machines.start(dist.PrefixStore("heartbeat", store.clone()), launch)
+    store = dist.PrefixStore("heartbeat", store.clone())
+    machines.start(store, launch, signals.end_after_lost_peer)
 
 
 def _group_backend(launch: Launch) -> str:

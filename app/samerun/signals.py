@@ -261,7 +261,7 @@ def failures_end_the_job(debug: bool) -> Iterator[None]:
     before they print, and the launcher ends them meanwhile. If local rank 0 has not failed, they survive the
     wait and print theirs.
     """
-    with listen(), machines.report_lost_peers(_end_after_lost_peer):
+    with listen():
         try:
             yield
         except StopRequested as error:
@@ -299,8 +299,8 @@ def _end(code: int) -> NoReturn:
 
 def _report(code: int, problems: Sequence[str], text: str, trace: bool) -> int:
     """Writes that the run has failed, tells other machines, and prints `text`. Returns the exit code."""
-    exit_with(code, reported=True)
     status.end("failed", "\n".join(problems))
+    exit_with(code, reported=True)
     if code != EXIT_LOST:  # which others notice as well
         machines.send_notice([*problems[:-1], f"{problems[-1]} [{process_name()}]"], code)
     if os.environ.get("LOCAL_RANK", "0") != "0":
@@ -342,7 +342,7 @@ def _report_failed_collective(error: Exception, debug: bool) -> int:
     after a request to stop: it may be the launcher's, which knows of the failure and reports it."""
     exit_with(EXIT_TRAINING_FAILED, reported=True)
     if not _requests.reporting.acquire(blocking=False):
-        threading.Event().wait()  # `_end_after_lost_peer` ends the process
+        threading.Event().wait()  # `end_after_lost_peer` ends the process
     message = f"{type(error).__name__}: {error}"
     status.failing(message)  # the launcher may end this process first
     if requested() is not None:
@@ -359,10 +359,10 @@ def _report_failed_collective(error: Exception, debug: bool) -> int:
     return _report_known(code, problems, debug=False)
 
 
-def _end_after_lost_peer(lost: str) -> None:
-    """Ends this process from the heartbeat's thread: the main thread is blocked in a collective with the lost
-    process."""
-    if _requests.reporting.acquire(blocking=False):
+def end_after_lost_peer(lost: str) -> None:
+    """Ends a command's process from the heartbeat's thread: the main thread is blocked in a collective with
+    the lost process. A Python program goes on."""
+    if _is_listening() and _requests.reporting.acquire(blocking=False):
         _end(_report_lost(lost))
 
 

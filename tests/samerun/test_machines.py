@@ -39,12 +39,13 @@ def launch(rank, size=2, local=1, timeout=60):
 
 def together(compared, *, timeout=60, local=1):
     """What came of the meeting of these ranks, None for one that stays away: None, or the problems."""
-    outcome = {}
+    outcome, kept = {}, []
 
-    def come(rank):  # rank 0's store goes away when it returns
+    def come(rank):  # rank 0's store goes away when it fails
         try:
             store = open_store(launch(rank, len(compared), local), timeout)
             meet(store, launch(rank, len(compared), local), compared[rank], timeout)
+            kept.append(store)  # as the process group does
             outcome[rank] = None
         except InputError as error:
             outcome[rank] = error.problems
@@ -168,12 +169,17 @@ SILENT = "no longer answers: killed, suspended, or cut off from the network"
 
 
 @pytest.fixture
-def peers(monkeypatch):
+def reports():
+    """What the heartbeat reports by itself: a queue."""
+    return queue.Queue()
+
+
+@pytest.fixture
+def peers(monkeypatch, reports):
     """A job of three processes on two machines: this process's record, the store, and a function with which
     the others publish."""
     store, own = dist.HashStore(), machines._Heartbeat()
     monkeypatch.setattr(machines, "_heartbeat", own)
-    monkeypatch.setattr(machines, "_on_lost_peer", None)
     monkeypatch.setattr(machines, "INTERVAL_SECONDS", 0.01)
     monkeypatch.setattr(machines, "READING_SECONDS", 0.1)
     monkeypatch.setattr(machines, "GRACE_SECONDS", 0.5)
@@ -181,25 +187,17 @@ def peers(monkeypatch):
 
     def publish(*ranks, **more):
         for rank in ranks:
-            record = {"beat": next(beats), "collectives": 0, "host": f"machine{rank}", "notice": None, **more}
+            record = {"beat": next(beats), "collectives": 0, "host": f"machine{rank}", **more}
             store.set(f"heartbeat/{rank}", json.dumps(record))
 
     def begin(timeout=3600.0):
-        machines.start(store, launch(0, 3, 2, timeout))
+        machines.start(store, launch(0, 3, 2, timeout), reports.put)
         while not machines._heartbeat.records:
             time.sleep(0.01)
 
     publish(1, 2)
     yield SimpleNamespace(store=store, publish=publish, begin=begin)
     machines.stop()
-
-
-@pytest.fixture
-def reports(monkeypatch, peers):
-    """What the heartbeat reports by itself: a queue."""
-    queued = queue.Queue()
-    monkeypatch.setattr(machines, "_on_lost_peer", queued.put)
-    return queued
 
 
 def cause_while(peers, *living):
@@ -274,16 +272,17 @@ def test_a_failure_is_not_told_on_one_machine_a_stop_is(peers, monkeypatch, job,
 
 
 @pytest.fixture
-def rank_1(peers):
+def rank_1(peers, reports):
     """This process is rank 1, and reads what rank 0's thread makes of the records of `size` processes."""
     ended = []
 
     def begin(size=3, timeout=3600.0, living=True, store=peers.store):
         peers.publish(*range(1, size))
-        rank_0 = machines._Heartbeat(peers.store, launch(0, size), answered=time.monotonic())
+        now = time.monotonic()
+        rank_0 = machines._Heartbeat(peers.store, launch(0, size), pytest.fail, entered=now, answered=now)
         thread = threading.Thread(target=machines._beat, args=(rank_0,), daemon=True)
         thread.start()
-        machines.start(store, launch(1, size, timeout=timeout))
+        machines.start(store, launch(1, size, timeout=timeout), reports.put)
         ended.append(rank_0)
         while not machines._heartbeat.summary:
             time.sleep(0.01)
@@ -324,17 +323,20 @@ def test_a_silent_rank_0_is_reported_by_the_others(rank_1, reports):
 
 
 def test_a_message_names_a_few_of_many_processes():
-    same = {"beat": 1, "host": "m", "notice": None}
-    records = [{**same, "collectives": rank // 100} for rank in range(300)]
-    summary = machines._summary(records, [float(rank > 250) for rank in range(300)])
-    assert [rank for rank, _, _ in summary["silent"]] == list(range(251, 260))
+    records = [{"beat": 1, "collectives": rank // 100, "host": "m"} for rank in range(300)]
+    summary = machines._summary(records, [5.0 * (rank > 250) for rank in range(300)])
     own = machines._Heartbeat(launch=launch(1, 300), summary=summary, seen=10.0, answered=10.0)
-    assert machines._lost(own, 9.5).startswith("rank 251 (m), rank 252 (m),")
-    assert "rank 258 (m) and others no longer answers" in machines._lost(own, 9.5)
-    assert machines._lost(own, 8.5) is None
+    assert machines._lost(own, 10.0, 4.5).startswith("rank 251 (m), rank 252 (m),")
+    assert "rank 258 (m) and others no longer answers" in machines._lost(own, 10.0, 4.5)
+    assert machines._lost(own, 10.0, 5.5) is None
     assert "rank 7 (m) and others did not enter a collective" in machines._hanging(own)
     own.entered = 9.5
     assert machines._hanging(own) is None  # the summary may be older than what this process waits for
+
+
+def test_who_fell_silent_first_is_named():
+    records = [{"beat": 1, "collectives": 0, "host": "m"}] * 4
+    assert machines._summary(records, [0.5, 9.0, 20.0, 19.0])["silent"] == "rank 2 (m), rank 3 (m)"
 
 
 def test_a_store_that_does_not_answer_is_rank_0s(peers, job, monkeypatch):

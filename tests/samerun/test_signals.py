@@ -309,19 +309,16 @@ def test_the_cause_is_printed_before_its_echoes(ended, environment, monkeypatch)
 def test_the_heartbeat_ends_a_process_that_waits_in_vain(ended, monkeypatch, tmp_path, capsys):
     status.begin(tmp_path, 3)
     with pytest.raises(Exit) as caught, failures_end_the_job(False):
-        machines._on_lost_peer("rank 1 (beta) did not enter")
+        signals.end_after_lost_peer("rank 1 (beta) did not enter")
     assert caught.value.args == (69,)
     assert "): rank 1 (beta) did not enter. The same command with" in capsys.readouterr().err
     assert json.loads((tmp_path / "status.json").read_text())["state"] == "failed"
 
 
-def test_a_process_that_goes_on_after_its_job_is_not_ended_over_it(ended):
-    for error in (InputError("a"), RuntimeError("Connection closed by peer")):
-        ended(error)
-        assert machines._on_lost_peer is None
-    with failures_end_the_job(False):
-        assert machines._on_lost_peer is not None
-    assert machines._on_lost_peer is None
+def test_a_process_that_goes_on_after_its_job_is_not_ended_over_it(ended, capsys):
+    ended(InputError("a"))
+    signals.end_after_lost_peer("rank 1 (beta) did not enter")
+    assert capsys.readouterr().err == ""
 
 
 def test_a_launcher_that_ends_the_job_has_said_why(ended, monkeypatch, tmp_path):
