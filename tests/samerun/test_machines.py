@@ -64,11 +64,14 @@ def test_all_who_agree_go_on(job):
     assert "GLOO_SOCKET_IFNAME" in job
 
 
-def test_every_difference_is_reported_to_every_rank(job):
+def test_every_difference_is_reported_to_every_rank(job, monkeypatch):
+    slept, sleep = [], time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: (slept.append(seconds), sleep(seconds)))
     first = {"arguments": {"--seed": 1, "--rate": 0.1}, "code": {"a.py": "x"}}
     other = {"arguments": {"--seed": 2, "--rate": 0.1}, "code": {"a.py": "y", "b.py": "z"}}
     outcome = together([first, other])
     host = socket.gethostname()
+    assert machines.READING_SECONDS in slept  # rank 0, which holds the store
     assert outcome[0] == outcome[1]
     assert outcome[0] == [
         f"rank 1 ({host}): --seed is 2, but 1 on rank 0 ({host})",
