@@ -407,6 +407,7 @@ def _write(
     checkpoint."""
     folder, path = target.folder, target.folder / f"step_{step}"
     size = sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values())
+    status.check_place()
     try:
         folder.mkdir(exist_ok=True)
         if shutil.disk_usage(folder).free < size:

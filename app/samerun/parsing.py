@@ -256,7 +256,8 @@ def convert(words: Values, field: dataclasses.Field) -> Any:
     """Converts words to the type of their field. Raises `ValueError` with the end of a message: "'x' is not a
     number"."""
     kind, shown = kind_of(field), " ".join(words or [])
-    if field.default is None and (words is None or shown.lower() in ("none", "null")):
+    unset = ("none", "null") if kind.read is str else ("none", "null", "auto")
+    if field.default is None and (words is None or shown.lower() in unset):
         return None
     if words == [] and kind == KINDS["bool"]:
         return True

@@ -7,6 +7,7 @@ import csv
 import json
 import os
 import re
+import tempfile
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -59,6 +60,10 @@ def problem(path: Path, folder: Path) -> str | None:
     """Why predictions of the run in `folder` cannot be written to `path`; None if they can."""
     if str(path) in STDOUT:
         return None
+    own = Path(os.path.realpath(folder))
+    reserved = {*run_folder.OURS, run_folder.RECORDS, ".lock"} - {run_folder.PREDICTIONS}
+    if any(Path(os.path.realpath(path)).is_relative_to(own / name) for name in reserved):
+        return f"is reserved for other files of the run in {folder}; name another file"
     if path.suffix.lower() in UNWRITTEN:
         return "is no csv, tsv or jsonl file; end its name with one of these"
     if not os.path.lexists(path):
@@ -100,12 +105,17 @@ def _write_lines(file: TextIO, path: Path, lines: Iterable[dict[str, Any]], list
     if separator is None:
         file.writelines(map(as_line, lines))
         return
-    rows = [dict(_cells(line, list_separator)) for line in lines]
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    writer = csv.DictWriter(file, columns, delimiter=separator, lineterminator="\n")
-    if columns:
-        writer.writeheader()
-    writer.writerows(rows)
+    columns: dict[str, None] = {}  # in the order in which they appear
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as rows:  # the header stands first, but is known last
+        for line in lines:
+            cells = dict(_cells(line, list_separator))
+            columns |= dict.fromkeys(cells)
+            rows.write(as_line(cells))
+        rows.seek(0)
+        writer = csv.DictWriter(file, list(columns), delimiter=separator, lineterminator="\n")
+        if columns:
+            writer.writeheader()
+        writer.writerows(map(json.loads, rows))
 
 
 def _cells(line: dict[str, Any], list_separator: str) -> Iterator[tuple[str, Any]]:

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from samerun.errors import InputError
+from samerun.errors import InputError, TrainingError
 from samerun.files import (
     as_json,
     file_record,
@@ -276,7 +276,24 @@ class Status:
     def begin(self, folder: Path, step: int) -> None:
         """Writes that the run in `folder`, which this process has locked, starts from `step`."""
         self.path, self.step, self.micro_batch_parts = folder / STATUS, step, 1
+        self.places = [os.stat(place) for place in (folder, folder / ".lock") if place.exists()]
         self._write(("running", None))
+
+    def check_place(self) -> None:
+        """Raises `TrainingError` if the run's folder was moved or removed: another run may use its place."""
+        if self.path is None:
+            return
+        folder = self.path.parent
+        with contextlib.suppress(OSError):
+            # On some file systems the inodes of folders change, so the lock is compared too.
+            now = [os.stat(place) for place in (folder, folder / ".lock") if place.exists()]
+            if any(map(os.path.samestat, self.places, now)):
+                return
+        self.path = None  # its place has another run's status
+        raise TrainingError(
+            f"--output_dir {folder} was moved or removed while the run was writing to it. Put it back, and "
+            "run the same command with --resume_from_checkpoint auto"
+        )
 
     def saved(self, step: int) -> None:
         """Writes the step of the newest checkpoint. The state stays as it is: a checkpoint may be written

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import functools
 import os
 import select
 import signal
@@ -244,9 +245,15 @@ def _restore_handlers_after_fork() -> None:
         signal.set_wakeup_fd(-1)
         for number in SIGNALS:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-os.register_at_fork(after_in_child=_restore_handlers_after_fork)
+os.register_at_fork(
+    # Signals between the fork and the worker's first step stay pending until it has its own handlers.
+    before=functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, SIGNALS),
+    after_in_parent=functools.partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, SIGNALS),
+    after_in_child=_restore_handlers_after_fork,
+)
 
 
 # The end of a job

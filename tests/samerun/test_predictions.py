@@ -64,7 +64,8 @@ def test_predictions_of_ours_are_replaced_and_nothing_else(tmp_path):
     [
         ("link", "exists and does not hold predictions"),
         ("pipe", "exists and does not hold predictions"),
-        ("run/.predictions", "exists and does not hold predictions"),
+        ("run/.predictions", "is reserved for other files"),
+        ("run/../run/metrics.json", "is reserved for other files"),
         ("p.parquet", "is no csv, tsv or jsonl file"),
         ("no/p.csv", "folder .*no does not exist or cannot be written"),
     ],

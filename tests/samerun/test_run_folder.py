@@ -4,8 +4,8 @@ import sys
 import pytest
 
 from samerun import run_folder
-from samerun.errors import InputError
-from samerun.files import add_to_list, replace_folder, write_json
+from samerun.errors import InputError, TrainingError
+from samerun.files import add_to_list, lock, replace_folder, write_json
 from samerun.main import metrics_table
 from samerun.run_folder import METRICS, OURS, begin_best, check_output_dir, clear, merge_metrics, status
 
@@ -233,6 +233,24 @@ def test_the_first_end_of_a_run_is_its_last_word(stored, tmp_path):
     status.saved(8)
     status.end("done")
     assert stored() == ["stopped", 7, "SIGTERM"]
+
+
+@pytest.mark.parametrize("then", [lambda folder: None, lambda folder: folder.mkdir()])
+def test_a_run_whose_folder_was_moved_away_writes_nothing_at_its_place(tmp_path, then):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lock(folder).close()
+    status.begin(folder, 0)
+    status.check_place()
+    (folder / ".lock").unlink()  # does not matter
+    status.check_place()
+    folder.rename(tmp_path / "elsewhere")
+    then(folder)
+    with pytest.raises(TrainingError, match="was moved or removed while the run was writing to it"):
+        status.check_place()
+    status.end("failed")
+    assert not (folder / "status.json").exists()
+    assert json.loads((tmp_path / "elsewhere" / "status.json").read_text())["state"] == "running"
 
 
 def test_a_full_disk_does_not_change_how_a_run_ends(stored, tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ from samerun.files import (
     write_json,
     write_text,
 )
-from samerun.run_folder import HISTORY, PLOTS, SPEED, TENSORBOARD, TRACKERS, read_metrics
+from samerun.run_folder import HISTORY, PLOTS, SPEED, TENSORBOARD, TRACKERS, read_metrics, status
 
 DVCLIVE = "dvclive"
 # Environment variables of services for the project.
@@ -136,6 +136,7 @@ class Tracker:
         self.step = event["step"]
         if not self.is_main:
             return
+        status.check_place()
         lines = {HISTORY: event} | ({SPEED: {"step": event["step"], **speed}} if speed else {})
         for name, line in lines.items():
             with path_in_errors(self.folder / name):
