@@ -1,8 +1,7 @@
 """Memory of a training step: state by arithmetic, activations by a pass on tensors without values.
 
-It covers any module and input, DDP, ZeRO with offload, FSDP, autocast and gradient checkpointing
-(docs/memory.md): the dry run works for every architecture, attention and loss, because it counts the tensors
-that are alive.
+The dry run works for every architecture, attention and loss: it counts the tensors that are alive
+(docs/memory.md).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
+from torch.utils._pytree import tree_iter, tree_map_only
 
 from samerun import deepspeed
 from samerun.fsdp import FsdpSettings, layers_to_shard
@@ -32,6 +31,12 @@ from samerun.plan import BatchShape
 from samerun.task import Batch, Task
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
+GIB = 2**30
+OUTSIDE_TENSORS = 1.5 * GIB  # CUDA context, workspaces of libraries, NCCL buffers. Assumed, not measured.
+FRAGMENTATION = 0.05  # as a share of the tensors
+# attribute of layers in 4 or 8 bits (samerun.models.quantized), which hold fp32 before training
+BYTES = "bytes_per_element"
+IN_FP32 = {functional.layer_norm, functional.softmax, functional.log_softmax, torch.softmax, Tensor.softmax}
 
 
 @dataclass(frozen=True)
@@ -63,50 +68,44 @@ class Layout:
         """The precision to which autocast casts fp32 weights in the forward pass; None without autocast."""
         return None if self.stage else HALF.get(self.precision)
 
+    def under(self, fsdp: FsdpSettings | None = None, zero: dict[str, Any] | None = None) -> Layout:
+        """The layout under FSDP2, or under a DeepSpeed configuration, whose missing values are DeepSpeed
+        0.19's defaults."""
+        if fsdp is not None:
+            offloads = fsdp.offload_params
+            return replace(self, fsdp=fsdp, offload_optimizer=offloads, offload_parameters=offloads)
+        if zero is None:
+            return self
+        section, stage = zero["zero_optimization"], deepspeed.stage_of(zero)
+        bucket_size = section.get("reduce_bucket_size", 500_000_000)
+        if bucket_size == "auto":
+            bucket_size = deepspeed.BUCKETS["reduce_bucket_size"]
+        optimizer, parameters = (
+            (section.get(key) or {}).get("device", "none") not in ("none", None)
+            for key in ("offload_optimizer", "offload_param")
+        )
+        return replace(
+            self,
+            stage=stage,
+            offload_optimizer=optimizer,
+            offload_parameters=stage == 3 and parameters,
+            bucket_size=int(
+                deepspeed.BUCKETS["reduce_bucket_size"] if bucket_size == "auto" else bucket_size
+            ),
+            num_buckets=2 if stage < 3 and section.get("overlap_comm", False) else 1,
+            live_parameters=int(section.get("stage3_max_live_parameters", 1_000_000_000)),
+        )
+
 
 def layout_of(launch: Any, batch: BatchShape, state_bytes: float = 8.0) -> Layout:
     """The layout of a `runtime.Launch`. `state_bytes`: as in `Layout`."""
     wrapped = launch.world_size > 1 or launch.launcher in ("torchrun", "deepspeed")
     step = not launch.use_cpu, batch.accumulation, wrapped
     plain = Layout(launch.world_size, launch.precision, *step, state_bytes=state_bytes)
-    if launch.fsdp is not None:
-        return with_fsdp(plain, launch.fsdp)
-    return plain if launch.deepspeed_config is None else with_zero(plain, launch.deepspeed_config)
-
-
-def with_fsdp(layout: Layout, settings: FsdpSettings) -> Layout:
-    """The layout under FSDP2."""
-    offloads = settings.offload_params
-    return replace(layout, fsdp=settings, offload_optimizer=offloads, offload_parameters=offloads)
-
-
-def with_zero(layout: Layout, config: dict[str, Any]) -> Layout:
-    """The layout under a DeepSpeed configuration; missing values are DeepSpeed 0.19's defaults."""
-    section = config["zero_optimization"]
-    stage = deepspeed.stage_of(config)
-    bucket_size = section.get("reduce_bucket_size", 500_000_000)
-    overlaps = section.get("overlap_comm", stage == 3)
-    return replace(
-        layout,
-        stage=stage,
-        offload_optimizer=_leaves_the_gpu(section, "offload_optimizer"),
-        offload_parameters=stage == 3 and _leaves_the_gpu(section, "offload_param"),
-        bucket_size=deepspeed.BUCKETS["reduce_bucket_size"] if bucket_size == "auto" else int(bucket_size),
-        num_buckets=2 if overlaps and stage < 3 else 1,
-        live_parameters=int(section.get("stage3_max_live_parameters", 1_000_000_000)),
-    )
-
-
-def _leaves_the_gpu(section: dict[str, Any], key: str) -> bool:
-    return (section.get(key) or {}).get("device", "none") not in ("none", None)
+    return plain.under(launch.fsdp, launch.deepspeed_config)
 
 
 # The estimate
-
-
-GIB = 2**30
-OUTSIDE_TENSORS = 1.5 * GIB  # CUDA context, workspaces of libraries, NCCL buffers. Assumed, not measured.
-FRAGMENTATION = 0.05  # as a share of the tensors
 
 
 @dataclass(frozen=True)
@@ -119,29 +118,27 @@ class Estimate:
     activations: int
     exchange: int  # communication buffers, copies for the update, weights gathered by ZeRO-3 and FSDP
     peak: int
-    host: int  # host memory for offload
+    host: int = 0  # host memory for offload
+
+    @property
+    def needed(self) -> int:
+        """GPU memory that it requires, fragmentation and `OUTSIDE_TENSORS` included."""
+        return int(self.peak * (1 + FRAGMENTATION) + OUTSIDE_TENSORS)
 
 
-def estimate(dry_run: DryRun, layout: Layout) -> Estimate:
+def estimate(run: DryRun, layout: Layout) -> Estimate:
     """Estimates the memory of one process.
 
-    Per trained parameter, mixed precision with Adam takes K = 12 bytes of optimizer state (fp32 weight and
-    two moments), a weight and a gradient in half precision. ZeRO-1 partitions the state over the processes,
+    Per trained parameter, mixed precision with Adam takes 12 bytes of optimizer state (fp32 weight and two
+    moments), a weight and a gradient in half precision. ZeRO-1 partitions the state over the processes,
     ZeRO-2 also the gradients, ZeRO-3 also the weights (Rajbhandari et al., arXiv:1910.02054, sections 3.1 and
-    5). Under autocast, and in fp32 without ZeRO, the weight is fp32 already, so K is 8. For other optimizers,
-    `Layout.state_bytes` replaces the two moments.
-
-    Beyond the paper, the estimate covers reduction buckets, copies of gradients during an update, and the
-    weights that ZeRO-3 keeps gathered: up to `stage3_max_live_parameters` (default 1e9), so a smaller model
-    is whole on every GPU in a pass. These follow DeepSpeed 0.19's code and measurements
-    (tests/samerun/test_memory.py, docs/memory.md).
+    5). Beyond the paper, the estimate covers reduction buckets, copies of gradients during an update, and
+    gathered weights. These follow DeepSpeed 0.19's code and measurements (tests/samerun/test_memory.py).
     """
+    if layout.stage:
+        return _partitioned(run, layout)
     if layout.fsdp is not None:
-        return _sharded(dry_run, layout)
-    return _replicated(dry_run, layout) if layout.stage == 0 else _partitioned(dry_run, layout)
-
-
-def _replicated(run: DryRun, layout: Layout) -> Estimate:
+        return _sharded(run, layout)
     weights = 4 * run.parameters - run.quantization_savings + run.buffers
     gradients, optimizer = 4 * run.trainable, round(layout.state_bytes * run.trainable)
     # DDP's gradients are views of its buckets, but micro-batches without synchronisation accumulate outside
@@ -151,7 +148,7 @@ def _replicated(run: DryRun, layout: Layout) -> Estimate:
     overlap = not layout.wrapped and layout.accumulation == 1
     backward = run.with_gradients if overlap else run.activations + gradients + exchange
     peak = weights + optimizer + max(backward, gradients + exchange)
-    return Estimate(weights, gradients, optimizer, run.activations, exchange, peak, 0)
+    return Estimate(weights, gradients, optimizer, run.activations, exchange, peak)
 
 
 def _sharded(run: DryRun, layout: Layout) -> Estimate:
@@ -161,12 +158,11 @@ def _sharded(run: DryRun, layout: Layout) -> Estimate:
     size, alone = 2 if layout.autocast else 4, layout.world_size == 1
     own = -(-run.trainable // layout.world_size)
     weights = 4 * -(-run.parameters // layout.world_size) + run.buffers
-    gradients, optimizer = 4 * own, round(layout.state_bytes * own)
+    gradients, optimizer, host = 4 * own, round(layout.state_bytes * own), 0
     live = run.outside_layers + 3 * run.largest_layer if layout.fsdp.reshard_after_forward else run.parameters
     gathered = 0 if alone and size == 4 else size * min(run.parameters, live)
     largest = max(run.largest_layer, run.outside_layers)
     exchange = gathered + (size + 4) * min(largest, run.trainable)
-    host = 0
     if layout.offload_parameters:
         host, weights, gradients, optimizer = weights - run.buffers + gradients + optimizer, run.buffers, 0, 0
     # With a single micro-batch, gradients are allocated while activations are freed.
@@ -176,14 +172,15 @@ def _sharded(run: DryRun, layout: Layout) -> Estimate:
 
 
 def _partitioned(run: DryRun, layout: Layout) -> Estimate:
+    """ZeRO. In stage 3 up to `live_parameters` elements stay gathered: a smaller model is whole in a pass."""
     size, processes = 2 if layout.own_precision else 4, layout.world_size
     own = -(-run.trainable // processes)  # elements that one process updates
-    gathered = size * min(run.parameters, layout.live_parameters) if processes > 1 else 0
     weights = size * (-(-run.parameters // processes) if layout.stage == 3 else run.parameters) + run.buffers
     optimizer = round((4 + layout.state_bytes) * own)
     buckets = layout.bucket_size * layout.num_buckets * size
-    all_gradients, own_gradients, fp32_copy = size * run.trainable, size * own, 4 * own
+    all_gradients, own_gradients, fp32_copy, host = size * run.trainable, size * own, 4 * own, 0
     if layout.stage == 3:
+        gathered = size * min(run.parameters, layout.live_parameters) if processes > 1 else 0
         gradients, exchange = own_gradients, gathered + buckets
         phases = [run.activations + gradients + exchange, gradients + buckets + fp32_copy]
     else:
@@ -201,7 +198,6 @@ def _partitioned(run: DryRun, layout: Layout) -> Estimate:
             gradients + buckets + own_gradients + accumulated,
             own_gradients + flat_copy + fp32_copy,
         ]
-    host = 0
     if layout.offload_optimizer:
         # Updates run in host memory, so the GPU needs no copies for them.
         host, optimizer = optimizer + fp32_copy + (own_gradients if layout.stage < 3 else 0), 0
@@ -210,35 +206,22 @@ def _partitioned(run: DryRun, layout: Layout) -> Estimate:
             phases[0], host, gradients = phases[0] - gradients, host + gradients, 0
     if layout.offload_parameters:
         host, weights = host + weights - run.buffers, run.buffers
-    return Estimate(
-        weights, gradients, optimizer, run.activations, exchange, weights + optimizer + max(phases), host
-    )
+    peak = weights + optimizer + max(phases)
+    return Estimate(weights, gradients, optimizer, run.activations, exchange, peak, host)
 
 
-def memory_lines(dry_run: DryRun, layout: Layout) -> list[str]:
+def memory_lines(run: DryRun, layout: Layout) -> list[str]:
     """The estimate as lines for the console."""
-    e, device = estimate(dry_run, layout), "GPU" if layout.on_gpu else "process"
+    e, device = estimate(run, layout), "GPU" if layout.on_gpu else "process"
     names = ("weights", "gradients", "optimizer", "activations", *(["exchange"] if e.exchange else []))
     parts = ", ".join(f"{name} {getattr(e, name) / GIB:.2f}" for name in names)
-    lines = [
-        f"memory         about {e.peak / GIB:.2f} GiB of tensors per {device}, for micro-batches of "
-        f"{dry_run.input_size}",
-        f"               ({parts}; not all at once)",
-    ]
-    if e.host:
-        lines.append(f"               and {e.host / GIB:.2f} GiB of host memory per process")
-    return lines
-
-
-def needed(estimate: Estimate) -> int:
-    """The GPU memory in bytes that the estimate requires, fragmentation and `OUTSIDE_TENSORS` included."""
-    return int(estimate.peak * (1 + FRAGMENTATION) + OUTSIDE_TENSORS)
+    about = f"about {e.peak / GIB:.2f} GiB of tensors per {device}, for micro-batches of {run.input_size}"
+    lines = [f"memory         {about}", f"               ({parts}; not all at once)"]
+    host = f"               and {e.host / GIB:.2f} GiB of host memory per process"
+    return [*lines, host] if e.host else lines
 
 
 # The dry run
-
-# attribute of layers in 4 or 8 bits (samerun.models.quantized), which hold fp32 before training
-BYTES = "bytes_per_element"
 
 
 @dataclass(frozen=True)
@@ -262,67 +245,58 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
 
     `model`: any module before `prepare`, on any device, `meta` included; it is not changed, and its values
     are not copied. The precision is that of `layout`. On a CPU the result matches the allocator within
-    kilobytes (docs/memory.md). A GPU's kernels are simulated: fused attention, one byte per element for
-    dropout, normalisation in fp32 under autocast. Raises any exception of a model whose forward pass reads
-    values.
+    kilobytes (docs/memory.md). For GPUs see `_GpuKernels`. Raises any exception of a model whose forward pass
+    reads values.
     """
-    rng_state = torch.get_rng_state()
+    rng_state, tensors = torch.get_rng_state(), {id(x): x for x in [*model.parameters(), *model.buffers()]}
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
-            hollow = _without_values(model, layout.own_precision).train()
+            hollow = copy.deepcopy(model, {key: _empty(x, layout) for key, x in tensors.items()}).train()
+            for module in hollow.modules():
+                if hasattr(module, BYTES):  # frozen: a linear layer saves nothing more for the backward pass
+                    module.__class__ = nn.Linear
             if layout.autocast is not None:  # like Accelerate
                 hollow.forward = convert_outputs_to_fp32(
                     torch.autocast("cpu", dtype=layout.autocast)(hollow.forward)
                 )
-            inputs = {name: _empty(tensor, layout.own_precision) for name, tensor in batch.inputs.items()}
-            labels = None if batch.labels is None else _empty(batch.labels)
-            hollow_batch = replace(batch, rows=_empty(batch.rows), inputs=inputs, labels=labels)
+            inputs = {name: _empty(tensor, layout) for name, tensor in batch.inputs.items()}
+            labels = None if batch.labels is None else torch.empty_like(batch.labels, device="cpu")
+            hollow_batch = replace(batch, rows=torch.empty_like(batch.rows), inputs=inputs, labels=labels)
             kernels = _GpuKernels(layout.autocast) if layout.on_gpu else nullcontext()
             with _Counter(hollow) as counter, kernels, dropout_by_row(batch.lengths, batch.places):
-                _backward(task.loss_sum(hollow, hollow_batch))
+                loss = task.loss_sum(hollow, hollow_batch)
+                # `loss.backward()` would disable `_GpuKernels` for checkpointed layers, which it recomputes.
+                torch.autograd.Variable._execution_engine.run_backward(
+                    (loss,), (torch.ones_like(loss),), False, False, (), True, True
+                )
     finally:
         torch.set_rng_state(rng_state)
         _empty_caches(model)
     layers = [] if layout.fsdp is None else layers_to_shard(model, layout.fsdp)
     in_layers = {parameter: parameter.numel() for layer in layers for parameter in layer.parameters()}
-    all_parameters = sum(parameter.numel() for parameter in model.parameters())
-    trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    total, trained = sum(size for size, _ in sizes), [size for size, is_trained in sizes if is_trained]
     in_bits = [module for module in model.modules() if hasattr(module, BYTES)]
     return DryRun(
-        parameters=all_parameters,
+        parameters=total,
         trainable=sum(trained),
         largest_parameter=max(trained),
         buffers=sum(buffer.nbytes for buffer in model.buffers()),
         activations=counter.most_activations,
         with_gradients=counter.most,
         input_size="x".join(map(str, batch.shape)),
-        quantization_savings=round(
-            sum(module.weight.numel() * (4 - module.bytes_per_element) for module in in_bits)
-        ),
+        quantization_savings=round(sum(m.weight.numel() * (4 - m.bytes_per_element) for m in in_bits)),
         largest_layer=max((sum(p.numel() for p in layer.parameters()) for layer in layers), default=0),
-        outside_layers=all_parameters - sum(in_layers.values()),
+        outside_layers=total - sum(in_layers.values()),
     )
 
 
-def _empty(tensor: Tensor, precision: torch.dtype | None = None) -> Tensor:
-    """A tensor of the same shape without values, on the CPU. `precision`: of floating-point tensors."""
-    dtype = precision if precision is not None and tensor.is_floating_point() else tensor.dtype
-    return torch.empty(tensor.shape, dtype=dtype, device="cpu")
-
-
-def _without_values(model: nn.Module, precision: torch.dtype | None) -> nn.Module:
-    """A copy of the model whose parameters and buffers have no values. Call it inside FakeTensorMode."""
-    copies: dict[int, Tensor] = {}
-    for tensor in [*model.parameters(), *model.buffers()]:
-        hollow = _empty(tensor, precision)
-        if isinstance(tensor, nn.Parameter):
-            hollow = nn.Parameter(hollow, requires_grad=tensor.requires_grad)
-        copies[id(tensor)] = hollow
-    hollow_model = copy.deepcopy(model, copies)  # takes its tensors from `copies`, so tied weights stay tied
-    for module in hollow_model.modules():
-        if hasattr(module, BYTES):  # frozen: a linear layer saves nothing more for the backward pass
-            module.__class__ = nn.Linear
-    return hollow_model
+def _empty(tensor: Tensor, layout: Layout) -> Tensor:
+    """A tensor of the same shape without values, on the CPU, in the precision of the layout."""
+    dtype = (layout.own_precision or tensor.dtype) if tensor.is_floating_point() else tensor.dtype
+    empty = torch.empty(tensor.shape, dtype=dtype, device="cpu")
+    is_parameter = isinstance(tensor, nn.Parameter)
+    return nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_parameter else empty
 
 
 def _empty_caches(model: nn.Module) -> None:
@@ -336,15 +310,6 @@ def _empty_caches(model: nn.Module) -> None:
                     cached.cache_clear()
 
 
-def _backward(loss: Tensor) -> None:
-    """`loss.backward()` without its Python function, which disables torch function modes: checkpointed layers
-    would be recomputed without `_GpuKernels`."""
-    engine = torch.autograd.Variable._execution_engine
-    engine.run_backward(
-        (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
-    )
-
-
 class _Counter(TorchDispatchMode):
     """Counts the bytes of live storages that operations allocated."""
 
@@ -353,7 +318,7 @@ class _Counter(TorchDispatchMode):
         self.most = self.most_activations = self._live = self._gradients = 0
         self._known = {tensor.untyped_storage()._cdata for tensor in [*model.parameters(), *model.buffers()]}
         self._sizes: dict[int, tuple[weakref.ref, int]] = {}
-        self._finished: set[int] = set()
+        self._finished: set[int] = set()  # storages of finished gradients
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._finish)
@@ -362,17 +327,14 @@ class _Counter(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for tensor in tree_iter(result):
             if isinstance(tensor, Tensor):
-                self._add(tensor.untyped_storage())
+                storage = tensor.untyped_storage()
+                key, size = storage._cdata, storage.nbytes()
+                if key not in self._sizes and key not in self._known:
+                    self._sizes[key] = weakref.ref(storage, lambda _, key=key: self._free(key)), size
+                    self._live += size
         self.most = max(self.most, self._live)
         self.most_activations = max(self.most_activations, self._live - self._gradients)
         return result
-
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
-        if key in self._sizes or key in self._known:
-            return
-        self._sizes[key] = (weakref.ref(storage, lambda _: self._free(key)), storage.nbytes())
-        self._live += storage.nbytes()
 
     def _free(self, key: int) -> None:
         _, size = self._sizes.pop(key)
@@ -389,7 +351,9 @@ class _Counter(TorchDispatchMode):
 
 
 class _GpuKernels(TorchFunctionMode):
-    """Saves for the backward pass what a GPU's kernels save."""
+    """Saves for the backward pass what a GPU's kernels save: a byte per element for dropout, fp32 for
+    normalisation under autocast, and of attention one number per query, as FlashAttention (Dao et al.,
+    arXiv:2205.14135, section 3.1) and torch's kernel for CPUs do; the latter only without dropout."""
 
     def __init__(self, autocast: torch.dtype | None) -> None:
         super().__init__()
@@ -398,48 +362,19 @@ class _GpuKernels(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if func is torch_attention:
-            return self._attention(*args, **kwargs)
+            return func(*args[:4], **{**kwargs, "dropout_p": 0.0})
         if func is torch_dropout:
-            return self._dropout(*args, **kwargs)
-        if func in IN_FP32 and self.autocast and torch.is_autocast_enabled("cpu"):
-            with torch.autocast("cpu", enabled=False):
-                return func(*map(_in_fp32, args), **{name: _in_fp32(value) for name, value in kwargs.items()})
-        return func(*args, **kwargs)
-
-    def _attention(
-        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *_: Any, **__: Any
-    ) -> Tensor:
-        if self.autocast and torch.is_autocast_enabled("cpu"):
-            query, key, value = (x.to(self.autocast) for x in (query, key, value))
-        # Kernels convert a boolean mask to the queries' dtype.
-        mask = None if attn_mask is None else attn_mask.to(query.dtype)
-        return _FusedAttention.apply(query, key, value, mask)
-
-    @staticmethod
-    def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        return torch.ops.aten.native_dropout(input, p, True)[0] if training and p > 0 else input
+            return _dropout(*args, **kwargs)
+        if func not in IN_FP32 or not self.autocast or not torch.is_autocast_enabled("cpu"):
+            return func(*args, **kwargs)
+        with torch.autocast("cpu", enabled=False):
+            args, kwargs = tree_map_only(Tensor, _in_fp32, (args, kwargs))
+            return func(*args, **kwargs)
 
 
-IN_FP32 = {functional.layer_norm, functional.softmax, functional.log_softmax, torch.softmax, Tensor.softmax}
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return torch.ops.aten.native_dropout(input, p, True)[0] if training and p > 0 else input
 
 
-def _in_fp32(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-class _FusedAttention(torch.autograd.Function):
-    """Saves what FlashAttention (Dao et al., arXiv:2205.14135, section 3.1) and its relatives save: one
-    number per query, no scores."""
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        out = query.new_empty(*query.shape[:-1], value.shape[-1])
-        ctx.save_for_backward(
-            query, key, value, mask, out, query.new_empty(query.shape[:-1], dtype=torch.float32)
-        )
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple:
-        saved = ctx.saved_tensors
-        return (*(torch.empty_like(x) for x in saved[:3]), None)
+def _in_fp32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor

@@ -24,9 +24,6 @@ from samerun.memory import (
     estimate,
     layout_of,
     memory_lines,
-    needed,
-    with_fsdp,
-    with_zero,
 )
 from samerun.models.adapters import limit_training
 from samerun.optimizer import build_optimizer
@@ -66,17 +63,15 @@ def test_what_a_deepspeed_file_says(request):
     plain = Layout(8, "bf16", True, 1, True)
 
     def shipped(name):
-        return with_zero(
-            plain, json.loads((request.config.rootpath / "ds_configs" / f"{name}.json").read_text())
-        )
+        path = request.config.rootpath / "ds_configs" / f"{name}.json"
+        return plain.under(zero=json.loads(path.read_text()))
 
     assert (shipped("zero1").stage, shipped("zero1").num_buckets) == (1, 1)
     assert (shipped("zero2").bucket_size, shipped("zero2").num_buckets) == (50_000_000, 2)
     assert (shipped("zero3").live_parameters, shipped("zero3").offload_optimizer) == (10**9, False)
     assert [shipped(f"zero{n}_offload").offload_parameters for n in (2, 3)] == [False, True]
-    unset = with_zero(
-        plain, {"zero_optimization": {"stage": 3, "offload_optimizer": None, "offload_param": None}}
-    )
+    section = {"stage": 3, "offload_optimizer": None, "offload_param": None}
+    unset = plain.under(zero={"zero_optimization": section})
     assert not unset.offload_optimizer | unset.offload_parameters
     assert (plain.autocast, plain.own_precision) == (torch.bfloat16, None)
     assert (shipped("zero2").autocast, shipped("zero2").own_precision) == (None, torch.bfloat16)
@@ -174,11 +169,11 @@ def test_launches_that_were_measured(request, processes, name, precision, accumu
     numbers, rows = 3_329_542, 2 if processes == 2 and accumulation == 1 else 1
     layout = Layout(processes, precision, False, accumulation, True)
     if name.startswith("fsdp"):
-        layout = with_fsdp(layout, FsdpSettings(reshard_after_forward=name == "fsdp"))
+        layout = layout.under(FsdpSettings(reshard_after_forward=name == "fsdp"))
     elif name != "ddp":
         config = json.loads((request.config.rootpath / "ds_configs" / f"{name}.json").read_text())
         config["zero_optimization"]["reduce_bucket_size"] = 200_000
-        layout = with_zero(layout, config)
+        layout = layout.under(zero=config)
     key = rows, layout.autocast, layout.own_precision, layout.fsdp is None
     if key not in DRY_RUNS:
         dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -204,7 +199,7 @@ def test_what_a_run_says():
     assert memory_lines(r, offloaded)[-1] == "               and 0.21 GiB of host memory per process"
     e = estimate(r, offloaded)
     assert e.optimizer == 0
-    assert needed(e) > e.peak + OUTSIDE_TENSORS
+    assert e.needed > e.peak + OUTSIDE_TENSORS
 
 
 @pytest.mark.parametrize("given", [{"quantize": "4"}, {"quantize": "8"}], ids=["4 bits", "8 bits"])

@@ -442,7 +442,7 @@ def model_of(task: Any) -> Any:
 def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any]]:
     """(name, layout) of the shipped launch files that can run the job on GPUs with the planned precision and
     processes."""
-    from samerun.memory import Layout, with_fsdp, with_zero
+    from samerun.memory import Layout
 
     layouts, several = [], planned.world_size > 1
     step = True, planned.accumulation, several
@@ -460,9 +460,9 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
         name = file.name if same_precision else f"{file.name} --mixed_precision {planned.precision}"
         if file.deepspeed:
             config = deepspeed.read_config(file.deepspeed_file)
-            layouts.append((name, with_zero(plain, config)))
+            layouts.append((name, plain.under(zero=config)))
         elif file.fsdp:
-            layouts.append((name, with_fsdp(plain, fsdp.read_settings(file.variables, []))))
+            layouts.append((name, plain.under(fsdp.read_settings(file.variables, []))))
         elif same_precision or not several or several_machines:  # or another file has this precision
             layouts.append((name, plain))
     return layouts
@@ -479,7 +479,7 @@ def table(rows: list[Row], gpu_memory: float | None) -> list[str]:
     for name, row in zip(names, rows, strict=True):
         numbers = [f"{getattr(row.estimate, title.strip()) / memory.GIB:{len(title)}.2f}" for title in titles]
         if gpu_memory and row.layout.on_gpu:
-            numbers.append(f"{memory.needed(row.estimate) / memory.GIB:5.1f}")
+            numbers.append(f"{row.estimate.needed / memory.GIB:5.1f}")
         lines.append("  ".join([f"{name:{width}}", *numbers]))
     lines.append("peak: the maximum during a step; host: CPU memory per process")
     if gpu_memory:
@@ -495,7 +495,7 @@ def recommend(planned: Row, shipped: list[Row], gpu_memory: float) -> int:
     code."""
     from samerun import memory
 
-    fitting = [row for row in [planned, *shipped] if memory.needed(row.estimate) <= gpu_memory * memory.GIB]
+    fitting = [row for row in [planned, *shipped] if row.estimate.needed <= gpu_memory * memory.GIB]
     print(f"\nthis setup {'fits' if planned in fitting else 'does not fit'} {gpu_memory:g} GiB")
     fitting_shipped = sorted((row for row in fitting if row is not planned), key=lambda row: row.cost)
     if fitting_shipped:

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import torch
 
-from samerun.memory import Estimate, estimate, needed
+from samerun.memory import Estimate, estimate
 from samerun.plan import BatchShape, derive_batch
 
 FILE = "times.json"
@@ -37,7 +37,7 @@ def measure(engine: ModuleType, folder: Path) -> None:
         expected = estimate(dry_run, layout)
         twice = replace(expected, peak=expected.peak + expected.activations)
         if layout.on_gpu:
-            fits = needed(twice) <= torch.cuda.mem_get_info()[1]
+            fits = twice.needed <= torch.cuda.mem_get_info()[1]
         else:
             fits = twice.peak * layout.world_size <= psutil.virtual_memory().available
         estimates.append((expected, fits))
