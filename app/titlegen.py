@@ -69,7 +69,7 @@ from samerun.kernels.common import widest_float
 from samerun.main import run
 from samerun.models import encoder_decoder
 from samerun.models.adapters import limit_training
-from samerun.models.weight_files import check_weights, model_content
+from samerun.models.pretrained import check_weights, model_content
 from samerun.plan import Modes
 from samerun.runtime import Launch
 from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent

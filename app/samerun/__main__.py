@@ -19,7 +19,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from samerun.task_scripts import run_tool, scripts, shipped, tools
+from samerun.files import shipped
+from samerun.task_scripts import run_tool, scripts, tools
 
 OLD_NAMES = {"compare": "diff"}
 CONFIGS = ("accelerate_configs", "ds_configs")

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from samerun import fsdp, task_scripts
+from samerun import fsdp
 from samerun.data.files import read_object
 from samerun.errors import InputError, raise_problems
+from samerun.files import shipped
 
 # Bucket sizes only shape communication. Accelerate derives "auto" from `config.hidden_size`, which composite
 # models lack.
@@ -33,7 +34,7 @@ OWNED_BY_ARGUMENTS = {
     "optimizer": "--optim, --optim_args, --learning_rate and --weight_decay",
     "scheduler": "--lr_scheduler_type and --warmup_steps",
 }
-SHIPPED = task_scripts.shipped("ds_configs")
+SHIPPED = shipped("ds_configs")
 # Takes the place of a DeepSpeed file's name when the accelerate config itself has the settings.
 INLINE = "deepspeed_config of the accelerate config"
 OPTIMIZERS = ("Adam", "AdamW")  # accepted in an "optimizer" section; DeepSpeed's Adam is AdamW
@@ -302,7 +303,8 @@ def full_moments(engine: Any, wanted: bool) -> dict[str, dict[str, Any]]:
 
     _link_moments(engine)
     moments: dict[str, dict[str, Any]] = {}
-    for key in _moment_keys(engine):
+    states = engine.optimizer.optimizer.state.values()
+    for key in sorted({key for state in states for key in state} - {"step"}):  # in one order everywhere
         for name, parameter in _trained(engine):
             full = safe_get_full_optimizer_state(parameter, key)
             if wanted:
@@ -375,12 +377,6 @@ def _local_part(parameter: Any, value: Any) -> Any:
     size = parameter.ds_tensor.numel()
     padded = torch.nn.functional.pad(value.flatten(), (0, size * dist.get_world_size() - value.numel()))
     return padded.narrow(0, size * dist.get_rank(), size)
-
-
-def _moment_keys(engine: Any) -> list[str]:
-    """The optimizer's state keys other than "step", in one order on all processes."""
-    states = engine.optimizer.optimizer.state.values()
-    return sorted({key for state in states for key in state} - {"step"})
 
 
 def _trained(engine: Any) -> list[tuple[str, Any]]:

@@ -33,6 +33,13 @@ LOCK_CONTENT = re.compile(r"(process \d+ on .*)?")
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
+def shipped(name: str) -> Path:
+    """The folder accelerate_configs/ or ds_configs/: an installation has it in the package, a checkout at its
+    top. A copy of app/ alone has none."""
+    package = Path(__file__).resolve().parent
+    return package / name if (package / name).is_dir() else package.parents[1] / name
+
+
 # Single files
 
 

@@ -48,14 +48,26 @@ class Layout:
     on_gpu: bool
     accumulation: int  # micro-batches per optimizer step
     wrapped: bool  # in DistributedDataParallel, whose buckets keep gradients allocated
-    stage: int = 0  # of ZeRO; 0: without
-    offload_optimizer: bool = False
-    offload_parameters: bool = False
-    bucket_size: int = 0  # elements of a reduction bucket of ZeRO
-    num_buckets: int = 1
-    live_parameters: int = 0  # elements that ZeRO-3 keeps gathered
     state_bytes: float = 8.0  # average bytes per trained element of optimizer state and --ema_decay
     fsdp: FsdpSettings | None = None
+    zero: dict[str, Any] | None = None  # "zero_optimization" of a DeepSpeed configuration
+
+    @property
+    def stage(self) -> int:
+        """Of ZeRO; 0 without it."""
+        return 0 if self.zero is None else self.zero["stage"]
+
+    @property
+    def offload_optimizer(self) -> bool:
+        return self._offloads("offload_optimizer")
+
+    @property
+    def offload_parameters(self) -> bool:
+        return self.stage in (0, 3) and self._offloads("offload_param")
+
+    def _offloads(self, key: str) -> bool:
+        device = ((self.zero or {}).get(key) or {}).get("device")
+        return device not in (None, "none") if self.fsdp is None else self.fsdp.offload_params
 
     @property
     def own_precision(self) -> torch.dtype | None:
@@ -68,41 +80,13 @@ class Layout:
         """The precision to which autocast casts fp32 weights in the forward pass; None without autocast."""
         return None if self.stage else HALF.get(self.precision)
 
-    def under(self, fsdp: FsdpSettings | None = None, zero: dict[str, Any] | None = None) -> Layout:
-        """The layout under FSDP2, or under a DeepSpeed configuration, whose missing values are DeepSpeed
-        0.19's defaults."""
-        if fsdp is not None:
-            offloads = fsdp.offload_params
-            return replace(self, fsdp=fsdp, offload_optimizer=offloads, offload_parameters=offloads)
-        if zero is None:
-            return self
-        section, stage = zero["zero_optimization"], deepspeed.stage_of(zero)
-        bucket_size = section.get("reduce_bucket_size", 500_000_000)
-        if bucket_size == "auto":
-            bucket_size = deepspeed.BUCKETS["reduce_bucket_size"]
-        optimizer, parameters = (
-            (section.get(key) or {}).get("device", "none") not in ("none", None)
-            for key in ("offload_optimizer", "offload_param")
-        )
-        return replace(
-            self,
-            stage=stage,
-            offload_optimizer=optimizer,
-            offload_parameters=stage == 3 and parameters,
-            bucket_size=int(
-                deepspeed.BUCKETS["reduce_bucket_size"] if bucket_size == "auto" else bucket_size
-            ),
-            num_buckets=2 if stage < 3 and section.get("overlap_comm", False) else 1,
-            live_parameters=int(section.get("stage3_max_live_parameters", 1_000_000_000)),
-        )
-
 
 def layout_of(launch: Any, batch: BatchShape, state_bytes: float = 8.0) -> Layout:
     """The layout of a `runtime.Launch`. `state_bytes`: as in `Layout`."""
     wrapped = launch.world_size > 1 or launch.launcher in ("torchrun", "deepspeed")
-    step = not launch.use_cpu, batch.accumulation, wrapped
-    plain = Layout(launch.world_size, launch.precision, *step, state_bytes=state_bytes)
-    return plain.under(launch.fsdp, launch.deepspeed_config)
+    step = not launch.use_cpu, batch.accumulation, wrapped, state_bytes
+    zero = (launch.deepspeed_config or {}).get("zero_optimization")
+    return Layout(launch.world_size, launch.precision, *step, launch.fsdp, zero)
 
 
 # The estimate
@@ -172,15 +156,19 @@ def _sharded(run: DryRun, layout: Layout) -> Estimate:
 
 
 def _partitioned(run: DryRun, layout: Layout) -> Estimate:
-    """ZeRO. In stage 3 up to `live_parameters` elements stay gathered: a smaller model is whole in a pass."""
-    size, processes = 2 if layout.own_precision else 4, layout.world_size
+    """ZeRO, with DeepSpeed 0.19's defaults. In stage 3 up to `stage3_max_live_parameters` elements stay
+    gathered, so a smaller model is whole in a pass."""
+    size, processes, zero = 2 if layout.own_precision else 4, layout.world_size, layout.zero
+    bucket_size = zero.get("reduce_bucket_size", 500_000_000)
+    bucket_size = deepspeed.BUCKETS["reduce_bucket_size"] if bucket_size == "auto" else int(bucket_size)
+    buckets = bucket_size * size * (2 if layout.stage < 3 and zero.get("overlap_comm") else 1)
     own = -(-run.trainable // processes)  # elements that one process updates
     weights = size * (-(-run.parameters // processes) if layout.stage == 3 else run.parameters) + run.buffers
     optimizer = round((4 + layout.state_bytes) * own)
-    buckets = layout.bucket_size * layout.num_buckets * size
     all_gradients, own_gradients, fp32_copy, host = size * run.trainable, size * own, 4 * own, 0
     if layout.stage == 3:
-        gathered = size * min(run.parameters, layout.live_parameters) if processes > 1 else 0
+        live = int(zero.get("stage3_max_live_parameters", 1_000_000_000))
+        gathered = size * min(run.parameters, live) if processes > 1 else 0
         gradients, exchange = own_gradients, gathered + buckets
         phases = [run.activations + gradients + exchange, gradients + buckets + fp32_copy]
     else:

@@ -137,7 +137,7 @@ class Plan:
     lr_scheduler_kwargs: dict[str, Any] | None = None
     optimizer: str = optim_arguments.DEFAULT  # its description
     ema_decay: float | None = None
-    chosen_epochs: int | None = None  # by `enough_epochs`
+    chosen_epochs: int | None = None  # if neither epochs nor steps are given
     advised_steps: int | None = None  # of a task that chooses its epochs, if they are given
 
     def epoch_of(self, step: int) -> tuple[int, int]:
@@ -198,7 +198,8 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
     advises = (
         fields["num_train_epochs"].default is None and a.learning_rate <= fields["learning_rate"].default
     )
-    epochs = a.num_train_epochs or enough_epochs(steps_per_epoch)
+    enough = math.ceil(ENOUGH_UPDATES / steps_per_epoch)
+    epochs = a.num_train_epochs or min(max(EPOCHS, enough), MOST_EPOCHS)
     total_steps = a.max_steps or max(1, math.ceil(steps_per_epoch * epochs))
     warmup = _steps(a.warmup_steps or 0, total_steps)
     if warmup > total_steps:
@@ -232,11 +233,6 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
         optimizer=optim_arguments.describe(a),
         ema_decay=a.ema_decay,
     )
-
-
-def enough_epochs(steps_per_epoch: int) -> int:
-    """The epochs of a training that names neither epochs nor steps."""
-    return min(max(EPOCHS, math.ceil(ENOUGH_UPDATES / steps_per_epoch)), MOST_EPOCHS)
 
 
 def _steps(number: float | None, total_steps: int) -> int | None:

@@ -64,20 +64,17 @@ class Batch:
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Batch:
         """Copies the batch to a device, and floating-point inputs to `dtype` if it is given."""
-        return self._each(
-            lambda tensor: tensor.to(device, non_blocking=True),
-            lambda tensor: tensor.to(
-                device, dtype if tensor.is_floating_point() else None, non_blocking=True
-            ),
-        )
+        labels = None if self.labels is None else self.labels.to(device, non_blocking=True)
+        inputs = {
+            name: tensor.to(device, dtype if tensor.is_floating_point() else None, non_blocking=True)
+            for name, tensor in self.inputs.items()
+        }
+        return replace(self, rows=self.rows.to(device, non_blocking=True), inputs=inputs, labels=labels)
 
     def pin_memory(self) -> Batch:
-        return self._each(torch.Tensor.pin_memory, torch.Tensor.pin_memory)
-
-    def _each(self, change: Callable, change_input: Callable) -> Batch:
-        labels = None if self.labels is None else change(self.labels)
-        inputs = {name: change_input(tensor) for name, tensor in self.inputs.items()}
-        return Batch(change(self.rows), inputs, labels, self.lengths, self.places)
+        labels = None if self.labels is None else self.labels.pin_memory()
+        inputs = {name: tensor.pin_memory() for name, tensor in self.inputs.items()}
+        return replace(self, rows=self.rows.pin_memory(), inputs=inputs, labels=labels)
 
 
 @dataclass(frozen=True)

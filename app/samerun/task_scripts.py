@@ -43,12 +43,6 @@ def tools() -> dict[str, Path]:
     return {path.stem: path for path in files if path.stem != "__init__"}
 
 
-def shipped(name: str) -> Path:
-    """The folder accelerate_configs/ or ds_configs/: an installation has it in the package, a checkout at its
-    top. A copy of app/ alone has none."""
-    return PACKAGE / name if (PACKAGE / name).is_dir() else PACKAGE.parents[1] / name
-
-
 def path_of(task: str) -> Path:
     """The script of a task that is given by name, such as image-classify, or by path."""
     return scripts().get(task.replace("-", "_"), Path(task))

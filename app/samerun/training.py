@@ -24,7 +24,6 @@ from accelerate.utils.memory import clear_device_cache
 from torch.profiler import record_function
 
 from samerun import best_models, checkpoint, fsdp, machines, mirror, signals
-from samerun.average import WeightAverage, averaged
 from samerun.checkpoint import CheckpointTarget, TrainState
 from samerun.console import Phase
 from samerun.data.batches import TrainBatches, train_loader
@@ -35,7 +34,7 @@ from samerun.kernels.common import widest_float
 from samerun.kernels.dropout import dropout_by_row, use_row_drop_path
 from samerun.layers import checkpoint_activations, compile_layers, has_statistics, use_all_layers
 from samerun.memory import dry_run, layout_of, memory_lines
-from samerun.optimizer import build_optimizer, set_learning_rate, state_bytes
+from samerun.optimizer import WeightAverage, averaged, build_optimizer, set_learning_rate, state_bytes
 from samerun.parsing import as_dict
 from samerun.plan import Plan
 from samerun.profiling import StepClock, memory_mb, peak_memory_mb, profiled
@@ -546,38 +545,31 @@ class Training:
         """Tries the largest micro-batch before the first step. While it does not fit, halves the
         micro-batches of all processes; the global batch does not change, so the training is the same.
 
-        Under DDP, processes try it alone, without exchanging gradients. Under ZeRO and FSDP, a process that
-        fails would leave the others waiting, and batch norm's statistics depend on the micro-batch: such a
-        run ends with the message of `_out_of_memory` instead.
+        Processes try it alone, without exchanging gradients. Under ZeRO and FSDP, one that fails would leave
+        the others waiting, and batch norm's statistics depend on the micro-batch: such a run ends with the
+        message of `_out_of_memory` instead.
         """
         run, halvings = self.run, 0
         has_batch_norm = any(map(has_statistics, self.model.modules()))
         if run.deepspeed_config is not None or run.fsdp is not None or has_batch_norm:
             return
-        self.model.train()
-        batch = self.batches.largest_micro_batch()
-        while run.any(not self._fits(batch)):
+        while run.any(not self._fits(batch := self.batches.largest_micro_batch())):
             self.plan = self.batches.plan = replace(self.plan, batch=self.plan.batch.halved())
-            batch = self.batches.largest_micro_batch()
             halvings += 1
         if halvings:
             tokens = self.plan.batch.max_tokens
             share = f"{len(batch.rows)} rows" if tokens is None else f"{tokens} tokens"
-            run.print(
-                f"note           out of memory: micro-batches have at most {share}; the global batch does "
-                "not change"
-            )
+            note = f"micro-batches have at most {share}; the global batch does not change"
+            run.print(f"note           out of memory: {note}")
             status.cut_micro_batches(2**halvings)
 
     def _fits(self, batch: Batch) -> bool:
-        """Whether memory suffices for a forward and a backward pass. Raises `TrainingError` if it does not
-        suffice for a single row."""
-        run, model = self.run, self.model
+        """Whether a forward and a backward pass fit. Raises `TrainingError` if not even one row does."""
+        run, model, error_message = self.run, self.model.train(), None
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         # The optimizer has its state only after the first update; the average of the weights is there.
-        per_element = state_bytes(replace(self.arguments, ema_decay=None), model)
-        reserved = 0 if self.optimizer.state else round(per_element * trained)
-        error_message = None
+        own = replace(self.arguments, ema_decay=None)
+        reserved = 0 if self.optimizer.state else round(state_bytes(own, model) * trained)
         try:
             with buffers_kept(model), run.accelerator.no_sync(model):
                 state = torch.empty(reserved, dtype=torch.uint8, device=run.device)
@@ -603,11 +595,10 @@ class Training:
         rows, *sizes = max((batch.shape for batch in micro_batches), key=torch.Size.numel)
         size = f"--global_batch_size {self.plan.batch.global_batch_size}"
         smaller = f"a smaller --per_device_train_batch_size beside {size}, " if rows > 1 else ""
+        advice = f"{smaller}{self.task.memory_advice}--gradient_checkpointing, --mixed_precision bf16"
         return (
             f"step {self.state.step + 1}: out of memory on a batch of {rows} rows x "
-            f"{'x'.join(map(str, sizes))}. Try "
-            f"{smaller}{self.task.memory_advice}--gradient_checkpointing, --mixed_precision bf16, or a "
-            f"ds_configs/zero*.json file ({in_short(error)})"
+            f"{'x'.join(map(str, sizes))}. Try {advice}, or a ds_configs/zero*.json file ({in_short(error)})"
         )
 
 

@@ -64,15 +64,17 @@ def test_what_a_deepspeed_file_says(request):
 
     def shipped(name):
         path = request.config.rootpath / "ds_configs" / f"{name}.json"
-        return plain.under(zero=json.loads(path.read_text()))
+        return replace(plain, zero=json.loads(path.read_text())["zero_optimization"])
 
-    assert (shipped("zero1").stage, shipped("zero1").num_buckets) == (1, 1)
-    assert (shipped("zero2").bucket_size, shipped("zero2").num_buckets) == (50_000_000, 2)
-    assert (shipped("zero3").live_parameters, shipped("zero3").offload_optimizer) == (10**9, False)
-    assert [shipped(f"zero{n}_offload").offload_parameters for n in (2, 3)] == [False, True]
-    section = {"stage": 3, "offload_optimizer": None, "offload_param": None}
-    unset = plain.under(zero={"zero_optimization": section})
+    offloading = [shipped(name) for name in ("zero3", "zero2_offload", "zero3_offload")]
+    assert [layout.offload_optimizer for layout in offloading] == [False, True, True]
+    assert [layout.offload_parameters for layout in offloading] == [False, False, True]
+    unset = replace(plain, zero={"stage": 3, "offload_optimizer": None, "offload_param": {"device": "none"}})
     assert not unset.offload_optimizer | unset.offload_parameters
+    # One bucket of 5e7 numbers in half precision, two that overlap, and a model that is whole in a pass.
+    sizes = DryRun(10**8, 10**8, 10**6, 0, 0, 0, "1x1")
+    exchanged = [estimate(sizes, shipped(f"zero{n}")).exchange for n in (1, 2, 3)]
+    assert exchanged == [10**8, 2 * 10**8, 10**8 + 2 * 10**8]
     assert (plain.autocast, plain.own_precision) == (torch.bfloat16, None)
     assert (shipped("zero2").autocast, shipped("zero2").own_precision) == (None, torch.bfloat16)
 
@@ -135,7 +137,7 @@ def test_the_states_of_the_zero_paper():
     r = DryRun(7_500_000_000, 7_500_000_000, 10**6, 0, 0, 0, "1x1")
 
     def states(stage):
-        e = estimate(r, Layout(64, "fp16", True, 1, True, stage, bucket_size=1))
+        e = estimate(r, Layout(64, "fp16", True, 1, True, zero={"stage": stage, "reduce_bucket_size": 1}))
         return (e.weights + e.gradients + e.optimizer) / 1e9
 
     assert [states(stage) for stage in (1, 2, 3)] == pytest.approx([31.4, 16.6, 1.9], abs=0.05)
@@ -169,11 +171,11 @@ def test_launches_that_were_measured(request, processes, name, precision, accumu
     numbers, rows = 3_329_542, 2 if processes == 2 and accumulation == 1 else 1
     layout = Layout(processes, precision, False, accumulation, True)
     if name.startswith("fsdp"):
-        layout = layout.under(FsdpSettings(reshard_after_forward=name == "fsdp"))
+        layout = replace(layout, fsdp=FsdpSettings(reshard_after_forward=name == "fsdp"))
     elif name != "ddp":
         config = json.loads((request.config.rootpath / "ds_configs" / f"{name}.json").read_text())
         config["zero_optimization"]["reduce_bucket_size"] = 200_000
-        layout = layout.under(zero=config)
+        layout = replace(layout, zero=config["zero_optimization"])
     key = rows, layout.autocast, layout.own_precision, layout.fsdp is None
     if key not in DRY_RUNS:
         dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -195,7 +197,8 @@ def test_what_a_run_says():
         "memory         about 3.49 GiB of tensors per GPU, for micro-batches of 16x512",
         "               (weights 0.37, gradients 0.37, optimizer 0.75, activations 2.00; not all at once)",
     ]
-    offloaded = Layout(8, "bf16", True, 1, True, stage=2, offload_optimizer=True, bucket_size=1000)
+    zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}, "reduce_bucket_size": 1000}
+    offloaded = Layout(8, "bf16", True, 1, True, zero=zero)
     assert memory_lines(r, offloaded)[-1] == "               and 0.21 GiB of host memory per process"
     e = estimate(r, offloaded)
     assert e.optimizer == 0
@@ -279,7 +282,7 @@ def test_a_layer_in_half_precision_takes_what_a_published_formula_says():
     scores of attention sbh 34: of which attention is 11, the other two matrices 19, the norms 4. In BERT the
     sum before a norm is no more needed, so 2 of the 34 are not there; the intermediate size is 4 h."""
     rows, width, hidden = 4, 128, 64
-    layout = Layout(2, "bf16", on_gpu=True, accumulation=1, wrapped=True, stage=2, bucket_size=1)
+    layout = Layout(2, "bf16", on_gpu=True, accumulation=1, wrapped=True, zero={"stage": 2})
     batch = text_batch(rows, width)
     batch = Batch(batch.rows, {"input_ids": batch.inputs["input_ids"]}, batch.labels)
     few, many = (bert(num_hidden_layers=n, intermediate_size=4 * hidden, vocab_size=300) for n in (1, 2))
@@ -339,6 +342,6 @@ def test_images_through_a_module_with_buffers():
     measured = peak_bytes(lambda: task.loss_sum(model, images).backward(), model)
     assert found.with_gradients == pytest.approx(measured, rel=0.02)
     assert found.input_size == "4x3x24x18"
-    for on_gpu, stage in ((False, 0), (False, 2), (True, 0), (True, 2)):
-        half = dry_run(model, task, images, replace(ALONE, on_gpu=on_gpu, precision="bf16", stage=stage))
+    for on_gpu, zero in ((False, None), (False, {"stage": 2}), (True, None), (True, {"stage": 2})):
+        half = dry_run(model, task, images, replace(ALONE, on_gpu=on_gpu, precision="bf16", zero=zero))
         assert half.activations < found.activations

@@ -13,11 +13,11 @@ import torch
 from linear_task import LinearTask, collator, linear_layer, make_plan, points, split_of, train_steps
 
 from samerun import checkpoint, signals, training
-from samerun.average import WeightAverage
 from samerun.checkpoint import TrainState, list_checkpoints, load_average, restore_optimizer
 from samerun.data.batches import collate_share
 from samerun.errors import InputError, StopRequested, TrainingError, in_short
 from samerun.files import finish_all
+from samerun.optimizer import WeightAverage
 from samerun.plan import BatchShape
 from samerun.reports.tracker import SPEED, read_history
 from samerun.run_folder import status
@@ -201,9 +201,8 @@ def test_training_is_that_of_plain_torch(begin, logging_steps):
         optimizer.step()
         losses.append(loss.item())
     torch.testing.assert_close(session.layer.state_dict(), layer.state_dict(), rtol=1e-6, atol=1e-7)
-    logged = {1: [[step] for step in range(6)], 4: [[0, 1, 2, 3], [4, 5]]}[
-        logging_steps
-    ]  # means since the last
+    # Means since the last.
+    logged = {1: [[step] for step in range(6)], 4: [[0, 1, 2, 3], [4, 5]]}[logging_steps]
     history, speed = (read_history(session.folder, *name) for name in ((), (SPEED,)))
     means = [np.mean([losses[step] for step in steps]) for steps in logged]
     assert [event["loss"] for event in history] == pytest.approx(means, rel=1e-6)

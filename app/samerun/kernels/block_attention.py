@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from samerun.kernels.common import in_threads
 from samerun.kernels.products import bmm_into
-from samerun.kernels.threads import in_threads
 
 HIDDEN = -10000.0  # added to the scores of masked keys: transformers' value, exp(HIDDEN) is 0
 SCORES_PER_THREAD = 2**20  # scores of a piece on a CPU, to fit a thread's cache

@@ -44,8 +44,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torch.overrides import has_torch_function_unary
 
-from samerun.kernels.common import current_rows, row_lengths, send
-from samerun.kernels.threads import in_threads
+from samerun.kernels.common import current_rows, in_threads, row_lengths, send
 
 LEVELS = 2**16
 LANES = 4  # elements of a word, which has 64 random bits
@@ -144,17 +143,15 @@ class DropoutMask(NamedTuple):
         if first == 1 < rows:
             return self.keys([SHARED]), inner
         if first % rows == 0:
-            return self._keys_of_parts(first // rows), inner
+            # Heads, images or windows of each row. The first has the row's own key, so that a row with one
+            # window does not depend on whether another row has more.
+            parts = np.arange(first // rows, dtype=np.uint64) * _u64(INCREMENT)
+            keys = self.keys(self.places)[:, None] + parts
+            further = np.ascontiguousarray(keys[:, 1:])
+            _mix(further, np.empty_like(further))
+            keys[:, 1:] = further
+            return keys.reshape(-1), inner
         return self.keys_of_other_layout(), sizes
-
-    def _keys_of_parts(self, number: int) -> np.ndarray:
-        """(rows * number,) uint64: of so many heads, images or windows of each row. The first has the row's
-        own key, so that a row with one window does not depend on whether another row has more."""
-        keys = self.keys(self.places)[:, None] + np.arange(number, dtype=np.uint64) * _u64(INCREMENT)
-        further = np.ascontiguousarray(keys[:, 1:])
-        _mix(further, np.empty_like(further))
-        keys[:, 1:] = further
-        return keys.reshape(-1)
 
     def keys_of_other_layout(self) -> np.ndarray:
         """(1,) uint64."""

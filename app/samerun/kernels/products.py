@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samerun.kernels.threads import in_one_thread, in_threads, openblas
+from samerun.kernels.common import in_one_thread, in_threads, openblas
 
 # Multiplications that outweigh a call through Python, and a switch of threads.
 ENOUGH, ENOUGH_FOR_THREADS = 2**18, 2**25

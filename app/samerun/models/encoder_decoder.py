@@ -25,7 +25,7 @@ from transformers import (
 
 from samerun.errors import InputError
 from samerun.models import pretrained
-from samerun.models.weight_files import check_weights
+from samerun.models.pretrained import check_weights
 
 TAKEN_FROM_ENCODER = ("intermediate_size", "hidden_dropout_prob", "attention_probs_dropout_prob")
 

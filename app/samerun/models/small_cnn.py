@@ -17,7 +17,7 @@ from transformers.modeling_outputs import ImageClassifierOutput
 from samerun.data.files import read_object
 from samerun.errors import InputError
 from samerun.files import write_json
-from samerun.models.weight_files import check_finite_weights, in_one_line
+from samerun.models.pretrained import check_finite_weights, in_one_line
 
 MODEL_TYPE = "small_cnn"
 CHANNELS = (16, 32, 64, 128)

@@ -34,8 +34,7 @@ from samerun.errors import InputError, raise_problems
 from samerun.export import export_model
 from samerun.kernels.bigbird import choose_attention, padding_of, use_bigbird_attention
 from samerun.models import adapters
-from samerun.models.pretrained import check_vocabulary, load_exported
-from samerun.models.weight_files import model_content
+from samerun.models.pretrained import check_vocabulary, load_exported, model_content
 from samerun.plan import Modes
 from samerun.runtime import Launch
 from samerun.task import Batch, Data, Mixture, Split, Task, check_finite, mixing_fingerprint

@@ -36,7 +36,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ import yaml
 
 from samerun import deepspeed, fsdp, optim_arguments, start, task_scripts
 from samerun.errors import EXIT_BAD_INPUT, InputError, collecting
+from samerun.files import shipped
 from samerun.parsing import parse, validate
 from samerun.plan import Plan, batch_of, describe, make_plan
 from samerun.run_folder import RUN_FILE, read_metrics
@@ -53,7 +54,7 @@ from samerun.tools import parity
 from samerun.tools.moving import forecast
 
 DOES_NOT_FIT = 1
-LAUNCH_FILES = task_scripts.shipped("accelerate_configs")
+LAUNCH_FILES = shipped("accelerate_configs")
 # Keys that Accelerate rejects beside a DeepSpeed file, which sets them too (`DeepSpeedPlugin` of accelerate
 # 1.15).
 DEEPSPEED_FILE_KEYS = (
@@ -460,9 +461,9 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
         name = file.name if same_precision else f"{file.name} --mixed_precision {planned.precision}"
         if file.deepspeed:
             config = deepspeed.read_config(file.deepspeed_file)
-            layouts.append((name, plain.under(zero=config)))
+            layouts.append((name, replace(plain, zero=config["zero_optimization"])))
         elif file.fsdp:
-            layouts.append((name, plain.under(fsdp.read_settings(file.variables, []))))
+            layouts.append((name, replace(plain, fsdp=fsdp.read_settings(file.variables, []))))
         elif same_precision or not several or several_machines:  # or another file has this precision
             layouts.append((name, plain))
     return layouts

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from samerun.errors import InputError
 from samerun.files import file_record, write_json
-from samerun.models.weight_files import check_finite_weights
+from samerun.models.pretrained import check_finite_weights
 from samerun.volumes.data import Prepared, Volumes
 from samerun.volumes.nifti import IGNORED, read_header, resample
 

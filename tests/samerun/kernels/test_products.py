@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from samerun.kernels import common as kernel_threads
 from samerun.kernels import products
-from samerun.kernels import threads as kernel_threads
-from samerun.kernels.threads import in_threads, openblas
+from samerun.kernels.common import in_threads, openblas
 
 
 @pytest.fixture

@@ -15,8 +15,7 @@ from transformers import (
 from samerun.errors import InputError
 from samerun.fsdp import FsdpSettings
 from samerun.models.adapters import check_quantization, layerwise_scale, limit_training, loadable, to_export
-from samerun.models.pretrained import load_config, load_model_and_new_names
-from samerun.models.weight_files import model_content
+from samerun.models.pretrained import load_config, load_model_and_new_names, model_content
 
 HEAD = {"classifier.weight", "classifier.bias"}
 IDS = torch.arange(1, 9)[None]

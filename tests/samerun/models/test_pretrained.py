@@ -7,8 +7,8 @@ from damage import flip
 from transformers import AutoModelForSequenceClassification
 
 from samerun.errors import InputError
+from samerun.models import pretrained
 from samerun.models.pretrained import explain_failed_load, load_config, load_model, load_model_and_new_names
-from samerun.models.weight_files import check_weights, model_content
 
 
 @pytest.fixture
@@ -75,23 +75,25 @@ def test_weights_in_several_files(arguments, folder):
     model.save_pretrained(folder, max_shard_size="5KB")
     parts = sorted(folder.glob("model-*.safetensors"))
     assert len(parts) > 1
-    assert check_weights(asked) is None
+    assert pretrained.check_weights(asked) is None
 
 
 def test_a_models_content_is_not_its_spelling(folder, tmp_path, monkeypatch):
     moved, name = tmp_path / "moved", str(folder)
     shutil.copytree(folder, moved)
     monkeypatch.chdir(tmp_path)
-    known = model_content(name, name)
+    known = pretrained.model_content(name, name)
     assert set(known) == {"config.json", "model.safetensors"}
-    assert [model_content(other, other) for other in (f"{name}/", "moved", "./moved/")] == [known] * 3
+    assert [pretrained.model_content(other, other) for other in (f"{name}/", "moved", "./moved/")] == [
+        known
+    ] * 3
     flip(moved / "model.safetensors")
-    changed = model_content("moved", "moved")
+    changed = pretrained.model_content("moved", "moved")
     assert [name for name in known if changed[name] != known[name]] == ["model.safetensors"]
-    assert model_content("moved/config.json", None) == {"config.json": known["config.json"]}
+    assert pretrained.model_content("moved/config.json", None) == {"config.json": known["config.json"]}
     of_the_hub = {"config.json": "google/bert", "weights": "google/bert"}
-    assert model_content("google/bert", "google/bert") == of_the_hub
-    assert model_content(None, None) == {}
+    assert pretrained.model_content("google/bert", "google/bert") == of_the_hub
+    assert pretrained.model_content(None, None) == {}
 
 
 def test_the_message_of_transformers_is_cut_to_one_line(tmp_path):

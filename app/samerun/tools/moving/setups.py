@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from samerun.files import shipped
 from samerun.run_folder import STATUS, read_metrics
-from samerun.task_scripts import shipped
 
 OBSERVER = Path(__file__).resolve().with_name("observer.py")
 # Of a run that is not the user's own job: it leaves the job's mirror, repository on the hub and file of

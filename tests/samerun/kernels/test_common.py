@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from samerun.kernels.threads import in_threads
+from samerun.kernels.common import in_threads
 
 
 def test_every_piece_is_worked_on_once_by_one_core_and_a_single_piece_by_all(threads):
@@ -56,7 +56,7 @@ def test_a_forked_process_has_threads_of_its_own():
     code = """
 import os, sys, torch
 sys.path[:0] = sys.argv[1:]
-from samerun.kernels.threads import in_threads
+from samerun.kernels.common import in_threads
 torch.set_num_threads(2)
 in_threads(lambda piece: torch.ones(9), range(4))
 torch.set_num_threads(2)
