@@ -133,6 +133,7 @@ class TextClassification(TextTask):
         kind = head.problem_type_of(arguments)
         raise_problems(inapplicable(arguments, kind))
         self.problem = PROBLEMS[kind](arguments)
+        self.target_columns = self.problem.columns
         self.shown_metrics, self.metric_names = self.problem.shown_metrics, self.problem.metric_names
         self.pair_column, self.list_separator = arguments.text_pair_column, arguments.label_separator
         super().__init__(arguments)
@@ -179,10 +180,6 @@ class TextClassification(TextTask):
             weights = class_balanced(ids["train"], len(self.labels))
             self.splits["train"] = replace(self.splits["train"], weights=weights)
         return data
-
-    @property
-    def target_columns(self) -> tuple[str, ...]:
-        return self.problem.columns
 
     def read_targets(self, table: Table, split: str, notes: list[str]) -> Any | None:
         return self.problem.read(table, notes)

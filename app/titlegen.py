@@ -146,8 +146,10 @@ class TitleGeneration(TextTask):
     def target_tensor(self, targets: Ragged, rows: np.ndarray) -> torch.Tensor:
         return pad_rows([targets[row] for row in rows], IGNORED)
 
-    def more_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return encoder_decoder.global_attention(self.config, inputs)
+    def collate(self, split: TextSplit, rows: np.ndarray) -> Batch:
+        batch = super().collate(split, rows)
+        more = encoder_decoder.global_attention(self.config, batch.inputs)
+        return replace(batch, inputs=batch.inputs | more)
 
     # Training
 

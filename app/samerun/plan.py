@@ -189,9 +189,9 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
     """
     num_rows = len(split)
     a = arguments
-    batch = batch_of(
-        arguments, launch.world_size, launch.micro_batches_by_tokens and split.lengths is not None
-    )
+    # On CPUs without DeepSpeed, whose file may set the rows.
+    by_tokens = launch.use_cpu and launch.deepspeed_config is None and split.lengths is not None
+    batch = batch_of(arguments, launch.world_size, by_tokens)
     steps_per_epoch = math.ceil(num_rows / batch.global_batch_size)
     fields = a.__dataclass_fields__
     # A higher learning rate than the default one needs fewer updates: nothing is advised there.

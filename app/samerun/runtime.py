@@ -99,12 +99,6 @@ class Launch:
         return "cpu" if self.use_cpu else self.gpu
 
     @property
-    def micro_batches_by_tokens(self) -> bool:
-        """Whether micro-batches are sized in tokens by default: on CPUs without DeepSpeed, whose file may set
-        the rows."""
-        return self.use_cpu and self.deepspeed_config is None
-
-    @property
     def gathers_weights(self) -> bool:
         """Whether forward passes gather weights (ZeRO-3, FSDP), so that all processes must make the same
         number of them."""

@@ -29,9 +29,8 @@ SIZES = st.integers(1, 300)
 
 def plan_of(arguments, rows, processes, by_tokens=False):
     split = Split("rows", None, rows, lengths=np.ones(rows))
-    return make_plan(
-        arguments, split, SimpleNamespace(world_size=processes, micro_batches_by_tokens=by_tokens)
-    )
+    launch = SimpleNamespace(world_size=processes, use_cpu=by_tokens, deepspeed_config=None)
+    return make_plan(arguments, split, launch)
 
 
 def check_shape(batch):

@@ -82,7 +82,7 @@ def refusals(describe):
 DESCRIBED = [
     ({}, {"ddp_timeout": 77}, {"launcher": "python", "rank": 0, "world_size": 1, "local_world_size": 1,
                                "timeout_seconds": 77, "use_cpu": True, "backend": "gloo", "precision": "no",
-                               "zero_stage": 0, "gathers_weights": False, "micro_batches_by_tokens": True}),
+                               "zero_stage": 0, "gathers_weights": False}),
     (TORCHRUN, {}, {"launcher": "torchrun", **PLACE, "use_cpu": True, "backend": "gloo"}),
     (TORCHRUN, {"gpus": 2}, {"launcher": "torchrun", "use_cpu": False, "backend": "nccl"}),
     (ACCELERATE, {}, {"launcher": "accelerate", **PLACE, "backend": "gloo"}),
@@ -94,8 +94,7 @@ DESCRIBED = [
     # DeepSpeed files
     (DEEPSPEED, {"deepspeed": {}, "local_rank": 1},
      {"deepspeed_file": "ds.json", "deepspeed_config": {"zero_optimization": {"stage": 2}}, "zero_stage": 2}),
-    (WITH_ZERO2, {}, {"zero_stage": 2, "deepspeed_file": ZERO2, "gathers_weights": False,
-                      "micro_batches_by_tokens": False}),
+    (WITH_ZERO2, {}, {"zero_stage": 2, "deepspeed_file": ZERO2, "gathers_weights": False}),
     (WITH_ZERO2, {"deepspeed": ZERO2}, {"zero_stage": 2}),  # named twice, but one
     (WITH_ZERO2 | {"ACCELERATE_USE_DEEPSPEED": "false"}, {}, {"deepspeed_config": None}),
     # Precision, by the launcher, an argument or a DeepSpeed file

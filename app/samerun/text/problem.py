@@ -31,15 +31,11 @@ class Problem(ABC):
 
     def __init__(self, arguments: Any) -> None:
         self.arguments = arguments
+        self.columns: tuple[str, ...] = arguments.label_columns or (arguments.label_column,)  # of the targets
         self.labels: list[str] = []  # the names of the outputs
         self.details: dict[str, Any] = {}  # entries of run.json
 
     # Targets
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns of the targets."""
-        return self.arguments.label_columns or (self.arguments.label_column,)
 
     @abstractmethod
     def read(self, table: Table, notes: list[str]) -> Any | None:

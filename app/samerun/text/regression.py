@@ -59,7 +59,9 @@ class Regression(Problem):
 
     def __init__(self, arguments: Any) -> None:
         super().__init__(arguments)
-        self.own = () if arguments.modes.train else columns_of_model(arguments)
+        named = is_given(arguments, "label_columns") or is_given(arguments, "label_column")
+        if not arguments.modes.train and not named:
+            self.columns = columns_of_model(arguments) or self.columns
         several = self.columns if len(self.columns) > 1 else ()
         by_column = (f"{metric}_{column}" for column in several for metric in METRICS)
         self.metric_names = (*self.shown_metrics, *by_column)
@@ -68,13 +70,6 @@ class Regression(Problem):
         self.is_exported = False  # whether the model's outputs are in the original units
 
     # Targets
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Without training, those of the model unless others are named."""
-        named = is_given(self.arguments, "label_columns") or is_given(self.arguments, "label_column")
-        own = () if named else self.own
-        return own or self.arguments.label_columns or (self.arguments.label_column,)
 
     def read(self, table: Table, notes: list[str]) -> Numbers | None:
         """Raises `InputError` with line and column for cells that are no finite number."""

@@ -96,11 +96,7 @@ class TextTask(Task):
     pair_column: str | None = None  # of the second text of each row
     has_types = False  # whether the model gets token types
     buffers: Buffers | None = None  # of streamed training rows
-
-    @property
-    @abstractmethod
-    def target_columns(self) -> tuple[str, ...]:
-        """The required columns of training and validation rows beside the text."""
+    target_columns: tuple[str, ...]  # required in training and validation rows, beside the text
 
     @abstractmethod
     def read_targets(self, table: Table, split: str, notes: list[str]) -> Any | None:
@@ -124,10 +120,6 @@ class TextTask(Task):
     def text_columns(self) -> tuple[str, ...]:
         """The columns of the texts."""
         return (self.arguments.text_column, *([] if self.pair_column is None else [self.pair_column]))
-
-    def more_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Model inputs besides ids and mask."""
-        return {}
 
     # Reading
 
@@ -373,7 +365,6 @@ class TextTask(Task):
         }
         if split.types is not None:
             inputs["token_type_ids"] = pad_rows([split.types[row] for row in rows], 0, side, multiple)
-        inputs |= self.more_inputs(inputs)
         lengths = lengths_of(ids, side)
         if windows is not None:
             inputs = {name: tensor.unflatten(0, (len(rows), windows)) for name, tensor in inputs.items()}
