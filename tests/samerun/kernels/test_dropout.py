@@ -92,6 +92,7 @@ def test_a_rows_bits_depend_on_its_place_and_on_nothing_else():
     assert torch.equal(windows[:, 0], hidden)  # as of rows with one window
     assert torch.equal(kept_of((32, 9, 12)).view(16, 2, 9, 12), windows[:, :2])
     assert 0.4 < float((windows[:, 0] == windows[:, 1]).float().mean()) < 0.6
+    assert not torch.equal(windows[:, 0, :, 4:], windows[:, 1, :, :8])  # nor is one the other, shifted
 
 
 def test_a_shared_tensor_has_one_mask_and_another_layout_one_of_each_micro_batch():
