@@ -19,7 +19,7 @@ TEXTS = [
     ({"optim_args": "momentum=0.9"}, "adamw_torch_fused has no momentum; it has beta1, beta2, eps"),
     ({"model_name_or_path": None, "config_name": "a", "model_revision": "v1"},
      "--model_revision is given but --model_name_or_path is not"),
-    (STREAM | {"max_steps": None}, "--streaming is given but --max_steps is not"),
+    (STREAM | {"max_steps": None}, "--streaming needs --max_steps: the number of rows is unknown"),
     (STREAM | {"validation_file": None}, "--streaming needs --validation_file (or --do_eval false): "),
     (STREAM | {"max_train_samples": 9}, "--streaming and --max_train_samples are both given; "),
     (STREAM | {"train_file": ["a", "b"], "mixing_weights": (1.0, 1.0)},

@@ -81,7 +81,7 @@ CONTRADICTIONS = [
              from_scratch=None, tokenizer_type=None),
     argument("random weights to predict with", r"--from_scratch is for training", tasks=BOTH,
              do_predict="true", test_file="valid.csv"),
-    argument("new vocabulary to predict with", r"--tokenizer_type train does not fit pretrained",
+    argument("new vocabulary to predict with", r"--tokenizer_type train is for training",
              do_predict="true", from_scratch=None, test_file="valid.csv",
              model_name_or_path="models/classifier"),
     argument("new vocabulary for trained weights",

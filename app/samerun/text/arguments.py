@@ -90,7 +90,6 @@ class StreamingArguments:
 
     streaming: int | None = option(
         at_least=1,
-        needs="max_steps",
         excludes=("mixing_weights", "max_train_samples", "sampling"),
         help="read the training rows in buffers of so many rows during training, for data larger than the "
         "disk (true: 100000); a buffer is shuffled as a whole and is one epoch; needs --max_steps",
@@ -100,6 +99,8 @@ class StreamingArguments:
         if not self.streaming:
             return []
         problems = [] if self.modes.train else ["--streaming is for training, which is not requested"]
+        if self.max_steps is None:
+            problems.append("--streaming needs --max_steps: the number of rows is unknown")
         if self.modes.evaluate and self.validation_file is None and self.dataset_name is None:
             problems.append(
                 "--streaming needs --validation_file (or --do_eval false): it splits off no validation rows"
@@ -339,6 +340,8 @@ class TextArguments(
     def problems(self) -> list[str]:
         if self.tokenizer_type != "train" or self.from_scratch:
             return []
+        if not self.modes.train:
+            return ["--tokenizer_type train is for training, which is not requested; leave it out"]
         return ["--tokenizer_type train does not fit pretrained weights; add --from_scratch or leave it out"]
 
 
