@@ -84,9 +84,16 @@ class Layout:
 def layout_of(launch: Any, batch: BatchShape, state_bytes: float = 8.0) -> Layout:
     """The layout of a `runtime.Launch`. `state_bytes`: as in `Layout`."""
     wrapped = launch.world_size > 1 or launch.launcher in ("torchrun", "deepspeed")
-    step = not launch.use_cpu, batch.accumulation, wrapped, state_bytes
-    zero = (launch.deepspeed_config or {}).get("zero_optimization")
-    return Layout(launch.world_size, launch.precision, *step, launch.fsdp, zero)
+    return Layout(
+        world_size=launch.world_size,
+        precision=launch.precision,
+        on_gpu=not launch.use_cpu,
+        accumulation=batch.accumulation,
+        wrapped=wrapped,
+        state_bytes=state_bytes,
+        fsdp=launch.fsdp,
+        zero=(launch.deepspeed_config or {}).get("zero_optimization"),
+    )
 
 
 # The estimate
@@ -142,7 +149,8 @@ def _sharded(run: DryRun, layout: Layout) -> Estimate:
     size, alone = 2 if layout.autocast else 4, layout.world_size == 1
     own = -(-run.trainable // layout.world_size)
     weights = 4 * -(-run.parameters // layout.world_size) + run.buffers
-    gradients, optimizer, host = 4 * own, round(layout.state_bytes * own), 0
+    gradients, optimizer = 4 * own, round(layout.state_bytes * own)
+    host = 0
     live = run.outside_layers + 3 * run.largest_layer if layout.fsdp.reshard_after_forward else run.parameters
     gathered = 0 if alone and size == 4 else size * min(run.parameters, live)
     largest = max(run.largest_layer, run.outside_layers)
@@ -158,14 +166,16 @@ def _sharded(run: DryRun, layout: Layout) -> Estimate:
 def _partitioned(run: DryRun, layout: Layout) -> Estimate:
     """ZeRO, with DeepSpeed 0.19's defaults. In stage 3 up to `stage3_max_live_parameters` elements stay
     gathered, so a smaller model is whole in a pass."""
-    size, processes, zero = 2 if layout.own_precision else 4, layout.world_size, layout.zero
+    size = 2 if layout.own_precision else 4
+    processes, zero = layout.world_size, layout.zero
     bucket_size = zero.get("reduce_bucket_size", 500_000_000)
     bucket_size = deepspeed.BUCKETS["reduce_bucket_size"] if bucket_size == "auto" else int(bucket_size)
     buckets = bucket_size * size * (2 if layout.stage < 3 and zero.get("overlap_comm") else 1)
     own = -(-run.trainable // processes)  # elements that one process updates
     weights = size * (-(-run.parameters // processes) if layout.stage == 3 else run.parameters) + run.buffers
     optimizer = round((4 + layout.state_bytes) * own)
-    all_gradients, own_gradients, fp32_copy, host = size * run.trainable, size * own, 4 * own, 0
+    all_gradients, own_gradients, fp32_copy = size * run.trainable, size * own, 4 * own
+    host = 0
     if layout.stage == 3:
         live = int(zero.get("stage3_max_live_parameters", 1_000_000_000))
         gathered = size * min(run.parameters, live) if processes > 1 else 0
@@ -236,10 +246,12 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
     kilobytes (docs/memory.md). For GPUs see `_GpuKernels`. Raises any exception of a model whose forward pass
     reads values.
     """
-    rng_state, tensors = torch.get_rng_state(), {id(x): x for x in [*model.parameters(), *model.buffers()]}
+    rng_state = torch.get_rng_state()
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
-            hollow = copy.deepcopy(model, {key: _empty(x, layout) for key, x in tensors.items()}).train()
+            # `deepcopy` takes tensors from here, so tied weights stay tied.
+            hollow_tensors = {id(x): _empty(x, layout) for x in [*model.parameters(), *model.buffers()]}
+            hollow = copy.deepcopy(model, hollow_tensors).train()
             for module in hollow.modules():
                 if hasattr(module, BYTES):  # frozen: a linear layer saves nothing more for the backward pass
                     module.__class__ = nn.Linear
@@ -262,8 +274,8 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
         _empty_caches(model)
     layers = [] if layout.fsdp is None else layers_to_shard(model, layout.fsdp)
     in_layers = {parameter: parameter.numel() for layer in layers for parameter in layer.parameters()}
-    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
-    total, trained = sum(size for size, _ in sizes), [size for size, is_trained in sizes if is_trained]
+    total = sum(parameter.numel() for parameter in model.parameters())
+    trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
     in_bits = [module for module in model.modules() if hasattr(module, BYTES)]
     return DryRun(
         parameters=total,

@@ -553,8 +553,11 @@ class Training:
         has_batch_norm = any(map(has_statistics, self.model.modules()))
         if run.deepspeed_config is not None or run.fsdp is not None or has_batch_norm:
             return
-        while run.any(not self._fits(batch := self.batches.largest_micro_batch())):
+        self.model.train()
+        batch = self.batches.largest_micro_batch()
+        while run.any(not self._fits(batch)):
             self.plan = self.batches.plan = replace(self.plan, batch=self.plan.batch.halved())
+            batch = self.batches.largest_micro_batch()
             halvings += 1
         if halvings:
             tokens = self.plan.batch.max_tokens
@@ -565,7 +568,7 @@ class Training:
 
     def _fits(self, batch: Batch) -> bool:
         """Whether a forward and a backward pass fit. Raises `TrainingError` if not even one row does."""
-        run, model, error_message = self.run, self.model.train(), None
+        run, model, error_message = self.run, self.model, None
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         # The optimizer has its state only after the first update; the average of the weights is there.
         own = replace(self.arguments, ema_decay=None)

@@ -122,7 +122,7 @@ def _delimited_rows(
     problems = Problems(path, kind)
     reader = csv.reader(text_lines(path, encoding), delimiter=DELIMITERS[kind], strict=True)
     rows = _csv_rows(reader, problems)
-    header_line, header = next(((line, row) for line, row in rows if len(row) > 1 or row[0].strip()), (0, []))
+    header_line, header = next(((line, row) for line, row in rows if not _is_blank(row)), (0, []))
     problems.raise_any()  # the first line is broken
     if not header:
         raise InputError(f"{path}: no rows: only blank lines")
@@ -134,7 +134,7 @@ def _delimited_rows(
         problems.raise_any()  # otherwise each row would be reported
     width, is_empty = len(header), True
     for line, row in rows:
-        if len(row) == 1 < width and not row[0].strip():  # a blank line
+        if _is_blank(row) and width > 1:
             continue
         is_empty = False
         if len(row) != width:
@@ -148,6 +148,10 @@ def _delimited_rows(
     if is_empty and not problems.total:
         problems.add(0, "no rows: only the line of column names")
     problems.raise_any()
+
+
+def _is_blank(row: list[str]) -> bool:
+    return len(row) == 1 and not row[0].strip()
 
 
 def _csv_rows(reader: Any, problems: Problems) -> Iterator[tuple[int, list[str]]]:
