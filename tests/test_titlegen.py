@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+import titlegen
 import torch
 from text_tasks import SEARCH, searching, titles
 from tiny_models import encoder_decoder, sizes
 from torch.nn.functional import log_softmax
 
+from samerun.data.tokens import Ragged
 from samerun.errors import TrainingError
 from samerun.task import Batch
 from samerun.text.titles import IGNORED, teacher_forcing
@@ -71,6 +74,17 @@ def test_the_evaluation_loss_weighs_rows_by_their_tokens():
         TrainingError, match=r"losses are not finite for 1 of 2 rows, first for row 0 \(0-based\), 'too much'"
     ):
         titles().score({**predictions, "loss": np.array([np.nan, 3.0])}, split)
+
+
+def test_figures_have_the_lengths_of_titles_of_references_and_of_documents(monkeypatch):
+    drawn = MagicMock(return_value={})
+    monkeypatch.setattr(titlegen.titles, "figures", drawn)
+    generated = np.array([[[2, 3, 7, 1, 8, 3, 0]], [[2, 2, 3, 3, 3, 0, 0]]])  # 0 to 3 are special tokens
+    targets = Ragged.of([[7, 8, 9, 3], [9, 3]])
+    split = MagicMock(targets=targets, lengths=[5, 6], titles=["a", "b"], texts="cd")
+    split.__len__.return_value = 2
+    titles().figures({"ids": generated, "targets": np.array([4, 2])}, split)
+    assert [list(each) for each in drawn.call_args.args[:3]] == [[2, 0], [3, 1], [5, 6]]
 
 
 @pytest.mark.parametrize("beams", [1, 3])

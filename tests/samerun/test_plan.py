@@ -27,9 +27,9 @@ from samerun.task import Split
 SIZES = st.integers(1, 300)
 
 
-def plan_of(arguments, rows, processes, by_tokens=False):
+def plan_of(arguments, rows, processes, on_cpu=False, deepspeed_config=None):
     split = Split("rows", None, rows, lengths=np.ones(rows))
-    launch = SimpleNamespace(world_size=processes, use_cpu=by_tokens, deepspeed_config=None)
+    launch = SimpleNamespace(world_size=processes, use_cpu=on_cpu, deepspeed_config=deepspeed_config)
     return make_plan(arguments, split, launch)
 
 
@@ -164,11 +164,13 @@ def test_a_cpu_works_in_passes_of_so_many_tokens_unless_told_otherwise(arguments
         arguments(gradient_accumulation_steps=2),
     ):
         assert batch_of(asked, 2, by_tokens=True) == batch_of(asked, 2) == BatchShape(32, 2, 8, 2)
-    line = describe(plan_of(arguments(global_batch_size=9), 90, 8, by_tokens=True))[0]
+    line = describe(plan_of(arguments(global_batch_size=9), 90, 8, on_cpu=True))[0]
     assert (
         line == "global batch   9 rows = 8 process(es) x micro-batches of at most 2048 tokens, as many as a "
         "step's rows need"
     )
+    of_a_file = plan_of(arguments(), 90, 2, on_cpu=True, deepspeed_config={})
+    assert of_a_file.batch.max_tokens is None
 
 
 def test_an_evaluation_batch_has_rows_or_tokens(arguments):

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from launchers import as_words
 from linear_task import make_plan
-from transformers import GenerationConfig
+from transformers import AutoModel, GenerationConfig
 
 from samerun.data.tokens import Ragged
 from samerun.errors import InputError
@@ -177,6 +178,15 @@ def test_a_command_that_does_not_train_and_a_script_that_is_no_task(run, capsys)
     assert planner.main([str(ROOT / "scripts" / "make_sample_data.py")]) == 2
     message = "make_sample_data.py: not a task's script; expected a class Arguments and one subclass"
     assert message in capsys.readouterr().err
+
+
+def test_a_build_that_reads_weights_needs_no_care_for_the_meta_device(bert_folder):
+    for build, device in (
+        (lambda: AutoModel.from_pretrained(bert_folder), "cpu"),
+        (lambda: torch.nn.Linear(3, 2), "meta"),
+    ):
+        model = planner.model_of(SimpleNamespace(build=build))
+        assert {parameter.device.type for parameter in model.parameters()} == {device}
 
 
 def test_how_often_to_save_on_machines_that_are_lost():
