@@ -16,6 +16,7 @@ import os
 import platform
 import shutil
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -47,7 +48,7 @@ Position = tuple[int, int, int]
 START: Position = (0, 0, 0)
 
 
-class Stream:
+class Stream(ABC):
     """Training rows in buffers of equal size: epoch k trains on buffer k.
 
     Reading a buffer returns the start of the next one. Checkpoints contain the start, so a resumed run
@@ -55,18 +56,20 @@ class Stream:
     without the cached buffer reads it again.
     """
 
-    def __init__(self, buffers: Buffers, make_split: Callable[[Table], Split]) -> None:
-        """`make_split`: the rows of a buffer -> a split. Buffer 0 is the split that the stream belongs to."""
-        self._buffers, self._make_split = buffers, make_split
-        self._starts = {1: buffers.read(0)[1]}
+    def __init__(self, second: Any) -> None:
+        """`second`: the start of buffer 1. Buffer 0 is the split that the stream belongs to."""
+        self._starts = {1: second}
         self._requests: Connection | None = None  # pipe to the read-ahead process, in its parent
 
-    def read(self, epoch: int, start: Position) -> tuple[Split, Position]:
-        """(rows of the epoch that has this start, start of the next one), cached on the disk for the other
-        processes of the machine. Raises `InputError` for bad rows."""
-        table, following, _ = self._buffers.read(epoch, start)
-        with self._buffers.cached_with(epoch):
-            return self._make_split(table), following
+    @abstractmethod
+    def read(self, epoch: int, start: Any) -> tuple[Split, Any]:
+        """(rows of the epoch that has this start, start of the next one). Starts are JSON values. Cache
+        expensive results on the disk for the other processes of the machine. Raises `InputError` for bad
+        rows."""
+
+    def remove(self, keeps: Callable[[int], bool]) -> None:
+        """Removes the files that `read` cached, except those of epochs with `keeps(epoch)`."""
+        return
 
     def start_reading_ahead(self) -> None:
         """Starts the process that reads each next buffer in advance; one is enough for a machine. Call it
@@ -78,14 +81,14 @@ class Stream:
         ).start()
         requests.close()
 
-    def begin(self, epoch: int, start: Position | None) -> None:
+    def begin(self, epoch: int, start: Any) -> None:
         """Training starts in this epoch. `start`: its `start_of`, from the checkpoint; None for epoch 0."""
         if epoch > 0:
             self._starts[epoch] = start
         if self._requests is not None:  # remove leftovers of an interrupted run
-            self._buffers.remove(lambda number: number in (0, epoch, epoch + 1))
+            self.remove(lambda number: number in (0, epoch, epoch + 1))
 
-    def start_of(self, epoch: int) -> Position | None:
+    def start_of(self, epoch: int) -> Any:
         """The start of an epoch, if the epoch before it was read; None for epoch 0."""
         return self._starts.get(epoch)
 
@@ -101,7 +104,7 @@ class Stream:
         gc.collect()  # files stay on the disk while any object maps them into memory
         if self._requests is None:
             return
-        self._buffers.remove(lambda number: number == 0 or number >= epoch)
+        self.remove(lambda number: number == 0 or number >= epoch)
         if not is_last:
             with contextlib.suppress(OSError):  # if the process died, the next buffer is read on demand
                 self._requests.send((epoch + 1, self._starts[epoch + 1]))
@@ -110,7 +113,7 @@ class Stream:
         """Training has ended: ends the read-ahead process and removes all buffers."""
         if self._requests is not None:
             self._requests.close()  # the process ends at the end of its input
-            self._buffers.remove(lambda number: False)
+            self.remove(lambda number: False)
 
     def _read_ahead(self, requests: Connection, sending: Connection) -> None:
         sending.close()  # an open copy would keep `recv` from seeing the end of the training

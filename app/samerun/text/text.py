@@ -83,6 +83,22 @@ class TextRows:
         return TextRows(self.table.take(rows), self.targets.take(rows))
 
 
+class TextStream(Stream):
+    """Streams training texts in buffers. `make_split`: the rows of a buffer -> a tokenized split."""
+
+    def __init__(self, buffers: Buffers, make_split: Callable[[Table], TextSplit]) -> None:
+        super().__init__(buffers.read(0)[1])
+        self.buffers, self.make_split = buffers, make_split
+
+    def read(self, epoch: int, start: Any) -> tuple[TextSplit, Any]:
+        table, following, _ = self.buffers.read(epoch, start)
+        with self.buffers.cached_with(epoch):
+            return self.make_split(table), following
+
+    def remove(self, keeps: Callable[[int], bool]) -> None:
+        self.buffers.remove(keeps)
+
+
 class TextTask(Task):
     """Base class of tasks whose rows are texts.
 
@@ -229,7 +245,7 @@ class TextTask(Task):
                 self.splits[name] = self._split(name, table, targets.get(name), tokenizer, notes)
         trains = "train" in tables
         if self.buffers is not None:
-            stream = Stream(self.buffers, self._split_of_buffer)
+            stream = TextStream(self.buffers, self._split_of_buffer)
             self.splits["train"] = replace(self.splits["train"], stream=stream)
         if trains:
             tokens = int(self.splits["train"].tokens.lengths.sum())
