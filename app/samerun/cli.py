@@ -31,6 +31,9 @@ OPENBLAS_SPINS = "6"  # 2 ** 6 cycles: its threads take turns with OpenMP's
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 # The process keeps freed memory up to this size for the next step: the kernel need not clear new pages.
 KEPT_BYTES = 2**30
+# torch and oneDNN each keep 1,024 bf16 kernels with their buffers, and batches of texts have ever new shapes.
+# The layers of a model share a shape (docs/memory.md, "Memory on a CPU").
+KEPT_KERNELS = dict.fromkeys(("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"), "64")
 _exit_stack = contextlib.ExitStack()
 # Before the interpreter is torn down: Python 3.13 then waits for ever for a thread that listens to signals.
 atexit.register(_exit_stack.close)
@@ -88,6 +91,8 @@ def read_arguments(cls: type[T], description: str) -> T:
         notes: list[str] = []
         arguments = parse(cls, description=description, notes=notes)
         validate(arguments)
+        if hasattr(arguments, "text_column"):
+            os.environ.update(KEPT_KERNELS | os.environ)
         to_stdout = arguments.predictions_file in STDOUT and not arguments.modes.train
         if to_stdout or arguments.log_level == "warning":  # lines would be among the predictions
             Phase.quiet = True
