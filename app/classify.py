@@ -68,6 +68,11 @@ class Arguments(DecisionArguments, LossArguments, ProblemArguments, LongDocument
         choices=("prior", "zero"),
         help="bias of a new head: the labels' log-odds (single_label: log shares), or zero",
     )
+    learning_rate: float | None = changed_option(
+        TextArguments,
+        "learning_rate",
+        "peak learning rate (default: 5e-5, of encoders with at most 384 hidden units, such as MiniLM, 1e-4)",
+    )
     num_train_epochs: float | None = changed_option(
         TextArguments,
         "num_train_epochs",
@@ -82,6 +87,7 @@ if __name__ == "__main__":
     # Before torch is imported: --help and wrong arguments answer at once.
     arguments = read_arguments(Arguments, __doc__)
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -113,6 +119,8 @@ from samerun.text.single_label import SingleLabel
 from samerun.text.text import TextSplit, TextTask, check_outputs
 from samerun.text.tokenizer import check_reload
 
+# Hidden units of an encoder up to which 1e-4 is the default rate: benchmarks/quality.md, "The learning rate".
+NARROW = 384
 PROBLEMS = {problem.name: problem for problem in (MultiLabel, SingleLabel, Regression)}
 
 
@@ -163,6 +171,9 @@ class TextClassification(TextTask):
             head.check_problem_type(a, self.config)
             if tables:
                 head.check_pairs(a, self.config)
+        if a.learning_rate is None:
+            narrow = getattr(self.config, "hidden_size", math.inf) <= NARROW
+            object.__setattr__(a, "learning_rate", 1e-4 if narrow else 5e-5)
         problem.choose(self.config, targets.get("train"), notes)
 
         texts = [tables["train"].columns[name] for name in self.text_columns] if modes.train else []
