@@ -48,8 +48,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samerun import api, checkpoint, evaluate, machines, main, training
-from samerun.data import order
-from samerun.data.batches import TrainBatches
+from samerun.data.batches import TrainBatches, evaluation_batches, share_out, share_out_tokens
 from samerun.files import temporary_folder
 from samerun.plan import BatchShape
 from samerun.reports.card import markdown_table
@@ -251,7 +250,7 @@ def show_order(arguments: argparse.Namespace) -> list[str]:
         steps = TrainBatches(split, plan, 0, 42, True)
         found = [cost(partial(steps.rows, epoch)) for epoch in (0, 1)]
         widths = steps._epoch_at(1).widths
-        found.append(cost(partial(order.evaluation_batches, widths, 8, 2048, 1024, 0)))
+        found.append(cost(partial(evaluation_batches, widths, 8, 2048, 1024, 0)))
         cells = [cell for seconds, peak in found for cell in (f"{seconds:.3f}", f"{peak / number:.1f}")]
         rows.append([f"{number:,}", *cells])
     names = ("first epoch", "next epoch", "evaluation")
@@ -264,10 +263,8 @@ def show_shares(arguments: argparse.Namespace) -> list[str]:
     rows = []
     for size, processes in itertools.product((32, GLOBAL_BATCH), arguments.processes):
         batch = np.random.default_rng(1).permutation(len(widths))[:size]
-        by_rows = cpu_ms(lambda batch=batch, n=processes: order.share_out(batch, widths, n, 1).of(0))
-        by_tokens = cpu_ms(
-            lambda batch=batch, n=processes: order.share_out_tokens(batch, widths, n, 2048).of(0)
-        )
+        by_rows = cpu_ms(lambda batch=batch, n=processes: share_out(batch, widths, n, 1).of(0))
+        by_tokens = cpu_ms(lambda batch=batch, n=processes: share_out_tokens(batch, widths, n, 2048).of(0))
         rows.append([size, processes, f"{by_rows:.2f}", f"{by_tokens:.2f}"])
     return markdown_table(["global batch", "processes", "by rows: CPU ms", "by tokens: CPU ms"], rows)
 

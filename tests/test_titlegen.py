@@ -76,15 +76,15 @@ def test_the_evaluation_loss_weighs_rows_by_their_tokens():
         titles().score({**predictions, "loss": np.array([np.nan, 3.0])}, split)
 
 
-def test_figures_have_the_lengths_of_titles_of_references_and_of_documents(monkeypatch):
-    drawn = MagicMock(return_value={})
-    monkeypatch.setattr(titlegen.titles, "figures", drawn)
+def test_the_figures_have_the_lengths_of_titles_references_and_documents(monkeypatch):
+    shown = []
+    monkeypatch.setattr(titlegen.titles, "report_content", lambda *given: shown.extend(given[2]))
     generated = np.array([[[2, 3, 7, 1, 8, 3, 0]], [[2, 2, 3, 3, 3, 0, 0]]])  # 0 to 3 are special tokens
-    targets = Ragged.of([[7, 8, 9, 3], [9, 3]])
-    split = MagicMock(targets=targets, lengths=[5, 6], titles=["a", "b"], texts="cd")
+    targets = Ragged.of([[7, 1, 8, 3], [9, 3]])
+    split = MagicMock(targets=targets, lengths=np.array([5, 6]), titles=["a", "b"], texts=["c", "d"])
     split.__len__.return_value = 2
     titles().figures({"ids": generated, "targets": np.array([4, 2])}, split)
-    assert [list(each) for each in drawn.call_args.args[:3]] == [[2, 0], [3, 1], [5, 6]]
+    assert [each.tolist() for each in shown] == [[2, 0], [2, 1], [5, 6]]
 
 
 @pytest.mark.parametrize("beams", [1, 3])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import refused_masks
 import refused_tags
-from catalogue_case import GOOD, TARGETS, Case, by_turns, command_line, lay_out, lines, train
+from catalogue_case import GOOD, TARGETS, Case, by_turns, command_line, encoded, lay_out, lines, train
 from in_process import check_evaluated_alike
 from launchers import as_words
 from run_folders import contents, read_json
@@ -61,8 +61,8 @@ ROWS = [
           **train(GOOD.replace("fruit|red", "red " * 9))),
     works("words that the tokenizer does not know",
           r"train\.csv: \d\d% of the tokens are unknown to the tokenizer",
-          **train("text,TARGET\n红色 的 苹果,red\n绿色 的 草地,green|fruit\n", tokenizer_type=None,
-                  tokenizer_name="models/classifier")),
+          **train(encoded("text,TARGET\n红色 的 苹果,red\n绿色 的 草地,green|fruit\n", "gb18030"),
+                  encoding="gb18030", tokenizer_type=None, tokenizer_name="models/classifier")),
 ]  # fmt: skip
 
 LABELS = [
@@ -72,6 +72,7 @@ LABELS = [
                  "valid.csv": "text,labels\na,\nb,\n"}),
     works("labels with another separator in them",
           r"train\.csv: no row has two labels, but many labels hold ','",
+          r"2 of 2 validation texts are in the training rows too",
           tasks=CLASSIFY, **train('text,labels\na,"red,green"\nb,"green,red"\n',
                                   validation_file="train.csv")),
     works("other labels than the model's",

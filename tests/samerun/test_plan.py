@@ -27,9 +27,9 @@ from samerun.task import Split
 SIZES = st.integers(1, 300)
 
 
-def plan_of(arguments, rows, processes, on_cpu=False, deepspeed_config=None):
+def plan_of(arguments, rows, processes, use_cpu=False, deepspeed=None):
     split = Split("rows", None, rows, lengths=np.ones(rows))
-    launch = SimpleNamespace(world_size=processes, use_cpu=on_cpu, deepspeed_config=deepspeed_config)
+    launch = SimpleNamespace(world_size=processes, use_cpu=use_cpu, deepspeed_config=deepspeed)
     return make_plan(arguments, split, launch)
 
 
@@ -90,13 +90,12 @@ def test_plan_of_a_run(arguments):
 )
 @pytest.mark.parametrize("processes", [1, 8])
 def test_a_classifier_chooses_its_epochs_by_rows_and_global_batch_alone(rows, epochs, steps, processes):
-    plan = plan_of(Arguments(output_dir="runs/a", global_batch_size=32), rows, processes)
+    given = {"output_dir": "runs/a", "learning_rate": 1e-4, "global_batch_size": 32}
+    plan = plan_of(Arguments(**given), rows, processes)
     assert (plan.chosen_epochs, plan.total_steps) == (epochs, steps)
     assert f"of {rows} rows x {epochs}; --num_train_epochs sets it" in describe(plan)[1]
-    for rate, rows_enough in ((5e-5, 6400), (1e-4, 0)):
-        asked = plan_of(
-            Arguments(output_dir="runs/a", num_train_epochs=2, learning_rate=rate), rows, processes
-        )
+    for rate, rows_enough in ((1e-4, 6400), (2e-4, 0)):
+        asked = plan_of(Arguments(**given | {"num_train_epochs": 2, "learning_rate": rate}), rows, processes)
         assert any("may be too few" in line for line in describe(asked)) == (rows < rows_enough)
 
 
@@ -164,13 +163,12 @@ def test_a_cpu_works_in_passes_of_so_many_tokens_unless_told_otherwise(arguments
         arguments(gradient_accumulation_steps=2),
     ):
         assert batch_of(asked, 2, by_tokens=True) == batch_of(asked, 2) == BatchShape(32, 2, 8, 2)
-    line = describe(plan_of(arguments(global_batch_size=9), 90, 8, on_cpu=True))[0]
+    line = describe(plan_of(arguments(global_batch_size=9), 90, 8, use_cpu=True))[0]
     assert (
         line == "global batch   9 rows = 8 process(es) x micro-batches of at most 2048 tokens, as many as a "
         "step's rows need"
     )
-    of_a_file = plan_of(arguments(), 90, 2, on_cpu=True, deepspeed_config={})
-    assert of_a_file.batch.max_tokens is None
+    assert plan_of(arguments(), 90, 8, use_cpu=True, deepspeed={}).batch.max_tokens is None
 
 
 def test_an_evaluation_batch_has_rows_or_tokens(arguments):

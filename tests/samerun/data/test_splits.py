@@ -13,12 +13,13 @@ from samerun.errors import InputError
 
 def test_a_split_from_its_file(arguments, tmp_path):
     path = tmp_path / "valid.csv"
-    path.write_text("text,labels\na,x\nb,y\nc,z\n")
-    asked = arguments(validation_file=str(path), max_eval_samples=2, max_train_samples=1)
+    path.write_text("text,labels\n猫,x\nb,y\nc,z\n", encoding="gb18030")
+    given = {"validation_file": str(path), "encoding": "gb18030"}
+    asked = arguments(**given, max_eval_samples=2, max_train_samples=1)
     table = read_split(asked, "validation", ("text",), ("labels", "id"))
-    assert contents(table) == {"text": ["a", "b"], "labels": ["x", "y"]}
+    assert contents(table) == {"text": ["猫", "b"], "labels": ["x", "y"]}
     assert read_split(asked, "train") is None
-    assert len(read_split(arguments(validation_file=str(path), max_eval_samples=9), "validation")) == 3
+    assert len(read_split(arguments(**given, max_eval_samples=9), "validation")) == 3
     with pytest.raises(InputError, match="column 'title' not found"):
         read_split(asked, "validation", ("title",))
 

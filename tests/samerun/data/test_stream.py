@@ -119,10 +119,11 @@ def files(tmp_path, token_cache):
 def test_buffers_are_consecutive_pieces_of_shuffled_passes(tmp_path_factory, token_cache, sizes, size, seed):
     folder, texts = tmp_path_factory.mktemp("rows"), []
     for number, rows in enumerate(sizes):
-        texts.append([f"t{number}-{row}" for row in range(rows)])
+        texts.append([f"猫{number}-{row}" for row in range(rows)])
         lines = ["text,labels", *(f"{text},x" for text in (" ", *texts[-1]))]
-        (folder / f"{number}.csv").write_text("\n".join(lines))
-    given = {"size": size, "seed": seed, "train_file": tuple(map(str, sorted(folder.iterdir())))}
+        (folder / f"{number}.csv").write_text("\n".join(lines), encoding="gb18030")
+    given = {"size": size, "seed": seed, "encoding": "gb18030"}
+    given["train_file"] = tuple(map(str, sorted(folder.iterdir())))
     read, starts, found = buffers(folder, **given), [START], []
     for number in range(4):
         table, start, _ = read.read(number, starts[number])

@@ -107,6 +107,8 @@ def test_a_label_that_the_first_buffer_does_not_have(files, bert_folder, token_c
         "is not in the first buffer of the training data (1 row(s)); correct it, name it in --label_file, or "
         "leave such labels out with --unknown_labels ignore"
     )
+    steps = steps_of(command(files, bert_folder, "--unknown_labels", "ignore"))
+    assert all(steps[step] for step in range(4, 12))
 
 
 @pytest.mark.slow
