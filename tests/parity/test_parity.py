@@ -55,7 +55,8 @@ def test_nothing_but_rounding_differs_from_one_process(name, outcome, launched):
     assert found.same_learning_rates
     assert found.losses <= TOLERANCE
     assert found.grad_norms <= TOLERANCE
-    assert found.weights <= (WEIGHTS_TOLERANCE if name.startswith("titles") else TOLERANCE), found.where
+    is_cut = name.startswith("titles") and job.max_tokens is not None
+    assert found.weights <= (WEIGHTS_TOLERANCE if is_cut else TOLERANCE), found.where
     assert found.left_out <= LEFT_OUT
     assert found.predictions <= PREDICTIONS_TOLERANCE
     assert found.metrics <= METRICS_TOLERANCE
