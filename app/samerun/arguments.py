@@ -419,12 +419,14 @@ class RunArguments:
             messages.append("--eval_strategy steps needs --eval_steps")
         if self.save_strategy == "steps" and not self.save_steps:
             messages.append("--save_strategy steps needs --save_steps")
-        needing, why = ["early_stopping_patience", "keep_best"], "--eval_strategy is no"
+        needing, why = (), ""
         if modes.train and not modes.evaluate:
-            needing, why = [*needing, "metric_for_best_model"], "--do_eval is false"
-        elif self.eval_strategy != "no":
-            needing = []
-        messages += [f"--{name} needs evaluations; {why}" for name in needing if is_given(self, name)]
+            needing = ("early_stopping_patience", "keep_best", "metric_for_best_model")
+            why = "evaluations; --do_eval is false"
+        elif self.eval_strategy == "no":
+            needing = ("early_stopping_patience", "keep_best")
+            why = "evaluations during the training; --eval_strategy is no"
+        messages += [f"--{name} needs {why}" for name in needing if is_given(self, name)]
         card = [part for part in self.model_card or () if "=" in part]
         if len(card) > 1 or not all(part.startswith("license=") for part in card):
             messages.append(f"--model_card: {','.join(card)}: expected languages and one license=NAME")
