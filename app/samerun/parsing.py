@@ -26,7 +26,7 @@ import yaml
 
 from samerun.errors import InputError, nearest
 from samerun.files import read_text
-from samerun.trainer_names import BOOLEANS, OTHER_NAMES, Values, join_parts, notes_on, translated
+from samerun.trainer_names import BOOLEANS, OTHER_NAMES, Found, Values, join_parts, translated
 
 T = TypeVar("T")
 # --help begins with these, some twenty for each task, and adds the task's own; `--help all` shows all.
@@ -87,19 +87,18 @@ def parse(
     range.
     """
     problems: list[str] = []
-    fields, found, of_file = cls.__dataclass_fields__, {}, {}
+    fields = cls.__dataclass_fields__
+    found: Found = {}
+    renamed: dict[str, str] = {}  # what the names of before set, by their names in messages
     given = _read_command_line(sys.argv[1:] if argv is None else argv, cls, problems)
     if "help" in given:
         print(_help(cls, description, everything=given["help"] == ["all"]))
         sys.exit(0)
     if "config" in given:
         file = os.path.expanduser(" ".join(given.pop("config") or []))
-        of_file = _read_config(file, cls, problems)
-        found = translated(of_file, fields, f"{file}: ", problems)
-    found |= translated(given, fields, "--", problems)
+        found = translated(_read_config(file, cls, problems), fields, f"{file}: ", problems, renamed)
+    found |= translated(given, fields, "--", problems, renamed)
     join_parts(found, problems)
-    if notes is not None:
-        notes += notes_on(of_file | given, found)
     arguments = {}
     for name, (values, source) in found.items():
         try:
@@ -108,6 +107,9 @@ def parse(
             problems.append(f"{source}: {error}")
     if problems:
         raise InputError(*problems)
+    if notes is not None:
+        for source, name in renamed.items():
+            notes.append(f"{source}: now --{name} {' '.join(found[name][0] or ['none'])}")
     return cls(**arguments)
 
 
@@ -118,8 +120,6 @@ def validate(arguments: Any) -> None:
     for field in dataclasses.fields(arguments):
         if is_given(arguments, field.name):
             problems += _unmet_conditions(arguments, field)
-        if field.metadata["settings"]:
-            with_settings(arguments, field.name, problems)
     for group in type(arguments).__mro__:
         if "problems" in vars(group):
             problems += group.problems(arguments)
@@ -236,19 +236,21 @@ def describe(noun: str, limits: Mapping[str, Any]) -> str:
 def read_value(text: str, kind: Kind, limits: Mapping[str, Any]) -> Any:
     """Reads one value. Raises `ValueError` with the end of a message: "'x' is not a number"."""
     choices = limits["choices"]
+    name = text.partition(":")[0] if limits.get("settings") else text
     try:
         value = kind.read(text)
         if isinstance(value, str):
-            name = text.partition(":")[0] if limits.get("settings") else text
             is_valid = not choices or name in choices
         else:
             is_valid = all(limits[key] is None or holds(value, limits[key]) for key, holds in LIMITS.items())
     except (ValueError, KeyError):
         is_valid = False
     if not is_valid:
-        near = nearest(text, choices or ())
+        near = nearest(name, choices or ())
         hint = f"; did you mean {near}?" if near else ""
-        raise ValueError(f"{text!r} is not {describe(kind.each or kind.noun, limits)}{hint}")
+        if kind.each and not choices:
+            hint = f"; expected {kind.noun}"
+        raise ValueError(f"{name!r} is not {describe(kind.each or kind.noun, limits)}{hint}")
     return value
 
 
@@ -256,8 +258,8 @@ def convert(words: Values, field: dataclasses.Field) -> Any:
     """Converts words to the type of their field. Raises `ValueError` with the end of a message: "'x' is not a
     number"."""
     kind, shown = kind_of(field), " ".join(words or [])
-    unset = ("none", "null") if kind.read is str else ("none", "null", "auto")
-    if field.default is None and (words is None or shown.lower() in unset):
+    unset = ("none", "null") if kind == KINDS["str"] else ("none", "null", "auto")
+    if "None" in str(field.type) and (words is None or shown.lower() in unset):
         return None
     if words == [] and kind == KINDS["bool"]:
         return True
@@ -268,6 +270,12 @@ def convert(words: Values, field: dataclasses.Field) -> Any:
     if len(words) > 1 and not kind.several:
         raise ValueError(f"expected one value, found {len(words)}: {shown}")
     items = [read_value(word, kind, field.metadata) for word in words]
+    if field.metadata["settings"]:
+        problems: list[str] = []
+        owner, _, text = shown.partition(":")
+        read_settings(field.name, owner, field.metadata["settings"].get(owner, {}), text, problems)
+        if problems:
+            raise ValueError("; ".join(problem.removeprefix(f"--{field.name}: ") for problem in problems))
     if field.metadata["path"]:  # not Path.expanduser, which would normalize hub names
         items = [os.path.expanduser(item) for item in items]
     return kind.several(items) if kind.several else items[0]
@@ -324,14 +332,11 @@ def read_settings(
     return values
 
 
-def with_settings(
-    arguments: Any, name: str, problems: list[str] | None = None
-) -> tuple[str | None, dict[str, Any]]:
-    """Splits the value of an argument with `settings`: windows:stride=64 is ("windows", {"stride": 64}).
-    Appends to `problems`."""
+def with_settings(arguments: Any, name: str) -> tuple[str | None, dict[str, Any]]:
+    """Splits the value of an argument with `settings`: windows:stride=64 is ("windows", {"stride": 64})."""
     value, _, text = (getattr(arguments, name) or "").partition(":")
     known = arguments.__dataclass_fields__[name].metadata["settings"].get(value, {})
-    return value or None, read_settings(name, value, known, text, [] if problems is None else problems)
+    return value or None, read_settings(name, value, known, text, [])
 
 
 # The command line and the file
@@ -396,11 +401,16 @@ def _read_config(path: str, cls: type, problems: list[str]) -> dict[str, Values]
         raise InputError(f"{path}: expected `name: value` lines, found {what}")
     given: dict[str, Values] = {}
     for name, value in content.items():
-        if isinstance(value, dict) and name not in OTHER_NAMES:
+        is_ours = name in cls.__dataclass_fields__
+        if isinstance(value, dict) and is_ours:
+            metavar = kind_of(cls.__dataclass_fields__[name]).metavar
+            hint = "; put quotes around a JSON object" if metavar == "JSON" else ""
+            problems.append(f"{path}: {name}: expected one value, found a mapping{hint}")
+        elif isinstance(value, dict) and name not in OTHER_NAMES:
             problems.append(
                 f"{path}: {name} is a section; write arguments without sections, each as `name: value`"
             )
-        elif name not in cls.__dataclass_fields__ and name not in OTHER_NAMES:
+        elif not is_ours and name not in OTHER_NAMES:
             problems.append(f"{path}: unknown key {name}{_nearest(name, cls)}")
         else:
             words = value if isinstance(value, list) else [value]

@@ -25,6 +25,7 @@ class Name(NamedTuple):
     values: Mapping[str, str | None] = {}  # our value for theirs; None: the default or what is always done
     otherwise: str | None = None  # why other values are refused, and what to use; None: they are passed on
     part: str = ""  # how the value is written as a part of the argument's, such as windows:stride={}
+    accepted: str | None = None  # pattern of the values that `otherwise` is not for
 
     def translate(self, values: Values) -> tuple[str | None, Values]:
         """Returns (our argument, its values), or (None, None) if there is nothing to set. Raises `ValueError`
@@ -37,7 +38,7 @@ class Name(NamedTuple):
             return (None, None) if value is None else (self.argument, [value])
         if plain in ("none", "null") and (self.values or self.part or self.argument is None):
             return None, None
-        if self.otherwise is not None:
+        if self.otherwise is not None and not (self.accepted and re.fullmatch(self.accepted, plain)):
             raise ValueError(self.otherwise)
         return self.argument, values
 
@@ -52,9 +53,16 @@ def refused(advice: str) -> Name:
     return Name(None, {}, advice)
 
 
-def translated(given: Mapping[str, Values], known: Collection[str], where: str, problems: list[str]) -> Found:
+def translated(
+    given: Mapping[str, Values],
+    known: Collection[str],
+    where: str,
+    problems: list[str],
+    renamed: dict[str, str],
+) -> Found:
     """The values by our names; parts keep their own (`join_parts`). `known`: the command's arguments;
-    `where`: before names in messages. Appends to `problems`."""
+    `where`: before names in messages. Appends to `problems`, and to `renamed` what the names of before set,
+    by their names in messages."""
     found: Found = {}
     for name, words in given.items():
         argument, values, source, spec = name, words, f"{where}{name}", OTHER_NAMES.get(name)
@@ -71,13 +79,20 @@ def translated(given: Mapping[str, Values], known: Collection[str], where: str, 
             if argument not in known:
                 problems.append(f"{source} means --{argument}, which this command does not have")
                 continue
+            if name in NAMES_OF_BEFORE and argument != name:
+                renamed[source] = argument
             if spec.part:
                 argument = name
-        if argument in found and found[argument][0] != values:
+        if argument in found and _comparable(found[argument][0]) != _comparable(values):
             problems.append(f"{found[argument][1]} and {source} both set --{argument}; keep one")
         else:
             found[argument] = values, source
     return found
+
+
+def _comparable(values: Values) -> list[str | bool]:
+    """A switch without a value, or with another word for true, is true."""
+    return [BOOLEANS.get(word.lower(), word) for word in values or ["true"]]
 
 
 def join_parts(found: Found, problems: list[str]) -> None:
@@ -88,25 +103,22 @@ def join_parts(found: Found, problems: list[str]) -> None:
             continue
         words, source = found.pop(name)
         values, whole = found.get(spec.argument, (None, source))
-        text, written = " ".join(values or []), spec.part.format(" ".join(words or []))
+        text, value = ",".join(values or []), ",".join(words or [])
         text = "" if text == BUFFER else text
+        written = spec.part.format(value)
         piece = re.sub(r"^\w+(?=[:@])", "", written)  # without what the argument has already
-        is_first = piece.startswith((":", "@")) and piece[0] not in text
-        if piece.startswith((":", "@")) and (not text or not (is_first or "=" in piece)):
+        is_suffix = piece.startswith((":", "@"))
+        if is_suffix and not text:
             problems.append(f"{source} is now a part of another argument: --{spec.argument} {written}")
             continue
-        joined = text + piece if is_first or not text else f"{text},{piece.removeprefix(':')}"
+        if is_suffix and piece[0] in text and "=" not in piece:
+            problems.append(f"{whole} {text} and {source} {value}: keep one")
+            continue
+        if not text or (is_suffix and piece[0] not in text):
+            joined = text + piece
+        else:
+            joined = f"{text},{piece.removeprefix(':')}"
         found[spec.argument] = [joined], whole
-
-
-def notes_on(given: Collection[str], found: Found) -> list[str]:
-    """What is written instead of the names of before among those given."""
-    renamed = {name: NAMES_OF_BEFORE[name].argument for name in given if name in NAMES_OF_BEFORE}
-    return [
-        f"--{name}: now --{argument} {' '.join(found[argument][0] or ['none'])}"
-        for name, argument in renamed.items()
-        if argument in found and argument != name
-    ]
 
 
 BOOLEAN = "expected true or false"
@@ -285,14 +297,19 @@ NAMES_OF_BEFORE: dict[str, Name] = {
         {"auto": None},
         "--dropout_by torch is torch's dropout, --attn_implementation eager transformers' BigBird",
     ),
-    "warmup_ratio": Name("warmup_steps"),
+    "warmup_ratio": Name(
+        "warmup_steps",
+        {"0": "0"},
+        "expected a share of all steps, at least 0 and below 1; --warmup_steps takes shares, too",
+        accepted=r"0+(\.\d*)?|0*\.\d+|\d(\.\d+)?e-\d+",
+    ),
     "load_in_4bit": Name("quantize", {"true": "4", "false": None}, BOOLEAN),
     "load_in_8bit": Name("quantize", {"true": "8", "false": None}, BOOLEAN),
     "adam_beta1": Name("optim_args", {"0.9": None}, part="beta1={}"),
     "adam_beta2": Name("optim_args", {"0.999": None}, part="beta2={}"),
     "adam_epsilon": Name("optim_args", {"1e-8": None, "1e-08": None}, part="eps={}"),
     "focal_gamma": Name("loss_args", part="gamma={}"),
-    "focal_alpha": Name("loss_args", {"none": "none"}, part="alpha={}"),
+    "focal_alpha": Name("loss_args", {"none": "none", "null": "none"}, part="alpha={}"),
     "asl_gamma_neg": Name("loss_args", part="gamma_neg={}"),
     "asl_gamma_pos": Name("loss_args", part="gamma_pos={}"),
     "asl_margin": Name("loss_args", part="margin={}"),
@@ -312,7 +329,7 @@ NAMES_OF_BEFORE: dict[str, Name] = {
     "dataset_validation_split": Name("dataset_split", part="validation={}"),
     "dataset_test_split": Name("dataset_split", part="test={}"),
     "license": Name("model_card", part="license={}"),
-    "language": Name("model_card"),
+    "language": Name("model_card", part="{}"),
     "quiet": Name("log_level", {"true": "warning", "false": None}, BOOLEAN),
     "debug": Name("log_level", {"true": "debug", "false": None}, BOOLEAN),
     "streaming": Name("streaming", {"true": BUFFER, "false": "none", "1": "1", "0": "0"}),

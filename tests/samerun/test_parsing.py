@@ -17,7 +17,7 @@ class Small:
     letter: str = option("alpha", choices=("alpha", "beta"), excludes=("limit",), help="one of two")
     rate: float = option(0.5, above=0, at_most=1, help="a share")
     count: int = option(3, at_least=1, below=10, help="how many")
-    limit: int | None = option(at_least=1, help="an optional number")
+    limit: int | None = option(7, at_least=1, help="an optional number")
     columns: tuple[str, ...] = option((), needs="name", help="names")
     spacing: tuple[float, ...] | None = option(above=0, help="numbers")
     strides: tuple[int, ...] = option((2, 2), at_least=1, help="whole numbers")
@@ -100,16 +100,20 @@ def test_a_file_sets_what_the_command_line_does_not(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--spacing", "1,x"], "--spacing: 'x' is not a number above 0"),
-        (["--spacing", "1,0"], "--spacing: '0' is not a number above 0"),
-        (["--strides", "2,1.5"], "--strides: '1.5' is not a whole number at least 1"),
+        (["--spacing", "1,x"],
+         "--spacing: 'x' is not a number above 0; expected numbers separated by commas"),
+        (["--spacing", "1,0"],
+         "--spacing: '0' is not a number above 0; expected numbers separated by commas"),
+        (["--strides", "2,1.5"],
+         "--strides: '1.5' is not a whole number at least 1; expected whole numbers separated by commas"),
         (["--no-shuffle=1"], "unknown argument --no-shuffle; did you mean --shuffle?"),
         (["--zzz"], "unknown argument --zzz (--help all lists the arguments)"),
         (["--inned", "4"], "unknown argument --inned (--help all lists the arguments)"),
         (["--count"], "--count: has no value, expected a whole number at least 1 and below 10"),
         (["a", "--count", "1"], "unexpected value 'a': arguments are written --name value"),
         (["--files", "a", ""], "--files: has no value, expected texts separated by spaces"),
-        (["--weights", "1", "x"], "--weights: 'x' is not a number above 0"),
+        (["--weights", "1", "x"],
+         "--weights: 'x' is not a number above 0; expected numbers separated by spaces"),
         (["--columns", "a"], "--columns is given but --name is not"),
         (["--choose"], "--choose needs --letter beta, but --letter is alpha"),
         (["--letter", "beta", "--limit", "3"], "--letter beta and --limit are both given; keep one"),

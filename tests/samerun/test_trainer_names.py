@@ -69,6 +69,8 @@ def test_every_name_of_the_installed_trainer_is_accepted_or_refused_with_advice(
         (["--generation_num_beams", "2"], "num_beams", 2),
         (["--activation_checkpointing"], "gradient_checkpointing", True),
         (["--torch_compile_backend", "inductor"], "torch_compile", True),
+        (["--torch_compile", "--torch_compile_backend", "inductor"], "torch_compile", True),
+        (["--torch_compile", "True", "--torch_compile_mode", "default"], "torch_compile", True),
         (["--no_cuda"], "use_cpu", True),
         (["--adafactor"], "optim", "adafactor"),
         (["--optim", "adamw_8bit"], "optim", "adamw_bnb_8bit"),
@@ -98,8 +100,8 @@ def test_names_in_a_file_lose_against_the_command_line(tmp_path):
     found = parse(titlegen.Arguments, ["--config", str(file), "--bf16", "--max_length", "32"])
     assert found == titlegen.Arguments(mixed_precision="bf16", max_length=32)
     file.write_text("lr_scheduler_kwargs: {num_cycles: 2}\neval_on_start: true\n")
-    section, refused = refusals("--config", str(file))
-    assert ": lr_scheduler_kwargs is a section; write arguments without sections" in section
+    mapping, refused = refusals("--config", str(file))
+    assert ": lr_scheduler_kwargs: expected one value, found a mapping; put quotes around a JSON" in mapping
     assert ": eval_on_start: --do_eval alone evaluates" in refused
 
 
@@ -120,6 +122,7 @@ GONE = ("hub_dry_run", "max_tokens_per_eval_batch", "num_res_units", "use_rslora
 # Names of before -> how it is written now
 MERGED = {
     "--warmup_ratio 0.1": "--warmup_steps 0.1",
+    "--warmup_ratio 0": "--warmup_steps 0",
     "--lora_r 2 --load_in_4bit": "--lora_r 2 --quantize 4",
     "--load_in_8bit true": "--quantize 8",
     "--load_in_8bit false": "",
@@ -132,7 +135,8 @@ MERGED = {
     "--attention transformers": "--attn_implementation eager",
     "--kernels auto": "",
     "--streaming true --streaming_buffer_rows 9": "--streaming 9",
-    "--license mit --language en,zh": "--model_card en,zh,license=mit",
+    "--license mit --language en,zh": "--model_card license=mit,en,zh",
+    "--language en zh --model_card fr": "--model_card fr,en,zh",
     "--shared_output_dir true": "",
     "--deepspeed_config a.json": "--deepspeed a.json",
     "--focal_gamma 1 --loss focal --focal_alpha none": "--loss focal --loss_args gamma=1,alpha=none",
@@ -151,12 +155,30 @@ MERGED = {
 }
 
 
+def test_a_warmup_of_the_whole_run_is_no_warmup_of_one_step():
+    (message,) = refusals("--warmup_ratio", "1.0")
+    assert message.startswith("--warmup_ratio: expected a share of all steps, at least 0 and below 1; ")
+    assert len(refusals("--warmup_ratio", "1")) == len(refusals("--warmup_ratio", "1.5")) == 1
+
+
+def test_names_that_set_nothing_are_not_noted(tmp_path):
+    (tmp_path / "a.yaml").write_text("load_in_8bit: false\nstride: 8\nfocal_alpha: null\n")
+    argv = ["--shared_output_dir=true", "--output_dir=a", "--lora_r=2", "--quantize=4", "--loss=focal"]
+    argv += ["--threshold_objective=f1", "--threshold=0.3", f"--config={tmp_path}/a.yaml"]
+    found = parse(classify.Arguments, [*argv, "--long_documents=windows"], notes=(notes := []))
+    assert notes == [
+        f"{tmp_path}/a.yaml: stride: now --long_documents windows:stride=8",
+        f"{tmp_path}/a.yaml: focal_alpha: now --loss_args alpha=none",
+    ]
+    assert found.loss_settings["focal_alpha"] is None
+
+
 @pytest.mark.parametrize("old", MERGED)
 def test_names_of_before_are_written_in_the_new_way(old, tmp_path):
     notes, new = [], MERGED[old].split()
     assert parse(classify.Arguments, old.split(), notes=notes) == parse(classify.Arguments, new)
     assert not notes or f"now {new[-2]} {new[-1]}" in notes[-1]
-    assert bool(notes) == (new != [] and new[0] != "--deepspeed")
+    assert bool(notes) == (new != [] and new[0] != "--deepspeed" and new[-1] != "0.3")
     parse(classify.Arguments, new, notes=(of_new := []))
     assert of_new == []
 
