@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from samerun import signals, task_scripts
 from samerun.errors import InputError, in_short
 from samerun.files import as_line, finish_all, read_lines, temporary_folder
-from samerun.parsing import parse, validate
+from samerun.parsing import kind_of, parse, validate
 from samerun.run_folder import BEST, HISTORY, METRICS, REPORT, read_metrics, status
 
 if TYPE_CHECKING:
@@ -118,6 +118,8 @@ def _words(cls: type, values: dict[str, Any]) -> list[str]:
         parts = list(map(str, value)) if isinstance(value, list | tuple) else [str(value)]
         if isinstance(value, dict | bool):
             parts = [json.dumps(value)]
+        if field is not None and kind_of(field).several is None:
+            parts = [",".join(parts)]
         words += [f"--{name}={''.join(parts[:1])}", *parts[1:]]
     return words
 

@@ -90,6 +90,7 @@ def test_it_works_in_a_thread_and_goes_on_from_a_checkpoint(train):
         ({"train_file": [{"text": float("nan")}]}, r"train_file: row 0 cannot be written as JSON"),
         ({"train_file": [{"text": "a"}]}, r"train_file\.jsonl:1: field 'labels' not found"),
         ({"output_dir": None}, r"output_dir is missing"),
+        ({"optim_args": ["beta1=0.8", "eps=-1"]}, r"--optim_args: eps: '-1' is not a number above 0"),
     ],
 )
 def test_errors_are_exceptions(train, given, message):
