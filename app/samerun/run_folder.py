@@ -138,6 +138,7 @@ def clear(folder: Path) -> None:
 
 def record_predictions(folder: Path, path: Path) -> None:
     """Remembers the content of a file as predictions that a command with this folder has written."""
+    status.check_place()
     records = folder / RECORDS
     known = records.read_text(encoding="utf-8").split() if records.exists() else []
     write_text(records, "".join(f"{each}\n" for each in sorted({*known, file_record(path)["sha256"]})))
@@ -209,6 +210,7 @@ def holds_a_run(folder: Path) -> bool:
 
 def merge_metrics(folder: Path, metrics: dict[str, Any], name: str = METRICS) -> None:
     """Merges metrics into a metrics file. Other metrics in it, from earlier commands, stay."""
+    status.check_place()
     path = folder / name
     write_json(path, {**read_metrics(path), **metrics, "schema_version": SCHEMA_VERSION})
 
@@ -281,19 +283,21 @@ class Status:
 
     def check_place(self) -> None:
         """Raises `TrainingError` if the run's folder was moved or removed: another run may use its place."""
-        if self.path is None:
+        if self.path is None or self._is_in_place():
             return
-        folder = self.path.parent
-        with contextlib.suppress(OSError):
-            # On some file systems the inodes of folders change, so the lock is compared too.
-            now = [os.stat(place) for place in (folder, folder / ".lock") if place.exists()]
-            if any(map(os.path.samestat, self.places, now)):
-                return
-        self.path = None  # its place has another run's status
+        folder, self.path = self.path.parent, None
         raise TrainingError(
             f"--output_dir {folder} was moved or removed while the run was writing to it. Put it back, and "
             "run the same command with --resume_from_checkpoint auto"
         )
+
+    def _is_in_place(self) -> bool:
+        folder = self.path.parent
+        with contextlib.suppress(OSError):
+            # On some file systems the inodes of folders change, so the lock is compared too.
+            now = [os.stat(place) for place in (folder, folder / ".lock") if place.exists()]
+            return any(map(os.path.samestat, self.places, now))
+        return False
 
     def saved(self, step: int) -> None:
         """Writes the step of the newest checkpoint. The state stays as it is: a checkpoint may be written
@@ -320,10 +324,11 @@ class Status:
         self.path = None
 
     def _write(self, state: tuple[str, str | None] | None = None) -> None:
-        """Overwrites the file in place if the disk has no room for a new one."""
+        """Overwrites the file in place if the disk has no room for a new one. Writes nothing where the run's
+        folder was moved away: that may be another run's status."""
         with self._lock:
             self.state = state or self.state
-            if self.path is None:
+            if self.path is None or not self._is_in_place():
                 return
             try:
                 write_json(self.path, self._content())

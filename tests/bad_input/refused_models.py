@@ -137,7 +137,7 @@ PLACES = [
     Case("data inside the run that is replaced", [r"would remove --train_file run/checkpoints/train\.csv"],
          arguments={"train_file": "run/checkpoints/train.csv"},
          files={"run/checkpoints/train.csv": "text,TARGET\na,red\n"}),
-    Case("predictions a folder", [r"--predictions_file run: exists and does not hold predictions of a run"],
+    Case("predictions a folder", [r"--predictions_file run: is a folder; name a file in it$"],
          arguments=PREDICTIONS | {"predictions_file": "run"}),
     Case("predictions in no folder",
          [r"--predictions_file no/p\.jsonl: folder no does not exist or cannot be written"],
