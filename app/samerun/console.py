@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 STDOUT = ("-", "/dev/stdout")  # as the name of a file
-BAR_WIDTH = 16  # columns
+BAR_WIDTH, NAME_WIDTH = 16, 24  # columns
 REFRESH_INTERVAL = 0.1  # seconds between two drawings of a bar
 LINE_INTERVAL = 10.0  # seconds between two lines of a log, at least
 LINE_SHARE = 0.05  # of the time since the start: the next line comes after it
@@ -164,9 +164,11 @@ class Phase:
             Phase.display = Progress(bar, text, console=console, auto_refresh=False, transient=True)
             Phase.display.start()
             console.show_cursor(True)  # a killed process could not restore it
+        # A long path must not push the count out of the line.
+        name = self.name if len(self.name) <= NAME_WIDTH else f"…{self.name[1 - NAME_WIDTH :]}"
+        text = f"{name} {self.describe()}"
         if self.bar is None:
-            self.bar = Phase.display.add_task("", total=self.total)
-        text = f"{self.name} {self.describe()}"
+            self.bar = Phase.display.add_task(text, total=self.total)
         Phase.display.update(self.bar, completed=self.done, description=text, refresh=True)
 
 
