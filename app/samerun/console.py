@@ -90,7 +90,9 @@ class Phase:
         self, name: str, unit: str = "", total: int | None = None, done: int = 0, shown: bool = True
     ) -> None:
         self.name, self.unit, self.total, self.done, self.first = name, unit, total, done, done
-        self.shown, self.note, self.process = shown and not Phase.quiet, "", os.getpid()
+        self.shown = shown and not Phase.quiet
+        self.note = ""
+        self.process = os.getpid()
         self.bar: Any = None
         self.drawn = 0.0  # when the bar was last drawn
 

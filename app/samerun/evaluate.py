@@ -179,6 +179,7 @@ class SavedParts:
             while True:
                 with np.load(self.folder / f"part-{len(self.parts)}.npz") as file:
                     if str(file["key"]) != self.key:
+                        self.run.print(f"note           {self.folder} is of another prediction: ignored")
                         break
                     self.parts.append({name[1:]: file[name] for name in file.files if name != "key"})
         return len(self.parts), sum(len(part[ROWS]) for part in self.parts)

@@ -330,9 +330,12 @@ def _beat(own: _Heartbeat) -> None:
     limit = own.launch.timeout_seconds - HEAD_START_SECONDS  # seconds without a heartbeat
     with contextlib.suppress(Exception):  # the store is gone, so the job ends
         while not own.finished.is_set():
-            beat, notice = beat + 1, own.notice
+            beat += 1
+            notice = own.notice
             record = {"beat": beat, "collectives": own.collectives, "host": socket.gethostname()}
-            own.store.set(_key(rank), json.dumps(record | ({"notice": notice} if notice else {})))
+            if notice:
+                record["notice"] = notice
+            own.store.set(_key(rank), json.dumps(record))
             if rank == 0:
                 _read_records(own)
                 own.store.set(SUMMARY, json.dumps(own.summary))

@@ -65,7 +65,8 @@ def translated(
     by their names in messages."""
     found: Found = {}
     for name, words in given.items():
-        argument, values, source, spec = name, words, f"{where}{name}", OTHER_NAMES.get(name)
+        argument, values = name, words
+        source, spec = f"{where}{name}", OTHER_NAMES.get(name)
         if spec is not None and (name not in known or spec.argument == name):
             if values == [] and (name not in known or "true" in spec.values):
                 values = ["true"]
