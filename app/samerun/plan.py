@@ -27,6 +27,7 @@ CPU_TOKENS = 2048
 # Tasks whose --num_train_epochs is chosen: so many updates, from three epochs to so many
 # (benchmarks/quality.md, "How many updates").
 EPOCHS, ENOUGH_UPDATES, MOST_EPOCHS = 3, 400, 30
+HIGH_RATE = 1e-4  # above it fewer updates suffice, and nothing is advised
 
 # Schedules, their settings (--lr_scheduler_kwargs) and defaults; `lr_multiplier` derives those that are None.
 # Names, settings and curves after the warm-up are those of `transformers.get_scheduler`; `multistep` is
@@ -193,11 +194,7 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
     by_tokens = launch.use_cpu and launch.deepspeed_config is None and split.lengths is not None
     batch = batch_of(arguments, launch.world_size, by_tokens)
     steps_per_epoch = math.ceil(num_rows / batch.global_batch_size)
-    fields = a.__dataclass_fields__
-    # A higher learning rate than the default one needs fewer updates: nothing is advised there.
-    advises = (
-        fields["num_train_epochs"].default is None and a.learning_rate <= fields["learning_rate"].default
-    )
+    advises = a.__dataclass_fields__["num_train_epochs"].default is None and a.learning_rate <= HIGH_RATE
     enough = math.ceil(ENOUGH_UPDATES / steps_per_epoch)
     epochs = a.num_train_epochs or min(max(EPOCHS, enough), MOST_EPOCHS)
     total_steps = a.max_steps or max(1, math.ceil(steps_per_epoch * epochs))
