@@ -155,3 +155,28 @@ print(os.environ.get("GOMP_SPINCOUNT"), os.environ["OPENBLAS_THREAD_TIMEOUT"], r
 )
 def test_of_malloc_and_openmp_only_what_the_user_did_not_set_is_set(given, shown):
     assert run("-c", SHOW, **given).stdout.strip() == shown
+
+
+KERNELS = """
+import os, sys
+from samerun.{kind}.arguments import {group}
+from samerun.cli import read_arguments
+sys.argv += ["--train_file", "a.csv", "--output_dir", "b", "--model_name_or_path", "c"]
+read_arguments({group}, "")
+names = "LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+print(*map(os.environ.get, names), "torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("group", "given", "shown"),
+    [
+        ("TextArguments", {}, "64 64 False"),
+        ("TextArguments", {"LRU_CACHE_CAPACITY": "9"}, "9 64 False"),
+        ("ImageArguments", {}, "None None False"),  # all batches have one shape, large networks many layers
+    ],
+)
+def test_few_kernels_are_kept_for_batches_of_ever_new_shapes(group, given, shown):
+    kind = "text" if group == "TextArguments" else "images"
+    done = run("-c", KERNELS.format(kind=kind, group=group), **given)
+    assert done.stdout.strip() == shown, done.stderr
