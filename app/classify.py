@@ -79,7 +79,9 @@ class Arguments(DecisionArguments, LossArguments, ProblemArguments, LongDocument
         "passes over the training rows (default: 3, or as many as give 400 updates, at most 30)",
     )
     head_learning_rate: float | None = option(
-        above=0, help="peak learning rate of the new head (default: --learning_rate)"
+        above=0,
+        help="peak learning rate of the head (default: --learning_rate; without that, ten times its default "
+        "for a new head)",
     )
 
 
@@ -87,7 +89,6 @@ if __name__ == "__main__":
     # Before torch is imported: --help and wrong arguments answer at once.
     arguments = read_arguments(Arguments, __doc__)
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -119,8 +120,6 @@ from samerun.text.single_label import SingleLabel
 from samerun.text.text import TextSplit, TextTask, check_outputs
 from samerun.text.tokenizer import check_reload
 
-# Hidden units of an encoder up to which 1e-4 is the default rate: benchmarks/quality.md, "The learning rate".
-NARROW = 384
 PROBLEMS = {problem.name: problem for problem in (MultiLabel, SingleLabel, Regression)}
 
 
@@ -171,9 +170,8 @@ class TextClassification(TextTask):
             head.check_problem_type(a, self.config)
             if tables:
                 head.check_pairs(a, self.config)
-        if a.learning_rate is None:
-            narrow = getattr(self.config, "hidden_size", math.inf) <= NARROW
-            object.__setattr__(a, "learning_rate", 1e-4 if narrow else 5e-5)
+        if modes.train:
+            head.set_default_rates(a, self.config, notes)
         problem.choose(self.config, targets.get("train"), notes)
 
         texts = [tables["train"].columns[name] for name in self.text_columns] if modes.train else []

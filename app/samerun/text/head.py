@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,21 @@ STORED = (
 )
 # Largest difference in probability, by the run's precision. The pipeline computes in fp32.
 TOLERANCE = {"no": 1e-5, "bf16": 5e-2, "fp16": 1e-2}
+# Hidden units up to which an encoder has the higher default rate (benchmarks/quality.md, "Learning rates").
+NARROW = 384
+
+
+def set_default_rates(arguments: Any, config: Any, notes: list[str]) -> None:
+    """Sets --learning_rate if it is not given, and then --head_learning_rate of a new head on a trained
+    encoder. `config`: the model's."""
+    if arguments.learning_rate is not None:
+        return
+    narrow = getattr(config, "hidden_size", math.inf) <= NARROW
+    object.__setattr__(arguments, "learning_rate", 1e-4 if narrow else 5e-5)
+    is_new = config.problem_type is None and not arguments.from_scratch
+    if arguments.head_learning_rate is None and is_new:
+        object.__setattr__(arguments, "head_learning_rate", 10 * arguments.learning_rate)
+        notes.append(f"the new head learns at {arguments.head_learning_rate:g} (--head_learning_rate)")
 
 
 def output_layer(model: Any, num_labels: int) -> tuple[str, torch.nn.Linear] | None:
