@@ -434,6 +434,15 @@ def test_the_cards_table_has_labels_by_support(tmp_path):
 NAMES = ["a", "b=c", "标签"]
 
 
+def test_a_probability_at_its_threshold_is_enough():
+    logits, targets = np.array([[-1.0, 0.5, 2.0]]), np.zeros((1, 3), dtype=np.uint8)
+    problem, split = MultiLabel(classify.Arguments()), SimpleNamespace(labelled=False)
+    problem.labels, problem.thresholds = NAMES, sigmoid(logits[0])
+    (line,) = problem.lines({"logits": logits}, split)
+    assert line["labels"] == NAMES
+    assert problem.tuner.decide(logits, targets, problem.thresholds, rows="rows").all()
+
+
 def test_thresholds_by_hand(tmp_path):
     path = tmp_path / "thresholds.json"
     path.write_text(json.dumps({"b=c": 0.7, "a": 1}), encoding="utf-8")
