@@ -128,7 +128,7 @@ class TextClassification(TextTask):
 
     name = "classify"
     evaluates_by_tokens = True
-    named_metrics = OF_COLUMNS
+    named_metrics, lower_is_better = OF_COLUMNS, ("mse", "mae")
     baseline_name = "a linear model on TF-IDF"
     baseline_advice = (
         "Likely reasons, in this order: too few updates (--num_train_epochs), cut texts (--max_length, "

@@ -57,7 +57,7 @@ from torch.nn.functional import cross_entropy
 from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForImageClassification
 
 from samerun import classes
-from samerun.data.cache import fingerprint
+from samerun.data.cache import content_key
 from samerun.errors import InputError
 from samerun.export import check_agreement, rows_to_check
 from samerun.files import replace_folder
@@ -105,7 +105,7 @@ class ImageClassification(ImageTask):
             single_label.note_classes(numbers["train"], self.labels, self.notes)
         changes = a.random_crop, a.random_flip, a.random_rotation, a.color_jitter
         self.augmentation = Augmentation(self.processing.size, *changes)
-        targets = {name: Targets(values, fingerprint([values.tobytes()])) for name, values in numbers.items()}
+        targets = {name: Targets(values, content_key([values.tobytes()])) for name, values in numbers.items()}
         return self.make_data(examples, targets, labels=self.labels)
 
     def choose_model(self, train: Examples | None, names: list[str] | None) -> None:

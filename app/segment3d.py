@@ -49,7 +49,7 @@ import numpy as np
 import torch
 
 from samerun import predictions as output
-from samerun.data.cache import fingerprint
+from samerun.data.cache import content_key
 from samerun.files import replace_folder
 from samerun.images.segmentation import (
     EqualPasses,
@@ -76,7 +76,6 @@ from samerun.task import (
     Task,
     check_finite,
     check_metric,
-    mixing_fingerprint,
 )
 from samerun.volumes import network
 from samerun.volumes.data import (
@@ -131,7 +130,7 @@ class VolumeSegmentation(Task):
             if modes.evaluate:
                 of_classes = (f"{kind}_{name}" for kind in KINDS for name in classes[1:])
                 check_metric(self.best_metric, [*self.shown_metrics, *of_classes], arguments)
-        return Data(splits, self.run_fingerprint(prepared) | mixing_fingerprint(splits), notes)
+        return Data(splits, self.run_fingerprint(prepared), notes)
 
     def prepare(self, files: dict[str, Volumes], notes: list[str]) -> dict[str, list[Prepared]]:
         """Reads the settings of an exported model, or chooses them; prepares the volumes."""
@@ -158,10 +157,9 @@ class VolumeSegmentation(Task):
 
     def run_fingerprint(self, prepared: dict[str, list[Prepared]]) -> dict[str, Any]:
         a, trained = self.arguments, {name: volumes for name, volumes in prepared.items() if name != "test"}
-        contents = {n: fingerprint(v.content for v in volumes)[:16] for n, volumes in trained.items()}
+        contents = {n: content_key(v.content for v in volumes)[:16] for n, volumes in trained.items()}
         changes = a.random_rotation, list(a.random_scale or ()), a.random_intensity, a.random_noise
         return {
-            "task": self.name,
             "model": self.settings.as_dict(),
             "weights": weights_hash(a.model_name_or_path),
             "patches": [a.patches_per_volume, a.foreground_share, *a.flip_axes],

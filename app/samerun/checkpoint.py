@@ -1,8 +1,8 @@
 """Checkpoints: format, saving, restoring, and copies for machines without a shared disk.
 
-A checkpoint holds fp32 weights and the optimizer's moments by parameter name, so that every launcher can read
-it. It holds neither random-number states nor the data order: both are functions of (seed, step). A resumed
-run ends with the same bytes as an uninterrupted one.
+A checkpoint holds fp32 weights, their average and the optimizer's moments by parameter name, so that every
+launcher can read it. It holds neither random-number states nor the data order: both are functions of (seed,
+step). On a CPU a run that resumes under the same launcher ends with the same bytes as an uninterrupted one.
 
 Training waits only while the state is copied to host memory. A thread then writes the files to a temporary
 folder, computes their checksums, flushes them and renames the folder: a checkpoint is complete or absent.

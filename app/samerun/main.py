@@ -47,7 +47,7 @@ def run_task(task: Task, arguments: Any) -> None:
         if stream is not None and launch.local_rank == 0:
             stream.start_reading_ahead()
     run = runtime.start(launch, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
-    fingerprint = make_fingerprint(arguments, plan, data.fingerprint)
+    fingerprint = make_fingerprint(arguments, plan, task.name, data)
     # Before the output folder is opened: an error in the model must not harm existing files.
     model = build_model(task, arguments.seed) if modes.train else None
     opened = open_run(run, arguments, plan, fingerprint, data.notes, task.details)

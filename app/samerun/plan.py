@@ -2,8 +2,8 @@
 functions.
 
 Users set `global_batch_size`; the number of micro-batches per process follows from the number of processes
-and the micro-batch that fits. The learning rate is a function of the step, so checkpoints need no scheduler
-state.
+and the micro-batch that fits. The learning rate is a function of the number of updates (fp16 may skip one),
+so checkpoints need no scheduler state.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ EPOCHS, ENOUGH_UPDATES, MOST_EPOCHS = 3, 400, 30
 HIGH_RATE = 1e-4  # above it fewer updates suffice, and nothing is advised
 
 # Schedules, their settings (--lr_scheduler_kwargs) and defaults; `lr_multiplier` derives those that are None.
-# Names, settings and curves after the warm-up are those of `transformers.get_scheduler`; `multistep` is
-# torch's MultiStepLR.
+# Names and curves after the warm-up are those of `transformers.get_scheduler`, but `polynomial` ends at 0;
+# `multistep` is torch's MultiStepLR.
 SCHEDULES: dict[str, dict[str, Any]] = {
     "linear": {},
     "cosine": {"num_cycles": 0.5},
@@ -151,10 +151,10 @@ class Plan:
         epoch, position = self.epoch_of(step)
         return epoch * self.num_rows + position * self.batch.global_batch_size
 
-    def lr_multiplier(self, step: int) -> float:
-        """The learning rate of optimizer step `step` (0-based) as a share of its peak."""
+    def lr_multiplier(self, updates: int) -> float:
+        """The learning rate after so many updates, as a share of its peak."""
         schedule = (self.lr_scheduler_type, self.lr_scheduler_kwargs)
-        return lr_multiplier(step, self.total_steps, self.warmup_steps, *schedule)
+        return lr_multiplier(updates, self.total_steps, self.warmup_steps, *schedule)
 
     def due(self, step: int, interval: int | None) -> bool:
         """Whether an action of every `interval` steps is due after `step` steps. The last step is always

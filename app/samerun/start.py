@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from huggingface_hub import get_token
 
@@ -34,6 +35,7 @@ from samerun.parsing import SpaceSeparated, as_dict, names_of
 from samerun.plan import Plan, describe
 from samerun.run_folder import BEST, RUN_FILE, STATUS, code_version, library_versions, status
 from samerun.runtime import Launch, Machine, Run, connect, describe_launch
+from samerun.task import Data
 
 # Arguments of a single start, not of the training.
 PER_START = ("resume_from_checkpoint", "overwrite_output_dir", "max_train_time")
@@ -187,14 +189,18 @@ class OpenedRun:
     replaces: dict[str, Any] | None = None
 
 
-def make_fingerprint(arguments: Any, plan: Plan | None, task_fingerprint: dict[str, Any]) -> dict[str, Any]:
-    """The values that must be equal on all machines and in a checkpoint to resume from."""
+def make_fingerprint(arguments: Any, plan: Plan | None, name: str, data: Data) -> dict[str, Any]:
+    """What must be equal on all machines and in a checkpoint to resume from. `name`: the task's."""
+    own = {"task": name, **data.fingerprint}
     if plan is None:
-        return task_fingerprint
+        return own
+    mixture = data.splits["train"].mixture
+    if mixture is not None:
+        own["mixing"] = [list(mixture.weights), np.bincount(mixture.source).tolist()]
     order = {"global_batch_size": plan.batch.global_batch_size, "length_grouping": arguments.length_grouping}
     # These decide which tensors a checkpoint has.
     state = {"optim": optim_arguments.in_words(arguments), "ema_decay": arguments.ema_decay}
-    return {**task_fingerprint, **order, "seed": arguments.seed, **state}
+    return {**own, **order, "seed": arguments.seed, **state}
 
 
 def open_run(

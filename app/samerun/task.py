@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -143,20 +143,14 @@ class Split:
         return self.num_rows
 
 
-def mixing_fingerprint(splits: Mapping[str, Split]) -> dict[str, Any]:
-    """The mixture's part of a run's fingerprint: it determines the order of rows."""
-    mixture = splits["train"].mixture if "train" in splits else None
-    if mixture is None:
-        return {}
-    return {"mixing": [list(mixture.weights), np.bincount(mixture.source).tolist()]}
-
-
 @dataclass
 class Data:
     """The data of a run."""
 
     splits: dict[str, Split]  # those of "train", "validation" and "test" that the run needs
-    fingerprint: dict[str, Any]  # must be equal on every machine, and in a checkpoint to resume from
+    # What must be equal on every machine, and in a checkpoint to resume from. A new entry refuses the
+    # checkpoints of earlier versions unless its default is None.
+    fingerprint: dict[str, Any]
     notes: list[str] = field(default_factory=list)  # for the console
 
 
@@ -188,9 +182,9 @@ class ReportContent(NamedTuple):
 
 
 class Task(ABC):
-    """Subclass this to train something new. A run calls the methods in this order. You need `load`, `build`,
-    `num_targets`, `loss_sum`, `predict`, `score`, `export`, `load_exported` and `lines`; the rest has
-    defaults.
+    """Subclass this to train something new. A run calls the methods in about this order. You need `load`,
+    `build`, `num_targets`, `loss_sum`, `predict`, `score`, `export`, `load_exported` and `lines`; the rest
+    has defaults.
 
     A loss is a sum and a count, so that its mean can be taken over the global batch. `num_targets` is called
     before the first backward pass, because DeepSpeed steps inside the last one, after which gradients cannot
@@ -201,6 +195,9 @@ class Task(ABC):
     default_metric: str  # of --metric_for_best_model
     shown_metrics: tuple[str, ...] = ("loss",)  # on the console
     metric_names: tuple[str, ...] = ()  # choices of --metric_for_best_model; empty if they depend on the data
+    # Metrics besides those with "loss" in their names of which lower values are better, such as "mse", also
+    # for one column (mse_price).
+    lower_is_better: Iterable[str] = ()
     named_metrics: Iterable[str] = ()  # of one class, tag or column, as "f1" of f1_PERSON: higher is better
     # Settings that change the scale of the metric "loss", set by `load`. Losses of other settings are never
     # compared.
@@ -346,9 +343,9 @@ def check_metric(name: str, metrics: Iterable[str], arguments: Any) -> None:
 
 
 def higher_is_better(task: Task, metric: str) -> bool:
-    """Whether higher values of the metric are better: --greater_is_better, else false for a loss and an
-    error."""
+    """Whether higher values of the metric are better: --greater_is_better, else what the task says."""
     requested, kind = task.arguments.greater_is_better, metric.split("_")[0]
     # The name of a class, tag or column says nothing, as in iou_blossom.
-    is_error = kind in ("mse", "mae") or ("loss" in metric and kind not in task.named_metrics)
+    is_loss = "loss" in metric and kind not in task.named_metrics
+    is_error = is_loss or not {metric, kind}.isdisjoint(task.lower_is_better)
     return not is_error if requested is None else requested

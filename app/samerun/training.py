@@ -218,7 +218,6 @@ class Training:
         pace, scale = 0.0, self._loss_scale()
         clock.mark()
         for micro_batches in loader:
-            multiplier = plan.lr_multiplier(state.updates)
             self.batches.enter(state.step)
             unread.append(self.do_step(micro_batches))
             state.count_tokens(*self.batches.tokens(state.step))
@@ -243,7 +242,7 @@ class Training:
             if log_due:
                 seconds = clock.recent(len(state.losses))
                 speed = {"samples_per_second": global_batch_size / seconds} if seconds else {}
-                self._log(multiplier, norms[-1], {**speed, "memory_mb": memory_mb(run.device)})
+                self._log(norms[-1], {**speed, "memory_mb": memory_mb(run.device)})
             if requested:
                 self._save_and_stop(unevaluated=eval_due)
             if eval_due or save_due:
@@ -258,7 +257,8 @@ class Training:
         """Does the optimizer step `state.step`, which it does not count. Returns the result of
         `train_step`."""
         run, arguments, step = self.run, self.arguments, self.state.step
-        set_learning_rate(self.optimizer, self.plan.lr_multiplier(self.state.updates))
+        self.lr_multiplier = self.plan.lr_multiplier(self.state.updates)
+        set_learning_rate(self.optimizer, self.lr_multiplier)
         seed_step(arguments.seed, step, run.launch.rank, run.launch.dropout_by_row)
         max_norm = arguments.max_grad_norm
         try:
@@ -336,13 +336,13 @@ class Training:
             "bf16 instead of fp16"
         )
 
-    def _log(self, multiplier: float, norm: float, speed: dict[str, float]) -> None:
+    def _log(self, norm: float, speed: dict[str, float]) -> None:
         state = self.state
         event = {
             "step": state.step,
             "epoch": round(state.step / self.plan.steps_per_epoch, 6),
             "loss": sum(state.losses) / len(state.losses),
-            "learning_rate": self.plan.learning_rate * multiplier,
+            "learning_rate": self.plan.learning_rate * self.lr_multiplier,
             "grad_norm": norm if math.isfinite(norm) else None,
         }
         state.losses.clear()

@@ -6,9 +6,10 @@ import os
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
-from linear_task import FINGERPRINT, LinearTask, linear_layer, make_plan, opener, points
+from linear_task import FINGERPRINT, LinearTask, linear_layer, make_plan, opener, points, split_of
 from safetensors import safe_open
 from safetensors.torch import save_file
 from segment import Segmentation
@@ -19,7 +20,7 @@ from samerun import checkpoint, start
 from samerun.errors import InputError
 from samerun.files import write_json
 from samerun.start import OpenedRun
-from samerun.task import higher_is_better
+from samerun.task import Data, Mixture, higher_is_better
 from samerun.training import Training
 
 HUGE = 2.0**19  # a scale of losses at which fp16 gradients overflow
@@ -86,10 +87,16 @@ def finished(prepare, tmp_path):
 
 
 def test_the_fingerprint_is_the_tasks_and_the_order_of_rows(arguments):
-    found = start.make_fingerprint(arguments(seed=7, length_grouping=False), make_plan(22), {"labels": 3})
+    split, own = split_of(*points(22)), {"task": "linear", "labels": 3}
+    data, asked = Data({"train": split}, {"labels": 3}), arguments(seed=7, length_grouping=False)
+    found = start.make_fingerprint(asked, make_plan(22), "linear", data)
     order = {"global_batch_size": 8, "length_grouping": False, "seed": 7}
-    assert found == {"labels": 3, **order, "optim": "adamw_torch_fused", "ema_decay": None}
-    assert start.make_fingerprint(arguments(), None, {"labels": 3}) == {"labels": 3}
+    assert found == {**own, **order, "optim": "adamw_torch_fused", "ema_decay": None}
+    data.splits["train"] = replace(split, mixture=Mixture(np.arange(22) % 2, (0.25, 0.75)))
+    assert start.make_fingerprint(asked, make_plan(22), "linear", data) == {
+        **found, "mixing": [[0.25, 0.75], [11, 11]],
+    }  # fmt: skip
+    assert start.make_fingerprint(arguments(), None, "linear", data) == own
 
 
 @pytest.mark.parametrize(
@@ -104,7 +111,7 @@ def test_the_fingerprint_is_the_tasks_and_the_order_of_rows(arguments):
 )  # fmt: skip
 def test_the_direction_of_the_metric(arguments, task, metric, direction, higher):
     asked = arguments(greater_is_better=direction)
-    named = SimpleNamespace(arguments=asked, named_metrics=task.named_metrics)
+    named = SimpleNamespace(arguments=asked, named_metrics=task.named_metrics, lower_is_better=())
     assert higher_is_better(named, metric) == higher
 
 

@@ -170,7 +170,7 @@ def test_names_that_set_nothing_are_not_noted(tmp_path):
         f"{tmp_path}/a.yaml: stride: now --long_documents windows:stride=8",
         f"{tmp_path}/a.yaml: focal_alpha: now --loss_args alpha=none",
     ]
-    assert found.loss_settings["focal_alpha"] is None
+    assert found.loss_arguments["focal_alpha"] is None
 
 
 @pytest.mark.parametrize("old", MERGED)
@@ -196,7 +196,7 @@ def test_every_name_of_before_is_tried_and_a_file_may_have_them(tmp_path):
     (tmp_path / "a.yaml").write_text("focal_gamma: 3\nfocal_alpha: 0.5\nwarmup_ratio: 0.2\n")
     found = parse(classify.Arguments, [f"--config={tmp_path}/a.yaml", "--focal_gamma=1", "--loss=focal"])
     assert (found.loss_args, found.warmup_steps) == ("gamma=1,alpha=0.5", 0.2)
-    assert found.loss_settings == {"focal_gamma": 1.0, "focal_alpha": 0.5}
+    assert found.loss_arguments == {"focal_gamma": 1.0, "focal_alpha": 0.5}
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def _checksum(file: Path) -> str:
         return hashlib.file_digest(content, xxhash.xxh3_64).hexdigest()
 
 
-def fingerprint(parts: Iterable[str | bytes]) -> str:
+def content_key(parts: Iterable[str | bytes]) -> str:
     """A hash of a sequence of texts: ["ab", "c"] and ["a", "bc"] differ."""
     digest, remaining = hashlib.sha256(), iter(parts)
     while group := list(islice(remaining, GROUP)):
@@ -122,7 +122,7 @@ def content_hash(path: str | Path) -> str:
     if state is None:
         return file_record(path)["sha256"]
     folder = get_or_create(
-        "hashes", fingerprint([state])[:40], lambda folder: write_json(folder / RECORD, file_record(path))
+        "hashes", content_key([state])[:40], lambda folder: write_json(folder / RECORD, file_record(path))
     )
     return json.loads((folder / RECORD).read_text(encoding="utf-8"))["sha256"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from samerun.console import Phase
-from samerun.data.cache import cache_folder, content_hash, fingerprint
+from samerun.data.cache import cache_folder, content_hash, content_key
 from samerun.data.files import matching
 from samerun.data.tables import FILE, Source, Table, dataset_table, read_table, split_off
 from samerun.errors import InputError, collecting, in_short, listed, raise_problems
@@ -220,7 +220,7 @@ def load_from(arguments: Any, split: str, load: Callable[..., Any]) -> Any:
         raise InputError(f"--dataset_name: {name} is a folder, which has no revisions; leave @{revision} out")
     cache_dir, files = arguments.cache_dir, local_files(name)
     if files and not arguments.streaming:  # `datasets` knows local files by their times of modification alone
-        content = fingerprint(map(content_hash, files))[:40]
+        content = content_key(map(content_hash, files))[:40]
         cache_dir = (cache_folder("datasets") if cache_dir is None else Path(cache_dir)) / content
     try:
         with Phase(f"reading {name}"):

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from samerun.console import counted
-from samerun.data.cache import cache_folder, file_version, fingerprint, get_or_create, use_cache_folder
+from samerun.data.cache import cache_folder, content_key, file_version, get_or_create, use_cache_folder
 from samerun.data.files import Row, kind_of, location, read_rows
 from samerun.data.splits import check_columns, expand_patterns, load_from, local_files, open_stream, parts_of
 from samerun.data.tables import FILE, Source, Table, cell_of, class_names, is_blank, open_rows, write_rows
@@ -156,9 +156,9 @@ class Buffers:
             raise InputError("no train rows: give --train_file or --dataset_name")
         # Machines may share the cache, and each run removes its own buffers: one folder per machine and run.
         run = [platform.node(), os.path.realpath(str(arguments.output_dir))]
-        self._folder = cache_folder("buffers") / fingerprint(run)[:40]
+        self._folder = cache_folder("buffers") / content_key(run)[:40]
         settings = [FORMAT_VERSION, arguments.encoding, str(self.seed), str(self.size), self.text_column]
-        self._key = fingerprint([*settings, *self.columns, *key])[:40]
+        self._key = content_key([*settings, *self.columns, *key])[:40]
         # (process, position, rows from there): the next buffer continues reading. A forked process shares the
         # position in the open file, so it must open the file itself.
         self._next: tuple[int, Position, Iterator] | None = None
@@ -166,7 +166,7 @@ class Buffers:
     @property
     def fingerprint(self) -> str:
         """A hash of the shards' names, not of their content: users may correct a bad row and resume."""
-        return fingerprint(os.path.basename(shard.path) for shard in self.shards)[:16]
+        return content_key(os.path.basename(shard.path) for shard in self.shards)[:16]
 
     def cached_with(self, number: int) -> AbstractContextManager[None]:
         """A context in which all cached files are stored with this buffer: `remove` deletes them, too."""

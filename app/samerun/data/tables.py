@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from samerun.console import counted
-from samerun.data.cache import content_hash, fingerprint, get_or_create
+from samerun.data.cache import content_hash, content_key, get_or_create
 from samerun.data.files import Row, kind_of, location, read_rows
 from samerun.errors import SHOWN, InputError, described, raise_problems
 from samerun.files import file_record
@@ -64,9 +64,9 @@ class Cells(Sequence[Any]):
         return Cells(self.rows.select(rows, new_fingerprint="selected"))
 
     @cached_property
-    def fingerprint(self) -> str:
-        """`fingerprint` of the cells. All of them must be texts."""
-        return fingerprint(self)
+    def content_key(self) -> str:
+        """`content_key` of the cells. All of them must be texts."""
+        return content_key(self)
 
 
 class CellPairs:
@@ -81,8 +81,8 @@ class CellPairs:
         return len(self.rows)
 
     @cached_property
-    def fingerprint(self) -> str:
-        return fingerprint(part.fingerprint for part in self.parts)
+    def content_key(self) -> str:
+        return content_key(part.content_key for part in self.parts)
 
 
 class Source(NamedTuple):
@@ -148,7 +148,7 @@ def read_table(
     content = content_hash(path)
     # Texts, targets, others: a CoNLL file has the first two.
     names = list(dict.fromkeys([*required[:1], *optional, *required[1:]]))
-    key = fingerprint([FORMAT_VERSION, content, kind, encoding, str(len(required)), *required, *names])[:40]
+    key = content_key([FORMAT_VERSION, content, kind, encoding, str(len(required)), *required, *names])[:40]
     store = partial(_store, path, content, encoding, required, names)
     folder = get_or_create("rows", key, store)
     rows, kind = open_rows(folder), next(folder.glob("*.arrow")).stem

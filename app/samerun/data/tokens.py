@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from samerun.console import Phase
-from samerun.data.cache import fingerprint, get_or_create
+from samerun.data.cache import content_key, get_or_create
 from samerun.data.tables import CellPairs, Cells, open_rows
 from samerun.errors import InputError
 
@@ -89,7 +89,7 @@ def encode_cached(
     on. Returns a `Ragged` for each column, and "cut", (rows,) bool; "token_type_ids" may be None. Raises
     `InputError` if a tokenizing process is killed.
     """
-    key = fingerprint([FORMAT_VERSION, settings, texts.fingerprint])[:40]
+    key = content_key([FORMAT_VERSION, settings, texts.content_key])[:40]
     folder = get_or_create("tokens", key, partial(_tokenize, texts, encode, num_proc, has_types))
     tokens = open_rows(folder).data
     lists = {name: Ragged.from_arrow(tokens.column(name)) for name in tokens.column_names if name != "cut"}

@@ -22,7 +22,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from samerun.console import Phase
-from samerun.data.cache import cache_folder, content_hash, file_state, fingerprint, get_or_create
+from samerun.data.cache import cache_folder, content_hash, content_key, file_state, get_or_create
 from samerun.data.splits import (
     LIMIT_ARGUMENTS,
     check_columns,
@@ -67,7 +67,7 @@ class Inspection(NamedTuple):
     @property
     def content(self) -> str:
         """A hash of all the images."""
-        return fingerprint(self.digests)
+        return content_key(self.digests)
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Images:
             columns = {name: [getattr(header, name) for header in headers] for name in Header._fields}
             parquet.write_table(pyarrow.table(columns | {"digest": digests}), folder / CACHE_FILE)
 
-        key = fingerprint([CACHE_VERSION, *states])[:40]
+        key = content_key([CACHE_VERSION, *states])[:40]
         columns = parquet.read_table(get_or_create("images", key, write) / CACHE_FILE).to_pydict()
         headers = map(Header, columns["width"], columns["height"], columns["mode"])
         return Inspection(list(headers), columns["digest"])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from samerun.data.cache import fingerprint
+from samerun.data.cache import content_key
 from samerun.data.splits import read_needed
 from samerun.errors import InputError, collecting, raise_problems
 from samerun.export import export_model, plain_model
@@ -23,7 +23,7 @@ from samerun.models.pretrained import model_content
 from samerun.models.sync_batch_norm import allow_single_values, has_batch_norm, synchronise_batch_norm
 from samerun.plan import Modes
 from samerun.runtime import Launch
-from samerun.task import Batch, Data, Split, Task, mixing_fingerprint
+from samerun.task import Batch, Data, Split, Task
 
 MAX_REQUEST_PIXELS = 50_000_000  # of an image in a request to a server
 
@@ -160,14 +160,12 @@ class ImageTask(Task):
             rows[f"{name}_content"] = self.splits[name].content()[:16]
         weights = None if a.from_scratch else a.model_name_or_path
         return {
-            "task": self.name,
             "model": model_content(a.config_name or a.model_name_or_path, weights),
             **of_task,
             "input": str(self.processing),
             "augmentation": [a.random_crop, a.random_flip, a.random_rotation, a.color_jitter],
             "sync_batch_norm": a.sync_batch_norm,
             **adapters.fingerprint(a),
-            **mixing_fingerprint(self.splits),
             **rows,
         }
 
@@ -225,4 +223,4 @@ def check_colours(
 
 
 def _content(inspected: Inspection, targets: Targets | None) -> str:
-    return fingerprint([inspected.content, *([] if targets is None else [targets.content])])
+    return content_key([inspected.content, *([] if targets is None else [targets.content])])

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from samerun.data.cache import fingerprint, get_or_create
+from samerun.data.cache import content_key, get_or_create
 from samerun.data.splits import expand_patterns, sources_of
 from samerun.errors import SHOWN, InputError, collecting, listed, raise_problems
 from samerun.images import data
@@ -261,7 +261,7 @@ def _inspect(examples: data.Examples, images: data.Inspection) -> data.Targets:
         counts = data.map_rows(partial(_count_values, masks), len(masks), "reading masks", "masks")
         (folder / "counts.json").write_text(json.dumps(counts), encoding="utf-8")
 
-    folder = get_or_create("masks", fingerprint(inspection.digests)[:40], write_counts)
+    folder = get_or_create("masks", content_key(inspection.digests)[:40], write_counts)
     by_mask = json.loads((folder / "counts.json").read_text(encoding="utf-8"))
     counts = [{int(value): count for value, count in counts.items()} for counts in by_mask]
     return data.Targets(masks, inspection.content, counts)

@@ -196,7 +196,7 @@ class LossArguments:
         return self.loss or LOSSES_OF[self.problem_kind or "multi_label"][0]
 
     @property
-    def loss_settings(self) -> dict[str, float | None]:
+    def loss_arguments(self) -> dict[str, float | None]:
         """The settings of the loss, by the names of an exported model's configuration."""
         name = self.loss_name
         known = LOSSES.get(name, {})

@@ -72,7 +72,7 @@ def loss_of_arguments(
         return MultiLabelLoss("bce", arguments.label_smoothing_factor, weight)
     # Half a row is added on both sides, as in `prior_bias`.
     prior = (positive + 0.5) / (rows + 1) if arguments.loss_name == "distribution_balanced" else None
-    return MultiLabelLoss(arguments.loss_name, settings=arguments.loss_settings, prior=prior)
+    return MultiLabelLoss(arguments.loss_name, settings=arguments.loss_arguments, prior=prior)
 
 
 def loss_of_config(config: Any) -> MultiLabelLoss | None:

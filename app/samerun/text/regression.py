@@ -65,7 +65,7 @@ class Regression(Problem):
         several = self.columns if len(self.columns) > 1 else ()
         by_column = (f"{metric}_{column}" for column in several for metric in METRICS)
         self.metric_names = (*self.shown_metrics, *by_column)
-        self.loss = {"kind": arguments.loss_name, **arguments.loss_settings}
+        self.loss = {"kind": arguments.loss_name, **arguments.loss_arguments}
         self.mean, self.scale = (np.full(len(self.columns), value) for value in (0.0, 1.0))
         self.is_exported = False  # whether the model's outputs are in the original units
 

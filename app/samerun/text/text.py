@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from samerun.data.cache import fingerprint
+from samerun.data.cache import content_key
 from samerun.data.splits import read_needed, read_split
 from samerun.data.stream import Buffers, Stream
 from samerun.data.tables import (
@@ -37,7 +37,7 @@ from samerun.models import adapters
 from samerun.models.pretrained import check_vocabulary, load_exported, model_content
 from samerun.plan import Modes
 from samerun.runtime import Launch
-from samerun.task import Batch, Data, Mixture, Split, Task, check_finite, mixing_fingerprint
+from samerun.task import Batch, Data, Mixture, Split, Task, check_finite
 from samerun.text.long_documents import LongDocuments
 from samerun.text.tokenizer import (
     IDS_ALONE,
@@ -352,7 +352,6 @@ class TextTask(Task):
         trained = {name: split for name, split in self.splits.items() if name != "test"}
         weights = arguments.model_name_or_path
         return {
-            "task": self.name,
             "model": model_content(
                 arguments.config_name or weights, None if arguments.from_scratch else weights
             ),
@@ -362,7 +361,6 @@ class TextTask(Task):
             "max_length": self.max_length,
             **self.long_documents.fingerprint(),
             **({} if self.buffers is None else {"stream": self.buffers.fingerprint}),
-            **mixing_fingerprint(self.splits),
             **{f"{name}_rows": len(split) for name, split in trained.items()},
             **{f"{name}_content": split.content()[:16] for name, split in trained.items()},
         }
@@ -518,8 +516,8 @@ def lengths_of(rows: Sequence[np.ndarray], side: str) -> tuple[int, ...] | None:
 def _content(split: TextSplit) -> str:
     """A hash of a split's texts and targets."""
     if split.titles is not None:
-        return fingerprint([split.texts.fingerprint, split.titles.fingerprint])
+        return content_key([split.texts.content_key, split.titles.content_key])
     targets, pairs = split.targets, split.pairs
     labels = [] if targets is None else [targets.values.tobytes(), targets.offsets.tobytes()]
-    seconds = [] if pairs is None else [pairs.fingerprint]
-    return fingerprint([split.texts.fingerprint, *seconds, *labels])
+    seconds = [] if pairs is None else [pairs.content_key]
+    return content_key([split.texts.content_key, *seconds, *labels])

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase, 
 from transformers.models.roformer.tokenization_utils import JiebaPreTokenizer
 
 from samerun.console import counted
-from samerun.data.cache import fingerprint, get_or_create
+from samerun.data.cache import content_key, get_or_create
 from samerun.data.tables import Cells
 from samerun.data.tokens import Ragged
 from samerun.errors import InputError, listed, nearest, raise_problems
@@ -236,7 +236,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     # cache.
     backend.pop("truncation", None)
     backend.pop("padding", None)
-    return fingerprint(
+    return content_key(
         [type(tokenizer).__name__, json.dumps(backend, sort_keys=True), tokenizer.truncation_side]
     )
 
@@ -257,7 +257,7 @@ class _Concatenated:
 
 def _train_or_load(texts: Sequence[Cells], vocab_size: int) -> Any:
     """A tokenizer trained on these texts; trained once per machine, then loaded from the cache."""
-    key = fingerprint([str(vocab_size), *(column.fingerprint for column in texts)])[:40]
+    key = content_key([str(vocab_size), *(column.content_key for column in texts)])[:40]
     corpus = _Concatenated(texts)
     folder = get_or_create(
         "vocabularies", key, lambda path: train_tokenizer(corpus, vocab_size).save_pretrained(path)

@@ -30,7 +30,7 @@ from PIL import Image
 
 from samerun import task_scripts
 from samerun.console import plain_table
-from samerun.data.cache import fingerprint
+from samerun.data.cache import content_key
 from samerun.data.tokens import Ragged
 from samerun.errors import InputError
 from samerun.files import write_json, write_text
@@ -188,7 +188,7 @@ def _of_images(task: ImageTask, name: str) -> Rows:
 
 def _pixel_hash(images: Any, row: int) -> str:
     image = images.load(row, "RGB")
-    return fingerprint([repr(image.size), image.tobytes()])
+    return content_key([repr(image.size), image.tobytes()])
 
 
 def _of_volumes(volumes: Sequence[Any], classes: Sequence[str]) -> Rows:
@@ -205,7 +205,7 @@ def _of_volumes(volumes: Sequence[Any], classes: Sequence[str]) -> Rows:
         areas = classes, np.array(counts).reshape(-1, len(classes))
     return Rows(
         [volume.files[0] for volume in volumes],
-        [fingerprint([repr(volume.facts["shape"]), volume.image.tobytes()]) for volume in volumes],
+        [content_key([repr(volume.facts["shape"]), volume.image.tobytes()]) for volume in volumes],
         "of equal voxels, in files that are not equal",
         labels if areas else None,
         sizes=sizes,

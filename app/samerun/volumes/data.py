@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from samerun.console import Phase
-from samerun.data.cache import content_hash, fingerprint, get_or_create
+from samerun.data.cache import content_hash, content_key, get_or_create
 from samerun.data.splits import (
     LIMIT_ARGUMENTS,
     common_parent,
@@ -283,9 +283,9 @@ def prepare(volumes: Volumes, spacing: tuple[float, ...], ignore_index: int | No
 def _prepare(file: VolumeFile, spacing: tuple[float, ...], ignore_index: int | None) -> Prepared:
     paths = [file.image, *([file.label] if file.label is not None else [])]
     hashes = tuple(content_hash(path) for path in paths)
-    key = fingerprint([CACHE_VERSION, *hashes, *map(repr, spacing), repr(ignore_index)])[:40]
+    key = content_key([CACHE_VERSION, *hashes, *map(repr, spacing), repr(ignore_index)])[:40]
     folder = get_or_create("volumes", key, partial(_write_arrays, file, spacing, ignore_index))
-    return Prepared(folder, file, fingerprint(hashes), hashes)
+    return Prepared(folder, file, content_key(hashes), hashes)
 
 
 def _write_arrays(

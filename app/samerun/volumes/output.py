@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from samerun.data.cache import fingerprint
+from samerun.data.cache import content_key
 from samerun.files import add_to_list
 from samerun.images.segmentation import file_names, pack, unpack
 from samerun.reports.figures import with_legend
@@ -78,7 +78,7 @@ class WholeVolumes:
         return {"slice": shown.to(batch.rows.device)}
 
     def content(self) -> str:
-        return fingerprint(volume.content for volume in self.volumes)
+        return content_key(volume.content for volume in self.volumes)
 
     @property
     def slice_size(self) -> tuple[int, int]:

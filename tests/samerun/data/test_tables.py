@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tables import cells_of, contents, table
 
 from samerun.data import tables
-from samerun.data.cache import GROUP, fingerprint
+from samerun.data.cache import GROUP, content_key
 from samerun.data.tables import (
     JSON_MARK,
     Cells,
@@ -62,7 +62,7 @@ def test_the_hash_of_a_column_is_that_of_its_texts(rows):
     column = cells_of(cells)
     if rows is not None:
         column, cells = column.take(np.array(rows)), [cells[row] for row in rows]
-    assert column.fingerprint == fingerprint(cells)
+    assert column.content_key == content_key(cells)
 
 
 def test_texts_are_mapped_and_not_held(tmp_path, monkeypatch):
@@ -79,7 +79,7 @@ def test_columns_of_a_dataset_have_types_of_their_own():
     rows = Dataset.from_dict({"text": ["a", "b", "a"], "labels": [["x"], [], ["x"]], "n": [1, None, 2]})
     found = dataset_table(rows, "hub", rows.column_names, ())
     assert contents(found) == rows.to_dict()
-    assert found.columns["text"].fingerprint == fingerprint(["a", "b", "a"])
+    assert found.columns["text"].content_key == content_key(["a", "b", "a"])
     assert found.take(np.array([2])).where(0) == "hub row 3"
     assert (len(dataset_table(rows, "hub", (), ())), len(dataset_table(rows, "hub", (), ("no",)))) == (3, 3)
 
@@ -97,8 +97,8 @@ def test_a_cell_that_is_nested_too_deeply_is_named_by_its_line(tmp_path):
 def test_the_hash_of_texts_knows_where_each_ends():
     few = [["ab", "c"], ["a", "bc"], ["abc"], ["abc", ""], ["c", "ab"]]
     many = [str(number) for number in range(GROUP + 2)]
-    assert len(set(map(fingerprint, [*few, many, many[:-1], many[:-2]]))) == 8
-    assert fingerprint(["ä"]) == fingerprint(["ä".encode()])
+    assert len(set(map(content_key, [*few, many, many[:-1], many[:-2]]))) == 8
+    assert content_key(["ä"]) == content_key(["ä".encode()])
 
 
 # Columns
