@@ -115,7 +115,7 @@ from samerun.text.arguments import PROBLEM_TYPES, inapplicable
 from samerun.text.baseline import expected_seconds, linear_model
 from samerun.text.labels import class_balanced
 from samerun.text.multi_label import MultiLabel
-from samerun.text.regression import OF_COLUMNS, Regression
+from samerun.text.regression import HIGHER_IS_BETTER, Regression
 from samerun.text.single_label import SingleLabel
 from samerun.text.text import TextSplit, TextTask, check_outputs
 from samerun.text.tokenizer import check_reload
@@ -128,7 +128,7 @@ class TextClassification(TextTask):
 
     name = "classify"
     evaluates_by_tokens = True
-    named_metrics, lower_is_better = OF_COLUMNS, ("mse", "mae")
+    named_metrics, lower_is_better = HIGHER_IS_BETTER, ("mse", "mae")
     baseline_name = "a linear model on TF-IDF"
     baseline_advice = (
         "Likely reasons, in this order: too few updates (--num_train_epochs), cut texts (--max_length, "

@@ -100,7 +100,7 @@ class VolumeSegmentation(Task):
     name = "segment3d"
     default_metric = "mean_dice"
     shown_metrics = ("loss", "mean_dice", "mean_iou", "mean_hd95")
-    named_metrics = ("dice", "iou")
+    named_metrics, lower_is_better = ("dice", "iou"), ("hd95", "mean_hd95")
     memory_advice = "a smaller --patch_size or --window_batch_size, "
 
     # Data

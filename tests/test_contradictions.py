@@ -60,7 +60,6 @@ VOLUMES = [
     ),
     ({"flip_axes": ("x", "none")}, "--flip_axes has none and an axis; keep one"),
     ({"metrics": ("accuracy",)}, "--metrics: volumes are scored by Dice, IoU and Hausdorff distance alone"),
-    ({"metric_for_best_model": "mean_hd95"}, "is a distance: add --greater_is_better false"),
     (
         {"do_predict": True, "test_file": "t"},
         "--model_name_or_path is missing: name the folder of an exported",

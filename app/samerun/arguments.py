@@ -348,8 +348,8 @@ class RunArguments:
         "NAME_OR_FOLDER[:CONFIG][:SETTING=VALUE ...]"
     )
     greater_is_better: bool | None = option(
-        help="whether higher values of that metric are better (default: true, except for a loss; required "
-        "for one of --metrics)"
+        help="whether higher values of that metric are better (default: true, except for losses, errors and "
+        "distances; required for one of --metrics)"
     )
     early_stopping_patience: int | None = option(
         at_least=1, help="stop after N evaluations without a better model"

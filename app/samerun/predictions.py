@@ -15,12 +15,13 @@ from typing import Any, TextIO
 
 from samerun import run_folder
 from samerun.console import STDOUT
+from samerun.data.files import FILE_KINDS
 from samerun.errors import TrainingError
 from samerun.files import as_line, atomic_file
 from samerun.task import Predictions, Split, Task
 
 WILDCARDS = re.compile(r"[-_.]*[*?\[\]]+")
-DATA_SUFFIX = re.compile(r"\.(csv|tsv|txt|json|jsonl|parquet)(\.gz)?$", re.IGNORECASE)
+DATA_SUFFIX = re.compile(rf"({'|'.join(map(re.escape, [*FILE_KINDS, '.txt']))})(\.gz)?$", re.IGNORECASE)
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 UNWRITTEN = (".parquet", ".xlsx", ".gz", ".bz2", ".xz", ".zip")  # other kinds of data files
 

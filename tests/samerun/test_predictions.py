@@ -100,8 +100,14 @@ def test_a_finished_runs_predictions_and_metrics_are_kept(tmp_path, train, train
     assert predictions.folder_of(asked) == tmp_path / expected.removesuffix(".jsonl")
     metrics = expected.replace("predictions", "metrics").replace("jsonl", "json")
     assert predictions.metrics_name(asked) == metrics
-    several = [("a.csv", "b.csv"), ("data/part-*.csv.gz",), ("*.csv", "b.csv", "c.csv")]
-    for files, stem in zip(several, ["a_and_1_more", "part", "test_and_2_more"], strict=True):
+    several = [
+        ("a.csv", "b.csv"),
+        ("data/part-*.csv.gz",),
+        ("*.csv", "b.csv", "c.csv"),
+        ("a.conll",),
+        ("acsv",),
+    ]
+    for files, stem in zip(several, ["a_and_1_more", "part", "test_and_2_more", "a", "acsv"], strict=True):
         asked.test_file = files
         named = predictions.path_of(asked).stem.removeprefix("predictions")
         assert named in ("", f"_{stem}")

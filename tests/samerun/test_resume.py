@@ -4,7 +4,6 @@ import functools
 import json
 import os
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -107,11 +106,13 @@ def test_the_fingerprint_is_the_tasks_and_the_order_of_rows(arguments):
         # The name of a class is no loss.
         (TokenClassification, "f1_loss", None, True), (Segmentation, "iou_blossom", None, True),
         (VolumeSegmentation, "dice_gloss", None, True), (VolumeSegmentation, "loss", None, False),
+        (VolumeSegmentation, "mean_hd95", None, False), (VolumeSegmentation, "hd95_left", None, False),
     ],
 )  # fmt: skip
 def test_the_direction_of_the_metric(arguments, task, metric, direction, higher):
     asked = arguments(greater_is_better=direction)
-    named = SimpleNamespace(arguments=asked, named_metrics=task.named_metrics, lower_is_better=())
+    named = task.__new__(task)
+    named.arguments = asked
     assert higher_is_better(named, metric) == higher
 
 

@@ -290,8 +290,8 @@ def epoch_order(
     Without `weights`, each row occurs once. With `weights`, (rows,), sum 1, a row of weight w occurs w * rows
     times, rounded up or down at random. With `length_grouping`, the shuffled rows are cut into megabatches of
     50 global batches. Each megabatch is sorted by length, then the global batches are shuffled: rows of a
-    batch have similar lengths, but batches differ between epochs. The incomplete batch comes last. The first
-    batch of a training contains the longest row, so that a job that needs too much memory fails at once.
+    batch have similar lengths, but batches differ between epochs. The incomplete batch comes last. Then
+    the first batch of a training contains the longest row: a job that needs too much memory fails at once.
     """
     generator = np.random.default_rng([seed, epoch])
     order = generator.permutation(np.arange(len(lengths), dtype=_index_type(len(lengths))))

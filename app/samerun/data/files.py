@@ -28,7 +28,7 @@ import pyarrow.parquet
 from samerun.errors import SHOWN, InputError, listed, nearest, not_found, quoted
 from samerun.files import read_text
 
-KINDS = {
+FILE_KINDS = {
     ".csv": "csv",
     ".tsv": "tsv",
     ".json": "json",
@@ -38,7 +38,7 @@ KINDS = {
     **dict.fromkeys((".conll", ".bio", ".iob"), "conll"),
 }
 DELIMITERS = {"csv": ",", "tsv": "\t"}
-UNITS = {"parquet": " row ", "json": " element "}  # other kinds of files count lines
+UNITS = {"parquet": " row ", "json": " element "}  # what a "line" is where it is none of the file
 JSON_TYPES = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
 OTHER_FORMATS = {
     b"\x1f\x8b": "it is gzip-compressed: add .gz to its name",
@@ -85,15 +85,15 @@ def location(path: str, kind: str, number: int) -> str:
 # Rows
 
 
-def kind_of(path: str) -> str:
+def file_kind(path: str) -> str:
     """The kind of a file by its name. Raises `InputError` for unknown names, unreadable and empty files."""
     check_readable(path)
     stem, extension = os.path.splitext(path.lower())
     is_gzip = extension == ".gz"
-    kind = KINDS.get(os.path.splitext(stem)[1] if is_gzip else extension)
+    kind = FILE_KINDS.get(os.path.splitext(stem)[1] if is_gzip else extension)
     if kind is None or (is_gzip and kind == "parquet"):
         raise InputError(
-            f"{path}: unknown kind of file; known extensions: {' '.join(KINDS)}, and .gz after the "
+            f"{path}: unknown kind of file; known extensions: {' '.join(FILE_KINDS)}, and .gz after the "
             "text ones (.csv.gz)"
         )
     if os.path.getsize(path) == 0:
@@ -106,7 +106,7 @@ def read_rows(
 ) -> tuple[str, Iterator[Row]]:
     """(kind, iterator of the rows). `names`: all columns to read and check, `required` or not. Raises
     `InputError` with all problems, at the end of the iterator at the latest."""
-    kind = kind_of(path)
+    kind = file_kind(path)
     if kind == "parquet":
         return kind, _parquet_rows(path, required, names)
     if kind == "conll":

@@ -29,7 +29,7 @@ import numpy as np
 
 from samerun.console import counted
 from samerun.data.cache import cache_folder, content_key, file_version, get_or_create, use_cache_folder
-from samerun.data.files import Row, kind_of, location, read_rows
+from samerun.data.files import Row, file_kind, location, read_rows
 from samerun.data.splits import check_columns, expand_patterns, load_from, local_files, open_stream, parts_of
 from samerun.data.tables import FILE, Source, Table, cell_of, class_names, is_blank, open_rows, write_rows
 from samerun.errors import InputError, collecting, in_short, raise_problems
@@ -264,7 +264,7 @@ def _files(arguments: Any, columns: tuple[str, ...]) -> tuple[list[Shard], list[
     problems, key = [], []
     for path in paths:
         with collecting(problems):
-            kind_of(path)
+            file_kind(path)
             key.append(file_version(path))
     raise_problems(problems)
     return [

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from samerun.console import counted
 from samerun.data.cache import content_hash, content_key, get_or_create
-from samerun.data.files import Row, kind_of, location, read_rows
+from samerun.data.files import Row, file_kind, location, read_rows
 from samerun.errors import SHOWN, InputError, described, raise_problems
 from samerun.files import file_record
 
@@ -99,7 +99,7 @@ class Table:
     sources, the number of each row's source."""
 
     path: str
-    kind: str  # "csv", "tsv", "json" (one array), "jsonl" or "parquet", by content: a .json file may be jsonl
+    kind: str  # of FILE_KINDS, by content: a .json file may be jsonl
     rows: Dataset
     classes: dict[str, list[str]] = field(default_factory=dict)  # class names of ClassLabels, by column
     sources: tuple[Source, ...] = ()  # the files of a table of several files
@@ -138,13 +138,13 @@ class Table:
 def read_table(
     path: str, encoding: str = "utf-8", required: Sequence[str] = (), optional: Sequence[str] = ()
 ) -> Table:
-    """Reads the rows of one file of a kind in `files.KINDS`.
+    """Reads the rows of one file of a kind in `files.FILE_KINDS`.
 
     The table has the `required` columns and the non-empty `optional` ones. Cells of csv and tsv files are
     str; missing cells are None. Blank lines are skipped. Raises `InputError` with the first 20 problems.
     """
     path = os.fspath(path)
-    kind = kind_of(path)
+    kind = file_kind(path)
     content = content_hash(path)
     # Texts, targets, others: a CoNLL file has the first two.
     names = list(dict.fromkeys([*required[:1], *optional, *required[1:]]))

@@ -145,9 +145,8 @@ def summary(run: dict[str, Any], values: dict[str, Any], metrics: Sequence[str],
 
 
 def _in_order(path: Path) -> tuple[int, str]:
-    """The sort key of a plot: curves first, figures of the data last."""
-    rank = FIRST.index(path.stem) if path.stem in FIRST else len(FIRST)
-    return rank + path.stem.startswith("data_"), path.stem
+    """The sort key of a plot: curves first."""
+    return FIRST.index(path.stem) if path.stem in FIRST else len(FIRST), path.stem
 
 
 def _facts(run: dict[str, Any], values: dict[str, Any]) -> dict[str, str]:

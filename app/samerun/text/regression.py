@@ -28,8 +28,8 @@ from samerun.text.multi_label_scores import worst_texts
 from samerun.text.problem import Problem
 from samerun.text.text import TextSplit
 
-OF_COLUMNS = ("r2", "pearson", "spearman")  # higher is better; undefined for one value only
-METRICS = ("mse", "mae", *OF_COLUMNS)
+HIGHER_IS_BETTER = ("r2", "pearson", "spearman")  # undefined for one value only
+METRICS = ("mse", "mae", *HIGHER_IS_BETTER)
 FEWEST_STEPS = 1e-5  # smallest standard deviation, relative to the mean, that fp32 outputs resolve
 MAX_FIGURES = 9
 USAGE = """from transformers import pipeline
@@ -130,7 +130,7 @@ class Regression(Problem):
             for column, spread in zip(self.columns, np.ptp(values, axis=0), strict=True)
             if spread == 0 and named in ("", column)
         ]
-        if kind in OF_COLUMNS and constant:
+        if kind in HIGHER_IS_BETTER and constant:
             raise InputError(
                 f"--metric_for_best_model {name} is undefined on these validation rows ({listed(constant)} "
                 "has one value only); choose another, such as mse"

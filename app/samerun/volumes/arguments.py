@@ -162,9 +162,6 @@ class VolumeArguments(
             problems.append(
                 "--metrics: volumes are scored by Dice, IoU and Hausdorff distance alone; leave it out"
             )
-        best = (self.metric_for_best_model or "").removeprefix("eval_")
-        if "hd95" in best and self.greater_is_better is not False:
-            problems.append(f"--metric_for_best_model {best} is a distance: add --greater_is_better false")
         return problems + self._missing_arguments()
 
     def _missing_arguments(self) -> list[str]:
