@@ -251,23 +251,28 @@ class TextClassification(TextTask):
         return self.problem.score(predictions, split)
 
     def baseline(self, split: TextSplit, seconds: float) -> dict[str, float | None]:
-        """Scores of a linear model on TF-IDF, whose thresholds are those of other folds of `split`."""
+        """Scores of a linear model on TF-IDF, with thresholds tuned on the same rows as the model's."""
         wanted = self.arguments.baseline
         if "train" not in self.splits or wanted == "false":
             return {}
         texts = whole_texts(self.splits["train"])
         if wanted == "auto" and expected_seconds(texts, len(self.labels)) > seconds:
             return {}
-        if (model := self.linear_model) is None:
+        if self.linear_model is None:
             return {}
-        predictions = {"logits": model(whole_texts(split)), "labels": self.known_targets(split)}
-        scores = self.problem.without_thresholds().score(predictions, split)
+        validation = self.splits.get("validation")
+        tunes = validation is not None and validation is not split
+        problem = self.problem.with_thresholds_of(self.linear_predictions(validation) if tunes else None)
+        scores = problem.score(self.linear_predictions(split), split)
         return {name: scores[name] for name in self.shown_metrics if name != "loss"}
 
     @cached_property
     def linear_model(self) -> Callable[[Sequence[str]], np.ndarray] | None:
         train = self.splits["train"]
         return linear_model(whole_texts(train), self.known_targets(train), len(self.labels))
+
+    def linear_predictions(self, split: TextSplit) -> Predictions:
+        return {"logits": self.linear_model(whole_texts(split)), "labels": self.known_targets(split)}
 
     def known_targets(self, split: TextSplit) -> np.ndarray:
         """The `labels` of predictions of all rows."""

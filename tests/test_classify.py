@@ -120,10 +120,20 @@ def test_a_model_that_is_not_better_than_a_linear_one_is_remarked_upon(ours, rem
     assert len(baseline_remark(task, metrics)) == remarks
 
 
-def test_the_thresholds_of_the_model_do_not_decide_for_the_linear_one():
-    problem = classification(2, thresholds=np.array([1.0, 1.0])).problem
-    problem.tuner = ThresholdTuner(temperatures=np.zeros(2))
+def test_the_linear_model_has_thresholds_of_its_own_from_the_validation_rows(monkeypatch):
+    task = classification(2, thresholds=np.array([1.0, 1.0]), baseline="true")
+    task.problem.tuner = ThresholdTuner(temperatures=np.zeros(2))
     logits = np.array([[2.0, -2.0], [-2.0, 2.0]] * 10, dtype=np.float32)
-    predictions = {"logits": logits, "labels": (logits > 0).astype(np.uint8)}
-    assert problem.score(predictions, SPLIT)["tuned_f1_micro"] == 0
-    assert problem.without_thresholds().score(predictions, SPLIT)["tuned_f1_micro"] == 1
+    found = {"logits": logits, "labels": (logits > 0).astype(np.uint8)}
+    swapped = {**found, "labels": 1 - found["labels"]}  # both labels for every row are best
+    assert task.problem.score(found, SPLIT)["tuned_f1_micro"] == 0
+
+    test, validation = (SimpleNamespace(**vars(SPLIT), found=each) for each in (found, swapped))
+    monkeypatch.setattr(TextClassification, "linear_model", "trained")
+    monkeypatch.setattr(TextClassification, "linear_predictions", lambda self, split: split.found)
+    monkeypatch.setattr("classify.whole_texts", lambda split: [])
+    task.splits = {"train": SPLIT, "validation": validation}
+    assert task.baseline(test, 60)["tuned_f1_micro"] == pytest.approx(2 / 3)
+    assert task.baseline(validation, 60)["tuned_f1_micro"] == pytest.approx(2 / 3)
+    task.splits = {"train": SPLIT}
+    assert task.baseline(test, 60)["tuned_f1_micro"] == 1

@@ -143,9 +143,10 @@ class MultiLabel(Problem):
         rows = None if self.thresholds is None else split.content()
         return self.tuner.decide(predictions["logits"], predictions["labels"], self.thresholds, rows)
 
-    def without_thresholds(self) -> MultiLabel:
-        other = copy.copy(self)
-        other.thresholds, other.tuner = None, replace(self.tuner, temperatures=1.0)
+    def with_thresholds_of(self, best: Predictions | None) -> MultiLabel:
+        other, plain = copy.copy(self), replace(self.tuner, calibration="none")
+        other.tuner = replace(self.tuner, temperatures=1.0)
+        other.thresholds = None if best is None else plain.fit(best["logits"], best["labels"]).values
         return other
 
     def for_evaluate(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
@@ -168,7 +169,7 @@ class MultiLabel(Problem):
         return {"thresholds": dict(zip(self.labels, map(float, self.thresholds), strict=True))}
 
     def figures(self, best: Predictions, split: TextSplit) -> ReportContent:
-        tuner = self.without_thresholds().tuner  # these logits are those before calibration
+        tuner = self.with_thresholds_of(None).tuner  # these logits are those before calibration
         return report_content(tuner, best["logits"], best["labels"], self.labels, split)
 
     def card(self, folder: Path, config: Any, limits: list[str]) -> ModelCard:

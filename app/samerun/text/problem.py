@@ -91,8 +91,9 @@ class Problem(ABC):
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
         """The metrics of a labelled file."""
 
-    def without_thresholds(self) -> Problem:
-        """The same problem, whose decisions use neither thresholds nor temperatures of the exported model."""
+    def with_thresholds_of(self, best: Predictions | None) -> Problem:
+        """The same problem for another model than the exported one, with the thresholds that are best for its
+        predictions `best`; None: each row is decided by thresholds of other folds."""
         return self
 
     @abstractmethod
