@@ -76,7 +76,8 @@ class Arguments(DecisionArguments, LossArguments, ProblemArguments, LongDocument
     num_train_epochs: float | None = changed_option(
         TextArguments,
         "num_train_epochs",
-        "passes over the training rows (default: 3, or as many as give 400 updates, at most 30)",
+        "passes over the training rows (default: 3, or as many as give 400 updates, for multi-label problems "
+        "also 15 per label; at most 30)",
     )
     head_learning_rate: float | None = option(
         above=0,
@@ -185,9 +186,11 @@ class TextClassification(TextTask):
             if "validation" in ids and self.best_metric in self.metric_names:
                 problem.check_best_metric(self.best_metric, ids["validation"])
         data = self.data(tables, ids, notes, problem.fingerprint())
-        if modes.train and a.sampling == "class_balanced":
-            weights = class_balanced(ids["train"], len(self.labels))
-            self.splits["train"] = replace(self.splits["train"], weights=weights)
+        if modes.train:
+            train, number = self.splits["train"], len(self.labels)
+            weights = class_balanced(ids["train"], number) if a.sampling == "class_balanced" else None
+            enough = max(train.enough_updates, problem.updates_per_label * number)
+            self.splits["train"] = replace(train, weights=weights, enough_updates=enough)
         return data
 
     def read_targets(self, table: Table, split: str, notes: list[str]) -> Any | None:

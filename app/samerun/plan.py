@@ -125,7 +125,7 @@ class Plan:
     """All numbers of a training that follow from its arguments, rows and processes."""
 
     batch: BatchShape
-    num_rows: int
+    num_rows: int  # of an epoch
     steps_per_epoch: int
     total_steps: int
     warmup_steps: int
@@ -195,7 +195,7 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
     batch = batch_of(arguments, launch.world_size, by_tokens)
     steps_per_epoch = math.ceil(num_rows / batch.global_batch_size)
     advises = a.__dataclass_fields__["num_train_epochs"].default is None and a.learning_rate <= HIGH_RATE
-    enough = math.ceil(ENOUGH_UPDATES / steps_per_epoch)
+    enough = math.ceil(split.enough_updates / steps_per_epoch)
     epochs = a.num_train_epochs or min(max(EPOCHS, enough), MOST_EPOCHS)
     total_steps = a.max_steps or max(1, math.ceil(steps_per_epoch * epochs))
     warmup = _steps(a.warmup_steps or 0, total_steps)
@@ -217,7 +217,7 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
         num_rows=num_rows,
         steps_per_epoch=steps_per_epoch,
         chosen_epochs=None if a.max_steps or a.num_train_epochs else epochs,
-        advised_steps=ENOUGH_UPDATES if advises and a.num_train_epochs and not a.max_steps else None,
+        advised_steps=split.enough_updates if advises and a.num_train_epochs and not a.max_steps else None,
         total_steps=total_steps,
         warmup_steps=warmup,
         learning_rate=a.learning_rate * factor,

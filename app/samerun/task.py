@@ -13,7 +13,7 @@ import torch
 
 from samerun.additional_metrics import load_metrics
 from samerun.errors import InputError, TrainingError, nearest, raise_problems
-from samerun.plan import Modes
+from samerun.plan import ENOUGH_UPDATES, Modes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -137,6 +137,7 @@ class Split:
     # be resumed.
     content: Callable[[], str] | None = None
     evaluation_rows: int | None = None  # of a batch unless --per_device_eval_batch_size is given
+    enough_updates: int = ENOUGH_UPDATES  # of a training whose number of epochs is chosen
     stream: Stream | None = None  # source of each epoch's training rows; the split holds the first epoch's
 
     def __len__(self) -> int:

@@ -27,8 +27,8 @@ from samerun.task import Split
 SIZES = st.integers(1, 300)
 
 
-def plan_of(arguments, rows, processes, use_cpu=False, deepspeed=None):
-    split = Split("rows", None, rows, lengths=np.ones(rows))
+def plan_of(arguments, rows, processes, use_cpu=False, deepspeed=None, enough=400):
+    split = Split("rows", None, rows, lengths=np.ones(rows), enough_updates=enough)
     launch = SimpleNamespace(world_size=processes, use_cpu=use_cpu, deepspeed_config=deepspeed)
     return make_plan(arguments, split, launch)
 
@@ -86,17 +86,23 @@ def test_plan_of_a_run(arguments):
 
 
 @pytest.mark.parametrize(
-    ("rows", "epochs", "steps"), [(64, 30, 60), (640, 20, 400), (650, 20, 420), (100_000, 3, 9375)]
-)
+    ("rows", "epochs", "steps", "enough"),
+    [
+        (64, 30, 60, 400), (640, 20, 400, 400), (650, 20, 420, 400), (100_000, 3, 9375, 400),
+        (7006, 7, 1533, 1350),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("processes", [1, 8])
-def test_a_classifier_chooses_its_epochs_by_rows_and_global_batch_alone(rows, epochs, steps, processes):
+def test_a_classifier_chooses_its_epochs_by_the_data_and_global_batch(rows, epochs, steps, enough, processes):
     given = {"output_dir": "runs/a", "learning_rate": 1e-4, "global_batch_size": 32}
-    plan = plan_of(Arguments(**given), rows, processes)
+    plan = plan_of(Arguments(**given), rows, processes, enough=enough)
     assert (plan.chosen_epochs, plan.total_steps) == (epochs, steps)
     assert f"of {rows} rows x {epochs}; --num_train_epochs sets it" in describe(plan)[1]
-    for rate, rows_enough in ((1e-4, 6400), (2e-4, 0)):
-        asked = plan_of(Arguments(**given | {"num_train_epochs": 2, "learning_rate": rate}), rows, processes)
-        assert any("may be too few" in line for line in describe(asked)) == (rows < rows_enough)
+    for rate in (1e-4, 2e-4):
+        asked = Arguments(**given | {"num_train_epochs": 2, "learning_rate": rate})
+        plan = plan_of(asked, rows, processes, enough=enough)
+        notes = [line for line in describe(plan) if line.endswith(f"there are up to {enough}")]
+        assert len(notes) == (rate == 1e-4 and plan.total_steps < enough)
 
 
 def test_steps_asked_for_win_over_epochs(arguments):

@@ -61,6 +61,7 @@ class MultiLabel(Problem):
         "average_precision_macro",
     )
     metric_names = METRICS
+    updates_per_label = 15  # benchmarks/quality.md, "How many updates"
 
     def __init__(self, arguments: Any) -> None:
         super().__init__(arguments)

@@ -28,6 +28,7 @@ class Problem(ABC):
     shown_metrics: tuple[str, ...]
     metric_names: tuple[str, ...]
     loss_settings: dict[str, Any] | None = None
+    updates_per_label = 0  # that a training needs at least
 
     def __init__(self, arguments: Any) -> None:
         self.arguments = arguments

@@ -44,6 +44,17 @@ def test_weights_belong_to_files_and_patterns(mixed):
         mixture_of(mixed.take(np.arange(6)), (1, 1), [])
 
 
+def test_several_labels_a_row_need_more_updates(bert_folder, tmp_path):
+    file, enough = tmp_path / "a.csv", []
+    file.write_text("text,labels\n" + "".join(f"sort {number},{number}\n" for number in range(40)))
+    for kind in ("multi_label", "single_label"):
+        given = {"train_file": SpaceSeparated([str(file)]), "problem_type": kind, "baseline": "false"}
+        task = TextClassification(Arguments(output_dir="a", model_name_or_path=str(bert_folder), **given))
+        data = task.load(SimpleNamespace(device_type="cpu"), Modes(True, False, False))
+        enough.append(data.splits["train"].enough_updates)
+    assert enough == [600, 400]
+
+
 def test_the_fingerprint_knows_the_rows_and_how_they_are_mixed_but_not_the_files(bert_folder, tmp_path):
     rows = ["sort the values,x", "cut the text,y", "a b c,x|y", "return it,y"]
     for name, part in {"whole": rows, "first": rows[:1], "rest-1": rows[1:3], "rest-2": rows[3:]}.items():
