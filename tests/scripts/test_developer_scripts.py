@@ -1,15 +1,12 @@
 """Scripts of developers: bench.py computes its numbers from what was measured, and runs quickly; scale.py at
-small sizes; what mutants.py and oracle.py change and compare."""
+small sizes."""
 
-import ast
 import importlib.util
 import json
 import subprocess
 import sys
 from types import SimpleNamespace
 
-import mutants
-import oracle
 import pytest
 from benchmarking import contest
 from benchmarking.sections import classification
@@ -150,45 +147,3 @@ def test_the_other_tables(scale):
     beats = cells(scale.show_heartbeat(small))
     assert int(beats["300"][2]) == 300 * 76
     assert int(beats["300"][4]) < 2 * int(beats["8"][4])  # another process reads a summary
-
-
-# The guards
-
-
-def test_each_kind_of_fault_is_put_in_its_place():
-    text = (
-        'def f(a: int = 1) -> str:\n    if not a < 2 and a:\n        raise ValueError("é", 3)\n    return a\n'
-    )
-    found = [
-        mutants.with_change(text, node, new).splitlines() for node, new, _ in mutants.changes(ast.parse(text))
-    ]
-    changed = {next(line.strip() for line in lines if line not in text.splitlines()) for lines in found}
-    assert changed == {
-        "def f(a: int = (2)) -> str:",
-        "if (not a < 2 or a):",
-        "if (a < 2) and a:",
-        "if not (a <= 2) and a:",
-        "if not a < (3) and a:",
-        "return (None)",
-    }
-    gone = [fault for fault in mutants.by_hand(mutants.REPOSITORY) if isinstance(fault, str)]
-    assert gone == []  # a pattern of guarding/faults.py is to follow code that moves
-
-
-def test_what_differs_between_two_runs(tmp_path):
-    found = []
-    for loss, line in ((0.5, "step 1"), (0.50001, "step one")):
-        metrics = {"loss": loss, "train_runtime": loss, "f1": [None]}
-        (tmp_path / "metrics.json").write_text(json.dumps(metrics))
-        found.append({"code": 0, "messages": [line], **oracle.content(tmp_path, stopped=False)})
-    assert oracle.differences("a", found[0], found[0]) == []
-    assert oracle.differences("a", *found) == [
-        "message - step 1",
-        "message + step one",
-        "number metrics.json: loss: 0.5 -> 0.50001",
-    ]
-
-
-def test_a_command_runs_after_those_whose_files_it_reads():
-    names = [command.name for command in oracle.ordered("^after_stop_torchrun|predict_masks")]
-    assert names == ["stop_python", "after_stop_torchrun", "segment", "predict_masks"]
