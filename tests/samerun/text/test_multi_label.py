@@ -115,6 +115,13 @@ def test_taken_rows_have_the_labels_that_they_have_alone(rows, data):
     assert (found.names, written(found)) == (alone.names, written(alone))
 
 
+def test_targets_are_0_and_1():
+    problem = MultiLabel(classify.Arguments())
+    problem.labels = ["a", "b", "c"]
+    targets = problem.tensor(Ragged.of([[0, 2], [], [1], [2]]), np.array([3, 1, 0]))
+    assert targets.tolist() == [[0, 0, 1], [0, 0, 0], [1, 0, 1]]
+
+
 def test_label_file(tmp_path):
     path = tmp_path / "labels.txt"
     path.write_bytes("\ufeffb\r\n\n 标签 \na\u2028c\n".encode())
