@@ -77,7 +77,7 @@ class Arguments(DecisionArguments, LossArguments, ProblemArguments, LongDocument
         TextArguments,
         "num_train_epochs",
         "passes over the training rows (default: 3, or as many as give 400 updates, for multi-label problems "
-        "also 15 per label; at most 30)",
+        "15 per label up to 1500; at most 30)",
     )
     head_learning_rate: float | None = option(
         above=0,
@@ -129,7 +129,7 @@ class TextClassification(TextTask):
 
     name = "classify"
     evaluates_by_tokens = True
-    named_metrics, lower_is_better = HIGHER_IS_BETTER, ("mse", "mae")
+    named_metrics = HIGHER_IS_BETTER
     baseline_name = "a linear model on TF-IDF"
     baseline_advice = (
         "Likely reasons, in this order: too few updates (--num_train_epochs), cut texts (--max_length, "
@@ -187,10 +187,10 @@ class TextClassification(TextTask):
                 problem.check_best_metric(self.best_metric, ids["validation"])
         data = self.data(tables, ids, notes, problem.fingerprint())
         if modes.train:
-            train, number = self.splits["train"], len(self.labels)
-            weights = class_balanced(ids["train"], number) if a.sampling == "class_balanced" else None
-            enough = max(train.enough_updates, problem.updates_per_label * number)
-            self.splits["train"] = replace(train, weights=weights, enough_updates=enough)
+            balanced = a.sampling == "class_balanced"
+            weights = class_balanced(ids["train"], len(self.labels)) if balanced else None
+            more = {"weights": weights, "enough_updates": problem.enough_updates}
+            self.splits["train"] = replace(self.splits["train"], **more)
         return data
 
     def read_targets(self, table: Table, split: str, notes: list[str]) -> Any | None:
@@ -263,9 +263,7 @@ class TextClassification(TextTask):
             return {}
         if self.linear_model is None:
             return {}
-        validation = self.splits.get("validation")
-        tunes = validation is not None and validation is not split
-        problem = self.problem.with_thresholds_of(self.linear_predictions(validation) if tunes else None)
+        problem = self.problem.of_model(self.linear_predictions, self.splits.get("validation"))
         scores = problem.score(self.linear_predictions(split), split)
         return {name: scores[name] for name in self.shown_metrics if name != "loss"}
 

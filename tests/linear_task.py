@@ -1,5 +1,6 @@
 """The smallest task, for tests of the engine: least squares with a linear layer."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -83,8 +84,8 @@ def opener(start_run, arguments, folder):
     """A function that opens a run in `folder`, as a new process would."""
     run = start_run(make_plan(22).batch)
 
-    def open_run(fingerprint=FINGERPRINT, epochs=2, save_steps=3, unlock=True, **given):
-        plan = make_plan(22, epochs=epochs, save_steps=save_steps)
+    def open_run(fingerprint=FINGERPRINT, epochs=2, chosen=None, save_steps=3, unlock=True, **given):
+        plan = replace(make_plan(22, epochs=epochs, save_steps=save_steps), chosen_epochs=chosen)
         try:
             return start.open_run(run, arguments(output_dir=str(folder), **given), plan, fingerprint, [], {})
         finally:

@@ -11,7 +11,7 @@ from samerun.errors import TrainingError
 from samerun.main import baseline_remark
 from samerun.task import Batch
 from samerun.text.head import set_default_rates
-from samerun.text.multi_label_scores import ThresholdTuner
+from samerun.text.multi_label_scores import ThresholdTuner, decision_scores
 
 SPLIT = SimpleNamespace(content=lambda: "rows", path="valid.csv")
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [-3.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
@@ -121,19 +121,30 @@ def test_a_model_that_is_not_better_than_a_linear_one_is_remarked_upon(ours, rem
 
 
 def test_the_linear_model_has_thresholds_of_its_own_from_the_validation_rows(monkeypatch):
-    task = classification(2, thresholds=np.array([1.0, 1.0]), baseline="true")
-    task.problem.tuner = ThresholdTuner(temperatures=np.zeros(2))
-    logits = np.array([[2.0, -2.0], [-2.0, 2.0]] * 10, dtype=np.float32)
-    found = {"logits": logits, "labels": (logits > 0).astype(np.uint8)}
-    swapped = {**found, "labels": 1 - found["labels"]}  # both labels for every row are best
-    assert task.problem.score(found, SPLIT)["tuned_f1_micro"] == 0
+    def rows(seed):
+        logits = np.random.default_rng(seed).normal(size=(300, 2)).astype(np.float32)
+        found = {"logits": logits, "labels": (logits + logits[::-1] > 1).astype(np.uint8)}
+        return SimpleNamespace(content=lambda: str(seed), path="a.csv", found=found)
 
-    test, validation = (SimpleNamespace(**vars(SPLIT), found=each) for each in (found, swapped))
+    def expected(split, thresholds=None, own=None):
+        logits, labels = split.found.values()
+        decided = (own or ThresholdTuner()).decide(logits, labels, thresholds, "")
+        return decision_scores(decided, labels > 0)["f1_micro"]
+
     monkeypatch.setattr(TextClassification, "linear_model", "trained")
     monkeypatch.setattr(TextClassification, "linear_predictions", lambda self, split: split.found)
     monkeypatch.setattr("classify.whole_texts", lambda split: [])
+    task, test, validation = classification(2, baseline="true"), rows(0), rows(1)
+    task.problem.thresholds, task.problem.tuner = np.ones(2), ThresholdTuner(temperatures=np.zeros(2))
     task.splits = {"train": SPLIT, "validation": validation}
-    assert task.baseline(test, 60)["tuned_f1_micro"] == pytest.approx(2 / 3)
-    assert task.baseline(validation, 60)["tuned_f1_micro"] == pytest.approx(2 / 3)
+    logits, targets = validation.found.values()
+    tuned = ThresholdTuner().fit(logits, targets).values
+    assert task.baseline(test, 60)["tuned_f1_micro"] == expected(test, tuned) != expected(test)
+    assert (
+        task.baseline(validation, 60)["tuned_f1_micro"] == expected(validation) != expected(validation, tuned)
+    )
     task.splits = {"train": SPLIT}
-    assert task.baseline(test, 60)["tuned_f1_micro"] == 1
+    assert task.baseline(test, 60)["tuned_f1_micro"] == expected(test, np.array([0.5, 0.5]))
+    fixed = ThresholdTuner(np.array([0.3, 0.4]), calibration="temperature")
+    task.problem.tuner, task.splits = fixed, {"train": SPLIT, "validation": validation}
+    assert task.baseline(test, 60)["tuned_f1_micro"] == expected(test, own=fixed)

@@ -139,7 +139,7 @@ class Plan:
     optimizer: str = optim_arguments.DEFAULT  # its description
     ema_decay: float | None = None
     chosen_epochs: int | None = None  # if neither epochs nor steps are given
-    advised_steps: int | None = None  # of a task that chooses its epochs, if they are given
+    advised_steps: int | None = None  # of a task that chooses its epochs, if too few are given
 
     def epoch_of(self, step: int) -> tuple[int, int]:
         """(epoch, step within the epoch) of optimizer step `step`, all 0-based."""
@@ -196,8 +196,11 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
     steps_per_epoch = math.ceil(num_rows / batch.global_batch_size)
     advises = a.__dataclass_fields__["num_train_epochs"].default is None and a.learning_rate <= HIGH_RATE
     enough = math.ceil(split.enough_updates / steps_per_epoch)
-    epochs = a.num_train_epochs or min(max(EPOCHS, enough), MOST_EPOCHS)
+    chosen = min(max(EPOCHS, enough), MOST_EPOCHS)
+    epochs = a.num_train_epochs or chosen
     total_steps = a.max_steps or max(1, math.ceil(steps_per_epoch * epochs))
+    advised = chosen * steps_per_epoch
+    is_short = total_steps < min(advised, split.enough_updates) and not a.max_steps
     warmup = _steps(a.warmup_steps or 0, total_steps)
     if warmup > total_steps:
         raise InputError(f"--warmup_steps {warmup} is longer than the run ({total_steps} optimizer steps)")
@@ -217,7 +220,7 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
         num_rows=num_rows,
         steps_per_epoch=steps_per_epoch,
         chosen_epochs=None if a.max_steps or a.num_train_epochs else epochs,
-        advised_steps=split.enough_updates if advises and a.num_train_epochs and not a.max_steps else None,
+        advised_steps=advised if advises and is_short else None,
         total_steps=total_steps,
         warmup_steps=warmup,
         learning_rate=a.learning_rate * factor,
@@ -262,10 +265,10 @@ def describe(plan: Plan) -> list[str]:
             f"note           --ema_decay {plan.ema_decay:g}: the averaged weights are evaluated and "
             "exported; they take 4 bytes per trained element"
         )
-    if plan.total_steps < (plan.advised_steps or 0):
+    if plan.advised_steps is not None:
         lines.append(
             f"note           {plan.total_steps} updates may be too few for a new head at this learning rate; "
-            f"without --num_train_epochs there are up to {plan.advised_steps}"
+            f"without --num_train_epochs there are {plan.advised_steps}"
         )
     if b.follows_processes:
         lines.append(

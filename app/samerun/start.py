@@ -270,12 +270,12 @@ def _take_folder(
         # Stopped before its first checkpoint: begins where it began before.
         path = checkpoint.find(folder / checkpoint.FOLDER, arguments.resume_from_checkpoint)
     if path is None and holds_a_run and not restarted and _is_complete(folder, plan, fingerprint):
-        notes += _changed_arguments(folder / RUN_FILE, arguments)
+        notes += _changed_arguments(folder / RUN_FILE, arguments, plan)
         signals.on_immediate_stop(partial(mirror.wait, mirror.STOP_SECONDS))
         return OpenedRun(fingerprint, complete=True), notes
     step = 0
     if path is not None:
-        notes += _changed_arguments(path.parent.parent / run_folder.RUN_FILE, arguments)
+        notes += _changed_arguments(path.parent.parent / RUN_FILE, arguments, plan)
         step = checkpoint.load_state(path, fingerprint).step
     _begin(folder, description, step)
     return OpenedRun(fingerprint, resume=path), notes
@@ -313,11 +313,12 @@ def _is_complete(folder: Path, plan: Plan, fingerprint: dict[str, Any]) -> bool:
     )
 
 
-def _changed_arguments(run_file: Path, arguments: Any) -> list[str]:
+def _changed_arguments(run_file: Path, arguments: Any, plan: Plan) -> list[str]:
     """A note on the arguments that differ from those in run.json, which the checkpoint's run wrote when it
-    last started."""
+    last started, and on another number of steps if nobody asked for it."""
     try:
-        before = json.loads(run_file.read_text(encoding="utf-8"))["arguments"]
+        run = json.loads(run_file.read_text(encoding="utf-8"))
+        before, steps = run["arguments"], run["plan"]["total_steps"]
     except (OSError, ValueError, KeyError):
         return []
     now = json.loads(as_json(as_dict(arguments)))
@@ -331,6 +332,9 @@ def _changed_arguments(run_file: Path, arguments: Any) -> list[str]:
         for name in names
         if before[name] != now[name]
     ]
+    if plan.chosen_epochs is not None and plan.total_steps != steps:
+        number = checkpoint.difference("the number of steps", steps, plan.total_steps)
+        changes.append(f"{number} (--num_train_epochs)")
     return [f"changed since the checkpoint: {'; '.join(changes)}"] if changes else []
 
 

@@ -8,7 +8,7 @@ from linear_task import LinearTask, make_plan, points, split_of
 from safetensors.torch import load_file, save_file
 
 from samerun.best_models import ranked, recover
-from samerun.files import replace_folder, write_json
+from samerun.files import replace_folder
 from samerun.start import OpenedRun
 from samerun.task import Data
 from samerun.tools import average
@@ -89,17 +89,6 @@ def test_a_resumed_run_forgets_what_is_gone(begin, tmp_path, capsys):
     again = begin((), checkpoint, keep_best=3)
     assert [each["step"] for each in again.state.kept] == [4, 3]
     assert "the kept models of step 2 are missing in" in capsys.readouterr().out
-
-
-def test_a_model_that_a_later_one_replaced_is_not_the_best(begin, tmp_path):
-    training = begin()
-    for step in (4, 7):
-        write_json(tmp_path / "metrics.json", {"best_step": step})
-        state, notes = recover(tmp_path, replace(training.state), training.task, 1, complete=False)
-        assert state.best_step == (4 if step == 4 else None)
-    assert notes == [
-        "the best model so far (step 4) was replaced by that of step 7; later evaluations choose a new one"
-    ]
 
 
 @pytest.mark.parametrize("changed", ["metric", "loss"])

@@ -101,8 +101,8 @@ def test_a_classifier_chooses_its_epochs_by_the_data_and_global_batch(rows, epoc
     for rate in (1e-4, 2e-4):
         asked = Arguments(**given | {"num_train_epochs": 2, "learning_rate": rate})
         plan = plan_of(asked, rows, processes, enough=enough)
-        notes = [line for line in describe(plan) if line.endswith(f"there are up to {enough}")]
-        assert len(notes) == (rate == 1e-4 and plan.total_steps < enough)
+        notes = [line for line in describe(plan) if line.endswith(f"there are {steps}")]
+        assert len(notes) == (rate == 1e-4 and plan.total_steps < min(enough, steps))
 
 
 def test_steps_asked_for_win_over_epochs(arguments):

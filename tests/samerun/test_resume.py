@@ -286,8 +286,11 @@ def test_changed_arguments_are_named(opened, request, capsys):
     opened(**changed)
     changes = "--learning_rate was 5e-05, is now 0.5; --gradient_checkpointing was false, is now true"
     assert f"note           changed since the checkpoint: {changes}\n" in capsys.readouterr().out
-    opened(**changed)
+    opened(**changed, epochs=3)
     assert "changed since" not in capsys.readouterr().out
+    opened(**changed, epochs=4, chosen=4)
+    number = "the number of steps was 9, is now 12 (--num_train_epochs)"
+    assert f"note           changed since the checkpoint: {number}\n" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("finished")

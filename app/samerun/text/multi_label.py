@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import compress
 from pathlib import Path
@@ -22,6 +22,7 @@ from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
 from samerun.errors import SHOWN, InputError, raise_problems
 from samerun.models.pretrained import labels_of, own_labels
+from samerun.plan import ENOUGH_UPDATES
 from samerun.reports.card import markdown_table
 from samerun.task import ModelCard, Predictions, ReportContent
 from samerun.text import long_documents
@@ -39,6 +40,8 @@ from samerun.text.multi_label_scores import (
 from samerun.text.problem import Problem
 from samerun.text.text import TextSplit
 
+# For each label of the training rows (benchmarks/quality.md, "More updates for many labels").
+UPDATES_PER_LABEL, MOST_UPDATES = 15, 1500
 MAX_TABLE_ROWS = 100  # in the card's per-label table; metrics.json has all labels
 CARD_NOTE = (
     "\n`tuned_*` use the model's thresholds, one per label. On validation rows, which tuned them, each row "
@@ -61,7 +64,6 @@ class MultiLabel(Problem):
         "average_precision_macro",
     )
     metric_names = METRICS
-    updates_per_label = 15  # benchmarks/quality.md, "How many updates"
 
     def __init__(self, arguments: Any) -> None:
         super().__init__(arguments)
@@ -98,6 +100,8 @@ class MultiLabel(Problem):
         self.positive = np.bincount(ids["train"].values, minlength=len(self.labels))
         self.loss = loss_of_arguments(self.arguments, self.positive, self.num_rows, self.labels, notes)
         self.loss_settings = self.loss.as_settings()
+        per_label = UPDATES_PER_LABEL * int((self.positive > 0).sum())
+        self.enough_updates = max(ENOUGH_UPDATES, min(per_label, MOST_UPDATES))
         if self.loss.pos_weight is not None:
             weights = zip(self.labels, self.loss.pos_weight.tolist(), strict=True)
             self.details["pos_weight"] = dict(weights)
@@ -144,10 +148,19 @@ class MultiLabel(Problem):
         rows = None if self.thresholds is None else split.content()
         return self.tuner.decide(predictions["logits"], predictions["labels"], self.thresholds, rows)
 
-    def with_thresholds_of(self, best: Predictions | None) -> MultiLabel:
-        other, plain = copy.copy(self), replace(self.tuner, calibration="none")
-        other.tuner = replace(self.tuner, temperatures=1.0)
-        other.thresholds = None if best is None else plain.fit(best["logits"], best["labels"]).values
+    def of_model(
+        self, predict: Callable[[TextSplit], Predictions], validation: TextSplit | None
+    ) -> MultiLabel:
+        other = copy.copy(self)
+        other.thresholds, other.tuner = None, replace(self.tuner, temperatures=1.0)
+        if self.tuner.fixed is not None:
+            return other
+        logits, labels = np.zeros((2, 0, len(self.labels)))
+        if validation is not None:
+            best = predict(validation)
+            logits, labels = best["logits"], best["labels"]
+            other.tuner = replace(other.tuner, tuned_on=validation.content())
+        other.thresholds = replace(other.tuner, calibration="none").fit(logits, labels).values
         return other
 
     def for_evaluate(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
@@ -170,7 +183,7 @@ class MultiLabel(Problem):
         return {"thresholds": dict(zip(self.labels, map(float, self.thresholds), strict=True))}
 
     def figures(self, best: Predictions, split: TextSplit) -> ReportContent:
-        tuner = self.with_thresholds_of(None).tuner  # these logits are those before calibration
+        tuner = replace(self.tuner, temperatures=1.0)  # these logits are those before calibration
         return report_content(tuner, best["logits"], best["labels"], self.labels, split)
 
     def card(self, folder: Path, config: Any, limits: list[str]) -> ModelCard:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
+from samerun.plan import ENOUGH_UPDATES
 from samerun.task import ModelCard, Predictions, ReportContent
 from samerun.text.text import TextSplit
 
@@ -28,7 +29,7 @@ class Problem(ABC):
     shown_metrics: tuple[str, ...]
     metric_names: tuple[str, ...]
     loss_settings: dict[str, Any] | None = None
-    updates_per_label = 0  # that a training needs at least
+    enough_updates = ENOUGH_UPDATES  # of a training whose number of epochs is chosen
 
     def __init__(self, arguments: Any) -> None:
         self.arguments = arguments
@@ -92,9 +93,9 @@ class Problem(ABC):
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
         """The metrics of a labelled file."""
 
-    def with_thresholds_of(self, best: Predictions | None) -> Problem:
-        """The same problem for another model than the exported one, with the thresholds that are best for its
-        predictions `best`; None: each row is decided by thresholds of other folds."""
+    def of_model(self, predict: Callable[[TextSplit], Predictions], validation: TextSplit | None) -> Problem:
+        """The same problem for another model, whose thresholds are tuned as those of the exported one, on its
+        predictions of the validation rows."""
         return self
 
     @abstractmethod

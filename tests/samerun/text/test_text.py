@@ -46,13 +46,15 @@ def test_weights_belong_to_files_and_patterns(mixed):
 
 def test_several_labels_a_row_need_more_updates(bert_folder, tmp_path):
     file, enough = tmp_path / "a.csv", []
-    file.write_text("text,labels\n" + "".join(f"sort {number},{number}\n" for number in range(40)))
-    for kind in ("multi_label", "single_label"):
-        given = {"train_file": SpaceSeparated([str(file)]), "problem_type": kind, "baseline": "false"}
+    names = tmp_path / "labels.txt"
+    names.write_text("\n".join(map(str, range(200))))  # more than the rows have
+    for kind, labels in (("multi_label", 40), ("multi_label", 200), ("single_label", 40)):
+        file.write_text("text,labels\n" + "".join(f"sort {number},{number}\n" for number in range(labels)))
+        given = {"train_file": SpaceSeparated([str(file)]), "problem_type": kind, "label_file": str(names)}
         task = TextClassification(Arguments(output_dir="a", model_name_or_path=str(bert_folder), **given))
         data = task.load(SimpleNamespace(device_type="cpu"), Modes(True, False, False))
         enough.append(data.splits["train"].enough_updates)
-    assert enough == [600, 400]
+    assert enough == [600, 1500, 400]
 
 
 def test_the_fingerprint_knows_the_rows_and_how_they_are_mixed_but_not_the_files(bert_folder, tmp_path):
