@@ -3,9 +3,10 @@
 Replaces: `torch.mm`, `torch.addmm` with a bias, `torch.bmm` and `torch.baddbmm_`, which linear layers and
 attention call in both passes, for every model. Active: in fp32 on AMD's Zen 5 (family 26), if OpenBLAS
 computes with AVX-512, which it finds out itself; OPENBLAS_CORETYPE=HASWELL in the environment forbids it.
-MKL (2024.2, in torch 2.13) computes with AVX2 on AMD's CPUs and takes twice the time. AMD's other CPUs were
-not measured; on Intel's, MKL computes with AVX-512, too. Results differ in rounding only. Gain: a training
-step is 1.4 to 1.8 times as fast (benchmarks/notes.md, "Matrix products on a CPU").
+MKL (2024.2, in torch 2.13) computes with AVX2 on AMD's CPUs and takes twice the time. On Zen 4 a step gains
+1.05 to 1.09; older ones were not measured. On Intel's, MKL computes with AVX-512, too. Results differ in
+rounding only. Gain: a training step is 1.4 to 1.8 times as fast (benchmarks/notes.md, "Matrix products on a
+CPU").
 
 oneDNN, which torch has for fp16 and bf16, is about as fast, but keeps a compiled product of 0.3 to 0.6 MB for
 each shape, and texts have many shapes.
