@@ -71,7 +71,8 @@ class Arguments(DecisionArguments, LossArguments, ProblemArguments, LongDocument
     learning_rate: float | None = changed_option(
         TextArguments,
         "learning_rate",
-        "peak learning rate (default: 5e-5, of encoders with at most 384 hidden units, such as MiniLM, 1e-4)",
+        "peak learning rate (default: 5e-5; of encoders with at most 384 hidden units, such as MiniLM, 1e-4, "
+        "or 2e-4 for more than 26 labels of a multi-label problem)",
     )
     num_train_epochs: float | None = changed_option(
         TextArguments,
@@ -108,7 +109,7 @@ from samerun.main import run
 from samerun.models import pretrained
 from samerun.models.adapters import limit_training
 from samerun.models.contributions import words_of_likeliest
-from samerun.plan import Modes
+from samerun.plan import ENOUGH_UPDATES, Modes
 from samerun.runtime import Launch
 from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent
 from samerun.text import head
@@ -171,8 +172,6 @@ class TextClassification(TextTask):
             head.check_problem_type(a, self.config)
             if tables:
                 head.check_pairs(a, self.config)
-        if modes.train:
-            head.set_default_rates(a, self.config, notes)
         problem.choose(self.config, targets.get("train"), notes)
 
         texts = [tables["train"].columns[name] for name in self.text_columns] if modes.train else []
@@ -182,6 +181,7 @@ class TextClassification(TextTask):
         ids = self.all_ids(tables, targets, notes)
         if modes.train:
             problem.prepare(tables, ids, notes)
+            head.set_default_rates(a, self.config, problem.enough_updates > ENOUGH_UPDATES, notes)
             self.details, self.loss_settings = problem.details, problem.loss_settings
             if "validation" in ids and self.best_metric in self.metric_names:
                 problem.check_best_metric(self.best_metric, ids["validation"])

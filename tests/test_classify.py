@@ -99,16 +99,18 @@ def test_the_head_may_learn_faster_and_lower_layers_slower():
     assert task.learning_rate_scale(layers, "bert.encoder.layer.0.output.weight") == 0.25
 
 
-def test_the_default_rates_depend_on_the_encoders_width_and_on_whether_the_head_is_new():
-    def rates(hidden_size, problem_type=None, **given):
+def test_the_default_rates_depend_on_the_encoder_the_labels_and_whether_the_head_is_new():
+    def rates(hidden_size, problem_type=None, many_labels=False, **given):
         arguments, notes = Arguments(output_dir="runs/a", **given), []
         config = SimpleNamespace(hidden_size=hidden_size, problem_type=problem_type)
-        set_default_rates(arguments, config, notes)
+        set_default_rates(arguments, config, many_labels, notes)
         return arguments.learning_rate, arguments.head_learning_rate, len(notes)
 
     assert rates(384) == (1e-4, pytest.approx(1e-3), 1)
     assert rates(385) == (5e-5, pytest.approx(5e-4), 1)
     assert rates(384, "multi_label_classification") == rates(384, from_scratch=True) == (1e-4, None, 0)
+    assert rates(384, many_labels=True) == (2e-4, pytest.approx(2e-3), 1)
+    assert rates(385, many_labels=True) == rates(385)
     assert rates(384, head_learning_rate=1e-2) == (1e-4, 1e-2, 0)
     assert rates(384, learning_rate=2e-5) == (2e-5, None, 0)
 

@@ -27,7 +27,7 @@ CPU_TOKENS = 2048
 # Tasks whose --num_train_epochs is chosen: so many updates, from three epochs to so many
 # (benchmarks/quality.md, "How many updates").
 EPOCHS, ENOUGH_UPDATES, MOST_EPOCHS = 3, 400, 30
-HIGH_RATE = 1e-4  # above it fewer updates suffice, and nothing is advised
+HIGH_RATE = 2e-4  # above it fewer updates suffice, and nothing is advised
 
 # Schedules, their settings (--lr_scheduler_kwargs) and defaults; `lr_multiplier` derives those that are None.
 # Names and curves after the warm-up are those of `transformers.get_scheduler`, but `polynomial` ends at 0;

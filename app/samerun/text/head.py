@@ -25,17 +25,18 @@ STORED = (
 )
 # Largest difference in probability, by the run's precision. The pipeline computes in fp32.
 TOLERANCE = {"no": 1e-5, "bf16": 5e-2, "fp16": 1e-2}
-# Hidden units up to which an encoder has the higher default rate (benchmarks/quality.md, "Learning rates").
+# Hidden units up to which an encoder has the higher default rates (benchmarks/quality.md, "Learning rates").
 NARROW = 384
 
 
-def set_default_rates(arguments: Any, config: Any, notes: list[str]) -> None:
+def set_default_rates(arguments: Any, config: Any, many_labels: bool, notes: list[str]) -> None:
     """Sets --learning_rate if it is not given, and then --head_learning_rate of a new head on a trained
-    encoder. `config`: the model's."""
+    encoder. `config`: the model's; `many_labels`: whether they lengthen the training."""
     if arguments.learning_rate is not None:
         return
     narrow = getattr(config, "hidden_size", math.inf) <= NARROW
-    object.__setattr__(arguments, "learning_rate", 1e-4 if narrow else 5e-5)
+    of_narrow = 2e-4 if many_labels else 1e-4
+    object.__setattr__(arguments, "learning_rate", of_narrow if narrow else 5e-5)
     is_new = config.problem_type is None and not arguments.from_scratch
     if arguments.head_learning_rate is None and is_new:
         object.__setattr__(arguments, "head_learning_rate", 10 * arguments.learning_rate)
