@@ -44,8 +44,8 @@ def test_weights_belong_to_files_and_patterns(mixed):
         mixture_of(mixed.take(np.arange(6)), (1, 1), [])
 
 
-def test_several_labels_a_row_need_more_updates(bert_folder, tmp_path):
-    file, enough = tmp_path / "a.csv", []
+def test_several_labels_a_row_need_more_updates_and_a_higher_rate(bert_folder, tmp_path):
+    file, enough, rates = tmp_path / "a.csv", [], []
     names = tmp_path / "labels.txt"
     names.write_text("\n".join(map(str, range(200))))  # more than the rows have
     for kind, labels in (("multi_label", 40), ("multi_label", 200), ("single_label", 40)):
@@ -54,7 +54,9 @@ def test_several_labels_a_row_need_more_updates(bert_folder, tmp_path):
         task = TextClassification(Arguments(output_dir="a", model_name_or_path=str(bert_folder), **given))
         data = task.load(SimpleNamespace(device_type="cpu"), Modes(True, False, False))
         enough.append(data.splits["train"].enough_updates)
+        rates.append(task.arguments.learning_rate)
     assert enough == [600, 1500, 400]
+    assert rates == [2e-4, 2e-4, 1e-4]
 
 
 def test_the_fingerprint_knows_the_rows_and_how_they_are_mixed_but_not_the_files(bert_folder, tmp_path):
