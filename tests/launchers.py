@@ -6,6 +6,7 @@ under every launcher and launch file, which tests/launch/ checks.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -145,10 +146,12 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """An unused port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """An unused port, below those that the system gives to other connections until a job begins to listen."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_768)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def as_words(**given: object) -> list[str]:
