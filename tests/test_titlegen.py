@@ -11,7 +11,7 @@ import pytest
 import titlegen
 import torch
 from text_tasks import SEARCH, searching, titles
-from tiny_models import encoder_decoder, sizes
+from tiny_models import build, encoder_decoder, sizes
 from torch.nn.functional import log_softmax
 
 from samerun.data.tokens import Ragged
@@ -28,9 +28,8 @@ class Table(torch.nn.Module):
         torch.manual_seed(0)
         self.logits = torch.nn.Parameter(torch.randn(vocabulary, vocabulary))
 
-    def forward(self, input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, use_cache):
+    def forward(self, input_ids, attention_mask, decoder_input_ids, use_cache):
         assert not use_cache
-        assert decoder_input_ids.shape == decoder_attention_mask.shape
         return SimpleNamespace(logits=self.logits[decoder_input_ids])
 
 
@@ -44,10 +43,20 @@ def batch(labels, rows=None) -> Batch:
 def test_labels_are_moved_right_behind_the_start_id():
     forced = teacher_forcing(torch.tensor([[4, 5, 3], [4, 3, IGNORED]]), SEARCH)
     assert forced["decoder_input_ids"].tolist() == [[2, 4, 5], [2, 4, 3]]
-    assert forced["decoder_attention_mask"].tolist() == [[1, 1, 1], [1, 1, 1]]
     longer = teacher_forcing(torch.tensor([[3, IGNORED, IGNORED]]), SEARCH)
     assert longer["decoder_input_ids"].tolist() == [[2, 3, 0]]
-    assert longer["decoder_attention_mask"].tolist() == [[1, 1, 0]]
+
+
+@pytest.mark.parametrize("kind", ["titles", "blocks"])
+def test_a_decoder_needs_no_mask(kind):
+    model, ids = build(kind).eval(), torch.randint(3, 60, (2, 500))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    labels = torch.tensor([[4, 5, 3, 7], [4, 3, IGNORED, IGNORED]])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    with torch.no_grad():
+        ours = model(**inputs, **teacher_forcing(labels, SEARCH)).logits
+        masked = model(**inputs, **teacher_forcing(labels, SEARCH), decoder_attention_mask=mask).logits
+    torch.testing.assert_close(ours[labels != IGNORED], masked[labels != IGNORED])
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -89,15 +89,11 @@ def read_titles(table: Table, column: str, split: str) -> Cells | None:
 
 
 def teacher_forcing(labels: torch.Tensor, generation: Generation) -> dict[str, Any]:
-    """Decoder inputs (b, t): the labels shifted right behind the start id, and their mask."""
+    """Decoder inputs (b, t): the labels shifted right behind the start id. They need no mask: padding comes
+    last, and a causal decoder does not look ahead."""
     ids = labels.masked_fill(labels == IGNORED, generation.pad_id)
     start = ids.new_full((len(ids), 1), generation.start_id)
-    mask = torch.cat([torch.ones_like(start), (labels[:, :-1] != IGNORED).long()], dim=1)
-    return {
-        "decoder_input_ids": torch.cat([start, ids[:, :-1]], dim=1),
-        "decoder_attention_mask": mask,
-        "use_cache": False,
-    }
+    return {"decoder_input_ids": torch.cat([start, ids[:, :-1]], dim=1), "use_cache": False}
 
 
 def token_losses(logits: torch.Tensor, batch: Batch, smoothing: float) -> torch.Tensor:
