@@ -50,9 +50,7 @@ def stages(bench: Bench, batch_size: int, others: list[str]) -> dict[str, Stages
         theirs = accumulating(batch_size, grouped=True)
         return {"ours": [tokens, [{"length_grouping": False}]], **dict.fromkeys(others, theirs)}
     theirs = [[EVERYWHERE | {"grouped": True}], [{"accumulation": 2}]]
-    ours: Stages = [
-        [{"per_device_train_batch_size": batch_size}], [{"torch_compile": True}, {"dropout_by": "row"}]
-    ]  # fmt: skip
+    ours: Stages = [[{"per_device_train_batch_size": batch_size}], [{"torch_compile": True}]]
     compiled: Stages = [theirs[0], [*theirs[1], {"compile": True}]]
     return {"ours": ours, **{name: compiled if name == "trainer" else theirs for name in others}}
 

@@ -46,7 +46,9 @@ def all_at_once(batch_size: int) -> dict[str, Stages]:
         EVERYWHERE | {"accumulation": count, "weights": dtype}
         for count, dtype in ((2, "fp32"), (4, "fp32"), (1, "bf16"), (2, "bf16"))
     ]
-    ours = [{"per_device_train_batch_size": batch_size // count} for count in (1, 2)]
+    ours = [
+        {"cuda_graphs": graphs, "per_device_train_batch_size": batch_size} for graphs in ("true", "false")
+    ]
     return {"ours": [ours], "trainer": [theirs]}
 
 
