@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-import transformers.masking_utils
 from linear_task import make_plan
 from text_tasks import SEARCH, classification, titles
 from torch.profiler import ProfilerActivity, profile
@@ -81,12 +80,6 @@ CLASSIFY = classification(3, np.ones(3), label_smoothing_factor=0.1)
 TITLES = titles(replace(SEARCH, start_id=1), label_smoothing_factor=0.1)
 # name: task, tokens of the longest row, padding multiple
 KINDS = {"padded": (CLASSIFY, 120, 1), "blocks": (TITLES, 1024, 64), "titles": (TITLES, 500, 1)}
-
-
-def unasked_masks(monkeypatch):
-    """Keeps transformers' masks from asking whether a batch has padding."""
-    for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
-        monkeypatch.setattr(transformers.masking_utils, name, lambda *_, **__: False)
 
 
 def build(kind):

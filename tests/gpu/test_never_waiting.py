@@ -1,13 +1,13 @@
-"""Between two logs the host waits for the GPU only in transformers' masks: torch's sync debug mode raises
-where it would elsewhere."""
+"""Between two logs the host never waits for the GPU: torch's sync debug mode raises where it would."""
 
 import numpy as np
 import pytest
 import torch
 from linear_task import make_plan
-from tiny_models import CLASSIFY, KINDS, batches, build, collator, unasked_masks
+from tiny_models import CLASSIFY, KINDS, batches, build, collator
 
 from samerun.data.batches import train_loader
+from samerun.kernels.masks import use_known_masks
 from samerun.optimizer import build_optimizer
 from samerun.profiling import StepClock
 from samerun.training import seed_step, train_step
@@ -17,10 +17,10 @@ WARM, STEPS = 3, 8
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 @pytest.mark.parametrize("kind", ["padded", "titles", "blocks"])
-def test_steps_between_logs(kind, precision, start_gpu_run, never_waiting, arguments, monkeypatch):
+def test_steps_between_logs(kind, precision, start_gpu_run, never_waiting, arguments):
     steps, model = batches(kind), build(kind)
     run = start_gpu_run(steps.plan.batch, precision)
-    unasked_masks(monkeypatch)
+    use_known_masks()
     model, optimizer = run.accelerator.prepare(
         model, build_optimizer(arguments(), model, 1e-3, lambda *_: 1.0)
     )
@@ -36,9 +36,9 @@ def test_steps_between_logs(kind, precision, start_gpu_run, never_waiting, argum
     assert all(torch.isfinite(x) for pair in losses for x in pair)
 
 
-def test_a_step_of_another_shape_does_not_wait_either(start_gpu_run, never_waiting, arguments, monkeypatch):
+def test_a_step_of_another_shape_does_not_wait_either(start_gpu_run, never_waiting, arguments):
     run, model = start_gpu_run(make_plan(8, global_batch_size=4, accumulation=1).batch), build("padded")
-    unasked_masks(monkeypatch)
+    use_known_masks()
     model, optimizer = run.accelerator.prepare(
         model, build_optimizer(arguments(), model, 1e-3, lambda *_: 1.0)
     )

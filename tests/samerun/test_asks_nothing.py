@@ -1,13 +1,14 @@
-"""A step asks a tensor for its values, which on a GPU makes the host wait, only where transformers' masks ask
-whether a batch has padding. tests/gpu/ has the GPU's own word for it."""
+"""A step asks no tensor for its values, which on a GPU makes the host wait. tests/gpu/ has the GPU's own word
+for it."""
 
 import pytest
 import torch
-from tiny_models import KINDS, batches, build, unasked_masks
+from tiny_models import KINDS, batches, build
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samerun import training
+from samerun.kernels.masks import use_known_masks
 from samerun.optimizer import build_optimizer
 from samerun.training import train_step
 
@@ -40,7 +41,7 @@ class Methods(TorchFunctionMode):
 @pytest.mark.parametrize("kind", ["padded", "titles"])
 def test_a_step(kind, start_run, arguments, monkeypatch):
     monkeypatch.setattr(training, "SYNCHRONOUS", ())  # as on a GPU
-    unasked_masks(monkeypatch)
+    use_known_masks()
     steps, model = batches(kind), build(kind)
     run = start_run(steps.plan.batch)
     model, optimizer = run.accelerator.prepare(

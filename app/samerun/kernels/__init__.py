@@ -6,7 +6,7 @@ result depends on the padding of its batch, and one batch of at most 5 + 2 r blo
 attention for the rest of the run, transformers issue 20031). `--dropout_by torch` turns off dropout,
 OPENBLAS_CORETYPE=HASWELL in the environment OpenBLAS's matrix products.
 
-On a GPU only BigBird's attention is replaced: kernels for GPUs that were never measured (FlexAttention for
-BigBird, varlen and jagged attention without padding, masks that do not synchronise) are in commit 7e83d99 and
-can be measured and brought back.
+On a GPU BigBird's attention is replaced, and transformers' question whether a batch has padding (`masks`):
+kernels for GPUs that were never measured (FlexAttention for BigBird, varlen and jagged attention without
+padding) are in commit 7e83d99 and can be measured and brought back.
 """
