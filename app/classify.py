@@ -129,6 +129,7 @@ class TextClassification(TextTask):
     """A text has labels. `problem` knows the targets, their loss and scores."""
 
     name = "classify"
+    replays_passes = True
     evaluates_by_tokens = True
     named_metrics = HIGHER_IS_BETTER
     baseline_name = "a linear model on TF-IDF"

@@ -282,6 +282,12 @@ class OptimizationArguments:
         False, help="recompute activations in the backward pass: less memory, slower"
     )
     torch_compile: bool = option(False, help="compile the model's layers (not under ZeRO-3)")
+    cuda_graphs: str = option(
+        "auto",
+        choices=("auto", "true", "false"),
+        help="record forward and backward passes as CUDA graphs and replay them, on one GPU and with dropout "
+        "by torch; auto: where that was tried (classify, image_classify)",
+    )
     ema_decay: float | None = option(
         above=0,
         below=1,

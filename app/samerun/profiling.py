@@ -18,7 +18,7 @@ from torch.autograd import DeviceType
 from torch.profiler import record_function
 
 TRACE = Path("profile") / "trace.json"
-PARTS = ("data", "forward", "backward", "optimizer")  # of a step, in this order
+PARTS = ("data", "forward", "backward", "replay", "optimizer")  # of a step, in this order
 SKIPPED = 3  # steps that fill caches and compile; the profiler warms up in the last one
 AUTOGRAD = "autograd::engine::evaluate_function"
 MAX_OPERATIONS = 10  # operations

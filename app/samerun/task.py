@@ -72,9 +72,13 @@ class Batch:
         return replace(self, rows=self.rows.to(device, non_blocking=True), inputs=inputs, labels=labels)
 
     def pin_memory(self) -> Batch:
-        labels = None if self.labels is None else self.labels.pin_memory()
-        inputs = {name: tensor.pin_memory() for name, tensor in self.inputs.items()}
-        return replace(self, rows=self.rows.pin_memory(), inputs=inputs, labels=labels)
+        return self.map(torch.Tensor.pin_memory)
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        """The batch with `change` applied to all its tensors."""
+        labels = None if self.labels is None else change(self.labels)
+        inputs = {name: change(tensor) for name, tensor in self.inputs.items()}
+        return replace(self, rows=change(self.rows), inputs=inputs, labels=labels)
 
 
 @dataclass(frozen=True)
@@ -203,6 +207,7 @@ class Task(ABC):
     # Settings that change the scale of the metric "loss", set by `load`. Losses of other settings are never
     # compared.
     loss_settings: dict[str, Any] | None = None
+    replays_passes = False  # whether `loss_sum` was tried in CUDA graphs (--cuda_graphs auto)
     evaluates_by_tokens = False  # whether evaluation batches on a CPU are limited by tokens by default
     list_separator = "|"  # between the texts of a list in csv predictions
     memory_advice = ""  # task-specific advice in the out-of-memory message

@@ -30,8 +30,10 @@ from samerun.data.batches import TrainBatches, train_loader
 from samerun.errors import EXIT_STOPPED, InputError, StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.evaluate import eval_rows, evaluate, input_dtype
 from samerun.files import Background
+from samerun.graphs import Passes
 from samerun.kernels.common import widest_float
 from samerun.kernels.dropout import dropout_by_row, use_row_drop_path
+from samerun.kernels.masks import use_known_masks
 from samerun.layers import checkpoint_activations, compile_layers, has_statistics, use_all_layers
 from samerun.memory import dry_run, layout_of, memory_lines
 from samerun.optimizer import WeightAverage, averaged, build_optimizer, set_learning_rate, state_bytes
@@ -76,6 +78,7 @@ class Training:
         self.save_stalls: list[float] = []  # seconds for which each checkpoint blocked the training
         self.evaluation_stalls: list[float] = []  # likewise each evaluation, with the export of a best model
         self.forecast: float | None = None  # train_runtime, from the first steps
+        self.passes: Passes | None = None
         self.greater_is_better = higher_is_better(task, task.best_metric)
         place = None
         if opened.resume is not None:
@@ -136,6 +139,8 @@ class Training:
         """Applies gradient checkpointing, kernels and compilation before Accelerate wraps the model; prints
         the memory estimate."""
         run, arguments, by_row = self.run, self.arguments, self.run.launch.dropout_by_row
+        if run.device.type == "cuda":
+            use_known_masks()
         if by_row:
             use_row_drop_path(model)
         run.print(
@@ -190,6 +195,7 @@ class Training:
         if stop_requested(run):
             stop_run(run, f"before step {state.step + 1}; there was nothing new to save")
         self._fit_into_memory()
+        self.passes = self._recorded_passes()
         self.model.train()
         stopped_early = state.unevaluated and self._evaluate_and_save(eval_due=True)
         if not stopped_early:
@@ -197,9 +203,29 @@ class Training:
         if stop_requested(run):
             self._save_and_stop(unevaluated=False)
         self._wait_for_checkpoint()
+        self.passes = None
         synchronise_buffers(run, self.model)
         signals.exit_with(EXIT_STOPPED)  # everything is on disk
         return {**self._train_metrics(clock), "train_fit_runtime": time.perf_counter() - started}
+
+    def _recorded_passes(self) -> Passes | None:
+        """CUDA graphs, if they are wanted and can be recorded here."""
+        run, arguments, launch = self.run, self.arguments, self.run.launch
+        obstacles = {
+            "on this device": run.device.type != "cuda",
+            "under DDP, ZeRO and FSDP": run.unwrapped(self.model) is not self.model or run.fsdp is not None,
+            "with --dropout_by row": launch.dropout_by_row,
+            "with --gradient_checkpointing": arguments.gradient_checkpointing
+            or launch.recomputes_activations,
+            "in fp16": launch.precision == "fp16",
+        }
+        found = [words for words, present in obstacles.items() if present]
+        if found and arguments.cuda_graphs == "true":
+            run.print(f"note           --cuda_graphs is ignored {found[0]}")
+        wanted = {"auto": self.task.replays_passes, "true": True, "false": False}[arguments.cuda_graphs]
+        if found or not wanted:
+            return None
+        return Passes(partial(add_gradient, run, self.model, self.task), self.model, run.print)
 
     def _is_complete(self) -> bool:
         return self.state.step >= self.plan.total_steps and not self.state.unevaluated
@@ -260,13 +286,23 @@ class Training:
         self.lr_multiplier = self.plan.lr_multiplier(self.state.updates)
         set_learning_rate(self.optimizer, self.lr_multiplier)
         seed_step(arguments.seed, step, run.launch.rank, run.launch.dropout_by_row)
-        max_norm = arguments.max_grad_norm
+        optimizer, max_norm = self.optimizer, arguments.max_grad_norm
         try:
-            return train_step(run, self.model, self.optimizer, self.task, micro_batches, max_norm)
+            return train_step(
+                run, self.model, optimizer, self.task, micro_batches, max_norm, passes=self.passes
+            )
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            raise TrainingError(self._out_of_memory(micro_batches, error)) from error
+            if self.passes is None:
+                raise TrainingError(self._out_of_memory(micro_batches, error)) from error
+        # Outside of the `except` block, which keeps tensors alive. Graphs keep the memory of a pass.
+        run.print("note           CUDA graphs are off: out of memory beside them")
+        self.passes = None
+        run.accelerator.sync_gradients = True
+        optimizer.zero_grad()
+        clear_device_cache(garbage_collection=True)
+        return self.do_step(micro_batches)
 
     def _forecast(self, seconds: list[float]) -> float | None:
         """train_runtime, from the `seconds` of this process's first steps. None for a stream, which may no
@@ -358,6 +394,8 @@ class Training:
         try:
             if eval_due:
                 started = time.perf_counter()
+                if self.passes is not None:
+                    self.passes.make_room()
                 with averaged(self.average):
                     stops_early = self._evaluate()
                 self.evaluation_stalls.append(time.perf_counter() - started)
@@ -617,11 +655,13 @@ def train_step(
     max_grad_norm: float,
     *,
     weight: float = 1.0,
+    passes: Passes | None = None,
 ) -> tuple[torch.Tensor, Any]:
     """One optimizer step over this process's micro-batches of one global batch.
 
     Returns (this process's part of the global mean loss: the parts of all processes add up to it; the norm of
-    the full gradient before clipping). `weight`: of the gradient; 0 makes it zero.
+    the full gradient before clipping). `weight`: of the gradient; 0 makes it zero. `passes`: replays passes
+    that were recorded.
     """
     accelerator, dtype = run.accelerator, input_dtype(run, model)
     batches = [batch.to(run.device, dtype) for batch in micro_batches]
@@ -634,20 +674,25 @@ def train_step(
         # Not `accumulate()`: it relies on the dataloader's end, which is wrong when batches are prefetched.
         accelerator.sync_gradients = last = position == len(batches)
         with nullcontext() if last else accelerator.no_sync(model):
-            with record_function("forward"), dropout_by_row(batch.lengths, batch.places):
-                loss_sum = task.loss_sum(model, batch)
-            machines.progress()
-            with record_function("backward"):
-                accelerator.backward(loss_sum * scale)
-        loss += loss_sum.detach().float()
+            loss += (passes or partial(add_gradient, run, model, task))(batch, scale)
     with record_function("optimizer"):
         if run.deepspeed_config is not None:
             norm = model.get_global_grad_norm()  # the step clips
         else:
             norm = _clip(run, model, max_grad_norm or math.inf)
         optimizer.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=passes is None)
     return loss / targets, norm
+
+
+def add_gradient(run: Run, model: Any, task: Task, batch: Batch, scale: torch.Tensor) -> torch.Tensor:
+    """A forward and a backward pass: adds the gradient of the loss, times `scale`, and returns the loss."""
+    with record_function("forward"), dropout_by_row(batch.lengths, batch.places):
+        loss_sum = task.loss_sum(model, batch)
+    machines.progress()
+    with record_function("backward"):
+        run.accelerator.backward(loss_sum * scale)
+    return loss_sum.detach().float()
 
 
 def _clip(run: Run, model: Any, max_norm: float) -> torch.Tensor:

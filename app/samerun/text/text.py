@@ -111,6 +111,7 @@ class TextTask(Task):
     source_prefix = ""  # put before each text
     pair_column: str | None = None  # of the second text of each row
     has_types = False  # whether the model gets token types
+    few_widths = False  # `coarser` padding
     buffers: Buffers | None = None  # of streamed training rows
     target_columns: tuple[str, ...]  # required in training and validation rows, beside the text
 
@@ -143,7 +144,7 @@ class TextTask(Task):
         """(tables, targets), by split, of the splits that the modes need (`read_needed`). Training rows come
         from the first buffer if they are streamed; rows with blank texts are dropped. Raises `InputError`."""
         arguments, columns = self.arguments, (*self.text_columns, *self.target_columns)
-        self.launch, self.modes = launch, modes
+        self.launch, self.modes, self.few_widths = launch, modes, launch.device_type == "cuda"
         adapters.check_quantization(arguments, launch)
         twice = [name for name, count in Counter(columns).items() if count > 1]
         if twice and (modes.train or modes.evaluate):
@@ -370,9 +371,15 @@ class TextTask(Task):
     def collate(self, split: TextSplit, rows: np.ndarray) -> Batch:
         """Pads ids, mask and token types to the longest row and to the multiple: (b, width), or with windows
         (b, windows, width)."""
-        tokenizer, multiple = self.tokenizer, self.padding_multiple
-        side, ids = tokenizer.padding_side, [split.tokens[row] for row in rows]
+        tokenizer, side, ids = (
+            self.tokenizer,
+            self.tokenizer.padding_side,
+            [split.tokens[row] for row in rows],
+        )
         pieces, windows = self.long_documents.pieces(ids)
+        multiple = self.padding_multiple
+        if self.few_widths:
+            multiple = coarser(multiple, max(map(len, pieces)), self.max_length)
         inputs = {
             "input_ids": pad_rows(pieces, tokenizer.pad_token_id, side, multiple),
             "attention_mask": pad_rows([np.ones_like(row) for row in pieces], 0, side, multiple),
@@ -505,6 +512,15 @@ def pad_rows(
         else:
             target[width - len(row) :] = row
     return torch.from_numpy(padded)
+
+
+def coarser(multiple: int, longest: int, most: int) -> int:
+    """A multiple that leaves few widths, for at most an eighth more of them: on a GPU a kernel may be chosen,
+    and a graph recorded, for each. `most`: the greatest length that a model may read."""
+    step = max(8, 2 ** (longest.bit_length() - 4))
+    if step % multiple:
+        return multiple
+    return step if -(-longest // step) * step <= most else max(multiple, most)
 
 
 def lengths_of(rows: Sequence[np.ndarray], side: str) -> tuple[int, ...] | None:
