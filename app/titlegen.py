@@ -23,7 +23,7 @@ from dataclasses import dataclass
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
 from samerun.cli import read_arguments
-from samerun.parsing import option
+from samerun.parsing import changed_option, option
 from samerun.text.arguments import SearchArguments, SourceArguments, TextArguments
 
 
@@ -36,6 +36,9 @@ class Arguments(SourceArguments, SearchArguments, TextArguments):
         at_least=1,
         excludes=("decoder_model_name_or_path",),
         help="number of layers of a new decoder (default: as many as the encoder)",
+    )
+    num_train_epochs: float | None = changed_option(
+        TextArguments, "num_train_epochs", "passes over the training rows", 3.0
     )
     decoder_model_name_or_path: str | None = option(
         reads=True, help="pretrained decoder for an encoder, such as a BERT"

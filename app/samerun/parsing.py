@@ -69,11 +69,11 @@ def option(
     return dataclasses.field(default=metadata.pop("default"), metadata=metadata)
 
 
-def changed_option(group: type, name: str, help: str) -> Any:
-    """Redeclares the argument `name` of a group in a task's own dataclass, with another help text or type and
-    no default."""
+def changed_option(group: type, name: str, help: str, default: Any = None) -> Any:
+    """Redeclares the argument `name` of a group in a task's own dataclass, with another help text, type or
+    default."""
     return dataclasses.field(
-        default=None, metadata={**group.__dataclass_fields__[name].metadata, "help": help}
+        default=default, metadata={**group.__dataclass_fields__[name].metadata, "help": help}
     )
 
 

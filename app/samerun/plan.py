@@ -194,13 +194,14 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
     by_tokens = launch.use_cpu and launch.deepspeed_config is None and split.lengths is not None
     batch = batch_of(arguments, launch.world_size, by_tokens)
     steps_per_epoch = math.ceil(num_rows / batch.global_batch_size)
-    advises = a.__dataclass_fields__["num_train_epochs"].default is None and a.learning_rate <= HIGH_RATE
     enough = math.ceil(split.enough_updates / steps_per_epoch)
     chosen = min(max(EPOCHS, enough), MOST_EPOCHS)
     epochs = a.num_train_epochs or chosen
     total_steps = a.max_steps or max(1, math.ceil(steps_per_epoch * epochs))
     advised = chosen * steps_per_epoch
     is_short = total_steps < min(advised, split.enough_updates) and not a.max_steps
+    is_chosen = a.__dataclass_fields__["num_train_epochs"].default is None  # where it is not given
+    advises = is_chosen and is_short and a.learning_rate <= HIGH_RATE
     warmup = _steps(a.warmup_steps or 0, total_steps)
     if warmup > total_steps:
         raise InputError(f"--warmup_steps {warmup} is longer than the run ({total_steps} optimizer steps)")
@@ -220,7 +221,7 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
         num_rows=num_rows,
         steps_per_epoch=steps_per_epoch,
         chosen_epochs=None if a.max_steps or a.num_train_epochs else epochs,
-        advised_steps=advised if advises and is_short else None,
+        advised_steps=advised if advises else None,
         total_steps=total_steps,
         warmup_steps=warmup,
         learning_rate=a.learning_rate * factor,
@@ -267,7 +268,7 @@ def describe(plan: Plan) -> list[str]:
         )
     if plan.advised_steps is not None:
         lines.append(
-            f"note           {plan.total_steps} updates may be too few for a new head at this learning rate; "
+            f"note           {plan.total_steps} updates may be too few at this learning rate; "
             f"without --num_train_epochs there are {plan.advised_steps}"
         )
     if b.follows_processes:

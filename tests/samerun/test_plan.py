@@ -1,9 +1,14 @@
 import math
 from types import SimpleNamespace
 
+import classify
 import image_classify
 import numpy as np
 import pytest
+import segment
+import segment3d
+import tag
+import titlegen
 import torch
 from classify import Arguments
 from hypothesis import given
@@ -85,6 +90,12 @@ def test_plan_of_a_run(arguments):
     assert plan.batch == derive_batch(2, 10)
 
 
+@pytest.mark.parametrize("task", [classify, image_classify, segment, segment3d, tag, titlegen])
+def test_only_titles_have_a_fixed_number_of_epochs(task):
+    default = task.Arguments.__dataclass_fields__["num_train_epochs"].default
+    assert default == (3.0 if task is titlegen else None)
+
+
 @pytest.mark.parametrize(
     ("rows", "epochs", "steps", "enough"),
     [
@@ -93,7 +104,7 @@ def test_plan_of_a_run(arguments):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("processes", [1, 8])
-def test_a_classifier_chooses_its_epochs_by_the_data_and_global_batch(rows, epochs, steps, enough, processes):
+def test_a_task_chooses_its_epochs_by_the_data_and_global_batch(rows, epochs, steps, enough, processes):
     given = {"output_dir": "runs/a", "learning_rate": 1e-4, "global_batch_size": 32}
     plan = plan_of(Arguments(**given), rows, processes, enough=enough)
     assert (plan.chosen_epochs, plan.total_steps) == (epochs, steps)
