@@ -57,6 +57,9 @@ def test_several_labels_a_row_need_more_updates_and_a_higher_rate(bert_folder, t
         rates.append(task.arguments.learning_rate)
     assert enough == [600, 1500, 400]
     assert rates == [2e-4, 2e-4, 1e-4]
+    assert data.splits["train"].collate(np.arange(2)).shape == (2, 4)
+    data = task.load(SimpleNamespace(device_type="cuda"), Modes(True, False, False))
+    assert data.splits["train"].collate(np.arange(2)).shape == (2, 8)
 
 
 def test_the_fingerprint_knows_the_rows_and_how_they_are_mixed_but_not_the_files(bert_folder, tmp_path):
