@@ -55,13 +55,14 @@ class Passes:
         shape = shape_of(batch)
         if self.active and shape in self.seen and shape not in self.recorded:
             self._record(shape, batch, scale)
+        if self.recorded and self.places != self._places():
+            self.recorded.clear()
+            self._end("a weight's or gradient's tensor was exchanged")
         known = self.recorded.get(shape)
         if known is None:
             if len(self.seen) < MOST_SHAPES:
                 self.seen.add(shape)
             return self.work(batch, scale)
-        if self.places != self._places():
-            raise RuntimeError("a weight or gradient is in another place than when a CUDA graph was recorded")
         for mine, given in zip(tensors_of(known.batch), tensors_of(batch), strict=True):
             mine.copy_(given)
         self.scale.copy_(scale)
@@ -98,11 +99,15 @@ class Passes:
                 raise RuntimeError("the model draws random numbers on the host")
             self.recorded[shape] = Recorded(graph, mine, loss)
         except Exception as error:
-            self.active = False
+            self._end(in_short(error))
             generator = torch.cuda.default_generators[torch.cuda.current_device()]
             # It would stay in the state of a recording.
             generator.graphsafe_set_state(torch.Generator(generator.device).graphsafe_get_state())
-            self.say(f"note           no CUDA graphs: {in_short(error)}")
+
+    def _end(self, reason: str) -> None:
+        """Nothing is recorded any more."""
+        self.active = False
+        self.say(f"note           no CUDA graphs: {reason}")
 
     def _places(self) -> list[tuple]:
         """Where weights and gradients are."""
