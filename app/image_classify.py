@@ -80,7 +80,6 @@ class ImageClassification(ImageTask):
     """Every image is one target."""
 
     name = "image_classify"
-    replays_passes = True
     default_metric = "accuracy"
     shown_metrics = ("loss", "accuracy", "top5_accuracy", "f1_macro")
     metric_names = shown_metrics

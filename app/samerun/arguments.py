@@ -289,7 +289,7 @@ class OptimizationArguments:
         "auto",
         choices=("auto", "true", "false"),
         help="record forward and backward passes as CUDA graphs and replay them, on one GPU and with dropout "
-        "by torch; auto: where that was tried (classify, image_classify)",
+        "by torch; auto: where that was tried (classify)",
     )
     ema_decay: float | None = option(
         above=0,

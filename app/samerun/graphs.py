@@ -3,7 +3,7 @@
 A pass has a thousand kernels or more. For small models or short texts the host takes longer to launch them
 than the GPU to compute them (benchmarks/gpu.md). The first micro-batch of a shape is computed as ever, the
 second one is recorded, and from then on the pass is replayed: the same kernels in the same order, with
-dropout from the same place of the same generator, so the results are the same.
+dropout from the same place of the same generator. benchmarks/gpu.md says what was seen to be equal.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Replaces: the test whether a batch has padding, which makes the host wait for all queued work in each forward
 pass, and whose answer changes while a CUDA graph is recorded. Active: on GPUs, where the host knows the rows'
-lengths. Gain: none of its own was measured; without it no pass could be recorded (benchmarks/gpu.md).
+lengths. Gain: not measured by itself; a CUDA graph so has the masks of a pass that is not recorded.
 """
 
 from __future__ import annotations

@@ -371,11 +371,8 @@ class TextTask(Task):
     def collate(self, split: TextSplit, rows: np.ndarray) -> Batch:
         """Pads ids, mask and token types to the longest row and to the multiple: (b, width), or with windows
         (b, windows, width)."""
-        tokenizer, side, ids = (
-            self.tokenizer,
-            self.tokenizer.padding_side,
-            [split.tokens[row] for row in rows],
-        )
+        tokenizer, ids = self.tokenizer, [split.tokens[row] for row in rows]
+        side = tokenizer.padding_side
         pieces, windows = self.long_documents.pieces(ids)
         multiple = self.padding_multiple
         if self.few_widths:
