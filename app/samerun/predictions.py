@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from samerun.task import Predictions, Split, Task
 
 WILDCARDS = re.compile(r"[-_.]*[*?\[\]]+")
 DATA_SUFFIX = re.compile(rf"({'|'.join(map(re.escape, [*FILE_KINDS, '.txt']))})(\.gz)?$", re.IGNORECASE)
+PREDICTED_FILES = "predicted_files"  # in metrics_NAME.json
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 UNWRITTEN = (".parquet", ".xlsx", ".gz", ".bz2", ".xz", ".zip")  # other kinds of data files
 
@@ -45,16 +47,31 @@ def folder_of(arguments: Any) -> Path:
 
 def _beside_a_run(arguments: Any, name: str) -> str:
     """`name`, or with the test file's name appended if the command only predicts in the folder of a finished
-    run: it must not replace that run's own predictions and metrics."""
+    run: it must not replace that run's own predictions and metrics, nor those of another test file."""
     modes, folder = arguments.modes, Path(arguments.output_dir)
     holds_a_run = any((folder / name).exists() for name in (run_folder.BEST, run_folder.RUN_FILE))
     if modes.train or not modes.predict or not holds_a_run:
         return name
-    stem, suffix = os.path.splitext(name)
-    test_file = arguments.test_file or "test"
-    first, others = (test_file, 0) if isinstance(test_file, str) else (test_file[0], len(test_file) - 1)
+    first, *others = _test_files(arguments) or ["test"]
     data = WILDCARDS.sub("", DATA_SUFFIX.sub("", Path(first).name)) or "test"
-    return f"{stem}_{data}{f'_and_{others}_more' if others else ''}{suffix}"
+    if others:
+        data += f"_and_{len(others)}_more"
+    stem, suffix = os.path.splitext(name)
+    for ending in itertools.chain([data], (f"{data}_{number}" for number in itertools.count(2))):
+        metrics = run_folder.read_if_whole(folder / f"metrics_{ending}.json")
+        if metrics.get(PREDICTED_FILES) in (None, predicted_files(arguments)):
+            break
+    return f"{stem}_{ending}{suffix}"
+
+
+def predicted_files(arguments: Any) -> list[str]:
+    """The test files of a command as absolute paths."""
+    return [os.path.realpath(path) for path in _test_files(arguments)]
+
+
+def _test_files(arguments: Any) -> list[str]:
+    given = arguments.test_file or ()
+    return [given] if isinstance(given, str) else list(given)
 
 
 def problem(path: Path, folder: Path) -> str | None:

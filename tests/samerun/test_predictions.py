@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from linear_task import LinearTask, points, split_of
 
-from samerun import predictions
+from samerun import predictions, run_folder
 from samerun.errors import TrainingError
 from samerun.files import as_line, read_lines
 from samerun.plan import Modes
@@ -112,6 +112,23 @@ def test_a_finished_runs_predictions_and_metrics_are_kept(tmp_path, train, train
         named = predictions.path_of(asked).stem.removeprefix("predictions")
         assert named in ("", f"_{stem}")
         assert bool(named) == ("new" in expected)
+
+
+def test_test_files_of_one_name_do_not_replace_each_others_predictions(tmp_path):
+    (tmp_path / "best").mkdir()
+    asked = SimpleNamespace(output_dir=str(tmp_path), predictions_file=None, modes=Modes(False, False, True))
+    for files, expected in [
+        ("2025/test.csv", "predictions_test.jsonl"),
+        ("2026/test.csv", "predictions_test_2.jsonl"),
+        (("2026/test.csv", "more.csv"), "predictions_test_and_1_more.jsonl"),
+        ("2026/test.conll", "predictions_test_3.jsonl"),
+        ("2026/test.csv", "predictions_test_2.jsonl"),
+        ("./2025/test.csv", "predictions_test.jsonl"),
+    ]:
+        asked.test_file = files
+        assert predictions.path_of(asked).name == expected
+        own = {predictions.PREDICTED_FILES: predictions.predicted_files(asked)}
+        run_folder.merge_metrics(tmp_path, own, predictions.metrics_name(asked))
 
 
 def test_predictions_have_the_ids_of_their_rows_and_are_whole_or_absent(arguments, tmp_path):
