@@ -21,8 +21,9 @@ so is its mask. Any other tensor has a mask of its own in each micro-batch; `sam
 
 Attention on a CPU works in pieces: some rows, some heads of one row, or some queries of one head. The
 backward pass recomputes attention weights (as in FlashAttention, arXiv 2205.14135, algorithm 4) but stores
-the dropout mask, a byte per weight, because drawing it is slow. The softmax's division, dropout's scale and
-the scores' scale apply to the smaller (tokens, size) tensors. The softmax uses powers of 2: MKL's exp (torch
+the dropout mask, a byte per weight, because drawing it is slow. The softmax's division and dropout's scale
+apply to the smaller (tokens, size) tensors. In bf16 the products are in bf16 where the CPU has instructions
+for them, all else in fp32. The softmax uses powers of 2: MKL's exp (torch
 2.13) is 5 to 20 times slower on results too small for fp32, as of masked scores. On a GPU, attention with
 dropout stores all weights, as transformers' eager attention does.
 """
@@ -34,7 +35,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -348,7 +349,8 @@ class DropoutAttention(torch.autograd.Function):
     """Query (rows, heads, queries, size), key, value (rows, heads, keys, size) -> context as query.
 
     `mask`: None, or bool or float as in `dropout_attention`, (rows, heads, queries, keys) or 1 in any
-    dimension. Half precision is computed in fp32. A query that sees no key gets 0, as in torch.
+    dimension. Half precision is computed in fp32, but for products (see `product_dtype`). A query that sees
+    no key gets 0, as in torch.
     """
 
     @staticmethod
@@ -362,7 +364,7 @@ class DropoutAttention(torch.autograd.Function):
         scale: float,
     ) -> Tensor:
         rows, heads, queries, _ = query.shape
-        dtype = torch.promote_types(query.dtype, torch.float32)
+        dtype, product = torch.promote_types(query.dtype, torch.float32), product_dtype(query.dtype)
         limits = torch.finfo(dtype)
         # Contiguous after transformers transposes heads and tokens.
         context = query.new_empty(rows, queries, heads, value.shape[-1]).transpose(1, 2)
@@ -370,14 +372,15 @@ class DropoutAttention(torch.autograd.Function):
         kept = query.new_empty(rows, heads, queries, key.shape[2], dtype=torch.uint8)
         dropout.fill(kept)
         for pairs, chunks in _pieces(kept.shape):
-            k, v = _take(key, pairs, dtype), _take(value, pairs, dtype)
+            k, v = _take(key, pairs, product), _take(value, pairs, product)
             for chunk in chunks:
                 place = (*pairs, chunk)
-                scores = _scores(_take(query, place, dtype).mul_(scale * LOG2E), k, mask, place)
+                scores = _scores(_take(query, place, product), k, scale, mask, place)
                 top = scores.amax(dim=-1, keepdim=True).clamp_(min=limits.min)
                 weights = scores.sub_(top).exp2_()
                 sums = weights.sum(dim=-1, keepdim=True).clamp_(min=limits.tiny)
-                out = torch.bmm(weights.mul_(_take(kept, place, dtype)), v).mul_(dropout.scale / sums)
+                weights = weights.to(product).mul_(_take(kept, place, product))
+                out = torch.bmm(weights, v).to(dtype).mul_(dropout.scale / sums)
                 for part, whole in ((top, highest), (sums, total), (out, context)):
                     _put(part, whole, place)
         ctx.save_for_backward(query, key, value, mask, highest, total, kept, context)
@@ -389,29 +392,42 @@ class DropoutAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple:
         query, key, value, mask, highest, total, kept, context = ctx.saved_tensors
         d_query, d_key, d_value = (torch.empty_like(x) for x in (query, key, value))
-        dtype, scale = highest.dtype, ctx.scale
+        dtype, product, scale = highest.dtype, product_dtype(query.dtype), ctx.scale
         for pairs, chunks in _pieces(kept.shape):
-            k, v = _take(key, pairs, dtype), _take(value, pairs, dtype)
+            k, v = _take(key, pairs, product), _take(value, pairs, product)
             d_k, d_v = torch.empty_like(k), torch.empty_like(v)
             for chunk in chunks:
-                # The first chunk overwrites d_k and d_v, later ones add.
                 place, beta = (*pairs, chunk), int(chunk.start > 0)
-                q, top, sums, out, d_out = (
-                    _take(x, place, dtype) for x in (query, highest, total, context, gradient)
-                )
-                weights = _scores(q.mul_(scale * LOG2E), k, mask, place).sub_(top).exp2_()
+                top, sums, out, d_out = (_take(x, place, dtype) for x in (highest, total, context, gradient))
+                q = _take(query, place, product)
+                weights = _scores(q, k, scale, mask, place).sub_(top).exp2_()
                 factors = _take(kept, place, dtype)
                 # The softmax's gradient needs sum_j P_ij dP_ij of each query. It equals sum_d O_id dO_id,
                 # also with dropout.
                 delta = out.mul_(d_out).sum(dim=-1, keepdim=True)
-                d_weights = torch.bmm(d_out.mul_(ctx.dropout_scale), v.mT)
+                d_out.mul_(ctx.dropout_scale)
+                d_weights = torch.bmm(d_out.to(product), v.mT).to(dtype)
                 d_scores = torch.addcmul(delta.neg_(), d_weights, factors, out=d_weights).mul_(weights)
-                _put(torch.bmm(d_scores, k).mul_(scale / sums), d_query, place)
-                d_k.baddbmm_(d_scores.mT, q.div_(sums * LOG2E), beta=beta)
-                d_v.baddbmm_(weights.mul_(factors).mT, d_out.div_(sums), beta=beta)
+                d_scores = d_scores.to(product)
+                _put(torch.bmm(d_scores, k).to(dtype).mul_(scale / sums), d_query, place)
+                d_k.baddbmm_(d_scores.mT, (q * (scale / sums)).to(product), beta=beta)
+                weights = weights.mul_(factors).to(product)
+                d_v.baddbmm_(weights.mT, d_out.div_(sums).to(product), beta=beta)
             _put(d_k, d_key, pairs)
             _put(d_v, d_value, pairs)
         return d_query, d_key, d_value, None, None, None
+
+
+def product_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of attention's matrix products for inputs of `dtype`: fp32 for half precision, bf16 where it
+    is fast."""
+    return dtype if dtype == torch.bfloat16 and has_bf16() else torch.promote_types(dtype, torch.float32)
+
+
+@cache
+def has_bf16() -> bool:
+    """Whether the CPU has instructions for products in bf16."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def _pieces(shape: torch.Size) -> Iterator[tuple[Place, list[slice]]]:
@@ -434,8 +450,10 @@ def _put(part: Tensor, whole: Tensor, place: Place) -> None:
     whole[place].copy_(part.view(whole[place].shape))
 
 
-def _scores(q: Tensor, k: Tensor, mask: Tensor | None, place: Place) -> Tensor:
-    scores = torch.bmm(q, k.mT)
+def _scores(q: Tensor, k: Tensor, scale: float, mask: Tensor | None, place: Place) -> Tensor:
+    """The scores for powers of 2, in fp32 or more."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scores = torch.bmm(q, k.mT).to(dtype).mul_(scale * LOG2E)
     if mask is not None:
         part = mask[
             tuple(cut if size > 1 else slice(1) for cut, size in zip(place, mask.shape, strict=False))

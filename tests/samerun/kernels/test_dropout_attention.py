@@ -105,15 +105,22 @@ def test_however_the_work_is_cut_it_is_attention_with_some_weights_dropped(
     check_alike(ours, found, theirs, expected, direction, **near)
 
 
-def test_half_precision_is_computed_in_single(calls):
-    ours = [x.detach().bfloat16().requires_grad_() for x in tensors(2, 3, 7, 8)]
+@pytest.mark.parametrize(("dtype", "fast", "near"), [
+    (torch.bfloat16, False, 0), (torch.bfloat16, True, 0.01), (torch.float16, True, 0),
+])  # fmt: skip
+def test_half_precision_is_computed_in_single_but_for_fast_products(dtype, fast, near, calls, monkeypatch):
+    monkeypatch.setattr(samerun.kernels.dropout, "has_bf16", lambda: fast)
+    products, bmm = set(), torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda a, b: products.add(a.dtype) or bmm(a, b))
+    ours = [x.detach().to(dtype).requires_grad_() for x in tensors(2, 3, 7, 8)]
     with torch.autocast("cpu", torch.bfloat16):
         found = attend(*ours, None, 0.1)
     exact = [x.detach().float().requires_grad_() for x in ours]
     expected = scaled_dot_product_attention(*exact)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found, expected.bfloat16(), rtol=0.01, atol=0)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, expected.to(dtype), rtol=0.01, atol=near)
     check_alike(ours, found, exact, expected, found.detach(), rtol=0.05, atol=0.02)
+    assert products == {torch.bfloat16 if near else torch.float32}
     assert calls == [LEVEL]
 
 
