@@ -242,7 +242,7 @@ def forward_and_backward(model, task, batch, autocast):
     ("make", "task", "batch", "checkpointing", "precision", "tolerance"),
     [
         (bert, CLASSIFY, text_batch(6, 48), False, "no", 0.005),
-        pytest.param(bert, CLASSIFY, text_batch(6, 48), False, "bf16", 0.01, marks=pytest.mark.slow),
+        pytest.param(bert, CLASSIFY, text_batch(6, 48), False, "bf16", 0.02, marks=pytest.mark.slow),
         (bert, CLASSIFY, text_batch(6, 48), True, "no", 0.01),
         pytest.param(big_bird, TITLES, title_batch(2, 256, 12), False, "no", 0.05, marks=pytest.mark.slow),
         pytest.param(big_bird, TITLES, title_batch(2, 256, 12), True, "no", 0.06, marks=pytest.mark.slow),

