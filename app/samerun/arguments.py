@@ -257,8 +257,7 @@ class OptimizationArguments:
         at_least=0, help="optimizer steps of linear warm-up, or a share of all steps"
     )
     num_train_epochs: float | None = option(
-        above=0,
-        help="passes over the training rows (default: 3, or as many as give 400 updates, at most 30)",
+        above=0, help="passes over the training rows (default: 3, or as many as give 400 updates, at most 30)"
     )
     max_steps: int | None = option(at_least=1, help="optimizer steps, instead of epochs")
     lr_scaling: str = option(

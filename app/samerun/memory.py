@@ -368,13 +368,10 @@ class _GpuKernels(TorchFunctionMode):
         if func not in IN_FP32 or not self.autocast or not torch.is_autocast_enabled("cpu"):
             return func(*args, **kwargs)
         with torch.autocast("cpu", enabled=False):
-            args, kwargs = tree_map_only(Tensor, _in_fp32, (args, kwargs))
+            given = (args, kwargs)
+            args, kwargs = tree_map_only(Tensor, lambda x: x.float() if x.is_floating_point() else x, given)
             return func(*args, **kwargs)
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     return torch.ops.aten.native_dropout(input, p, True)[0] if training and p > 0 else input
-
-
-def _in_fp32(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.is_floating_point() else tensor

@@ -52,7 +52,7 @@ def _beside_a_run(arguments: Any, name: str) -> str:
     holds_a_run = any((folder / name).exists() for name in (run_folder.BEST, run_folder.RUN_FILE))
     if modes.train or not modes.predict or not holds_a_run:
         return name
-    first, *others = _test_files(arguments) or ["test"]
+    first, *others = arguments.test_file or ["test"]
     data = WILDCARDS.sub("", DATA_SUFFIX.sub("", Path(first).name)) or "test"
     if others:
         data += f"_and_{len(others)}_more"
@@ -66,12 +66,7 @@ def _beside_a_run(arguments: Any, name: str) -> str:
 
 def predicted_files(arguments: Any) -> list[str]:
     """The test files of a command as absolute paths."""
-    return [os.path.realpath(path) for path in _test_files(arguments)]
-
-
-def _test_files(arguments: Any) -> list[str]:
-    given = arguments.test_file or ()
-    return [given] if isinstance(given, str) else list(given)
+    return [os.path.realpath(path) for path in arguments.test_file or ()]
 
 
 def problem(path: Path, folder: Path) -> str | None:

@@ -23,15 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from samerun.errors import InputError, TrainingError
-from samerun.files import (
-    as_json,
-    file_record,
-    files_at,
-    foreign_files,
-    remove_folder,
-    write_json,
-    write_text,
-)
+from samerun.files import as_json, file_record, files_at, foreign_files, remove_folder, write_json, write_text
 
 # Of the files that schemas/ describes. To be raised when readers of the files could fail or be misled; a new
 # key is no reason.

@@ -17,16 +17,7 @@ import numpy as np
 import torch
 from huggingface_hub import get_token
 
-from samerun import (
-    checkpoint,
-    deepspeed,
-    machines,
-    mirror,
-    optim_arguments,
-    predictions,
-    run_folder,
-    signals,
-)
+from samerun import checkpoint, deepspeed, machines, mirror, optim_arguments, predictions, run_folder, signals
 from samerun.data.files import matching
 from samerun.errors import InputError, collecting, raise_problems
 from samerun.export import check_upload

@@ -15,16 +15,7 @@ import samerun.kernels.dropout
 from samerun.fsdp import FsdpSettings
 from samerun.kernels.dropout import dropout_by_row
 from samerun.layers import checkpoint_activations
-from samerun.memory import (
-    GIB,
-    OUTSIDE_TENSORS,
-    DryRun,
-    Layout,
-    dry_run,
-    estimate,
-    layout_of,
-    memory_lines,
-)
+from samerun.memory import GIB, OUTSIDE_TENSORS, DryRun, Layout, dry_run, estimate, layout_of, memory_lines
 from samerun.models.adapters import limit_training
 from samerun.optimizer import build_optimizer
 from samerun.plan import BatchShape

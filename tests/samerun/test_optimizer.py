@@ -104,18 +104,11 @@ def test_what_decays_and_what_learns_faster(arguments):
     model = Classifier()
     optimizer = build_optimizer(arguments(weight_decay=0.1), model, 1e-3, head_scale)
     found = groups_of(model, optimizer)
+    undecayed = ("dense.bias", "norm.weight", "norm.bias", "own.scale", "pairs.bias", "scale.weight")
     assert found == {
-        "bert.embed.weight": (0.1, 1e-3),
-        "bert.dense.weight": (0.1, 1e-3),
-        "bert.dense.bias": (0.0, 1e-3),
-        "bert.norm.weight": (0.0, 1e-3),
-        "bert.norm.bias": (0.0, 1e-3),
-        "bert.own.scale": (0.0, 1e-3),
-        "bert.pairs.bias": (0.0, 1e-3),
-        "bert.scale.weight": (0.0, 1e-3),
-        "bert.scale.bias": (0.0, 1e-3),
-        "classifier.weight": (0.1, 1e-2),
-        "classifier.bias": (0.0, 1e-2),
+        **dict.fromkeys(("bert.embed.weight", "bert.dense.weight"), (0.1, 1e-3)),
+        **{f"bert.{name}": (0.0, 1e-3) for name in (*undecayed, "scale.bias")},
+        **{"classifier.weight": (0.1, 1e-2), "classifier.bias": (0.0, 1e-2)},
     }
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(found)
 

@@ -225,10 +225,7 @@ def load_from(arguments: Any, split: str, load: Callable[..., Any]) -> Any:
     try:
         with Phase(f"reading {name}"):
             return load(
-                name,
-                config,
-                revision=revision,
-                cache_dir=None if cache_dir is None else str(cache_dir),
+                name, config, revision=revision, cache_dir=None if cache_dir is None else str(cache_dir)
             )
     except Exception as error:
         is_split_error = split in arguments.dataset_splits and isinstance(error, ValueError | AssertionError)

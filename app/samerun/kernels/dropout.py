@@ -35,7 +35,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -421,14 +421,9 @@ class DropoutAttention(torch.autograd.Function):
 
 def product_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of attention's matrix products for inputs of `dtype`: fp32 for half precision, but bf16 where
-    it is fast."""
-    return dtype if dtype == torch.bfloat16 and has_bf16() else torch.promote_types(dtype, torch.float32)
-
-
-@cache
-def has_bf16() -> bool:
-    """Whether the CPU has instructions for products in bf16."""
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    the CPU has instructions for it."""
+    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return dtype if fast and dtype == torch.bfloat16 else torch.promote_types(dtype, torch.float32)
 
 
 def _pieces(shape: torch.Size) -> Iterator[tuple[Place, list[slice]]]:

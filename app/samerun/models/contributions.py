@@ -24,7 +24,12 @@ def word_contributions(
     """
     offsets, word_ids = encoded["offset_mapping"][0].tolist(), encoded.word_ids(0)
     device, embeddings = next(model.parameters()).device, []
-    hook = model.get_input_embeddings().register_forward_hook(lambda *call: _leaf(call[-1], embeddings))
+
+    def keep_as_leaf(*call: Any) -> torch.Tensor:  # of the graph, so that its gradient can be computed
+        embeddings.append(call[-1].detach().requires_grad_())
+        return embeddings[-1]
+
+    hook = model.get_input_embeddings().register_forward_hook(keep_as_leaf)
     try:
         with torch.enable_grad():
             inputs = {name: encoded[name].to(device) for name in ("input_ids", "attention_mask")}
@@ -50,12 +55,6 @@ def words_of_likeliest(
         model, encoded, [labels.index(label) for label in likeliest], in_windows
     )
     return dict(zip(likeliest, contributions, strict=True))
-
-
-def _leaf(output: torch.Tensor, leaves: list[torch.Tensor]) -> torch.Tensor:
-    """Replaces a layer's output by a leaf of the graph, whose gradient can be computed."""
-    leaves.append(output.detach().requires_grad_())
-    return leaves[-1]
 
 
 def _by_word(scores: list[float], offsets: list[list[int]], word_ids: list[int | None]) -> Words:

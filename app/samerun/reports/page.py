@@ -96,7 +96,8 @@ def write_page(
     without eval_ or test_; the others of `card` are in a collapsed table; `best_by`: as in `summary`."""
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    plots = sorted((folder / PLOTS).glob("*.png"), key=_in_order)[:MAX_PLOTS]
+    found = (folder / PLOTS).glob("*.png")
+    plots = sorted(found, key=lambda plot: ([*FIRST, plot.stem].index(plot.stem), plot.stem))[:MAX_PLOTS]
     splits = by_split(values)
     others = [name for name in card.metrics if name not in shown and any(name in x for x in splits.values())]
     page = render(
@@ -142,11 +143,6 @@ def summary(run: dict[str, Any], values: dict[str, Any], metrics: Sequence[str],
     if known:
         sentences.append(f"On the test rows: {', '.join(known[:4])}.")
     return sentences
-
-
-def _in_order(path: Path) -> tuple[int, str]:
-    """The sort key of a plot: curves first."""
-    return FIRST.index(path.stem) if path.stem in FIRST else len(FIRST), path.stem
 
 
 def _facts(run: dict[str, Any], values: dict[str, Any]) -> dict[str, str]:

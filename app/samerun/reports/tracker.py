@@ -17,14 +17,7 @@ from accelerate.tracking import TensorBoardTracker
 from PIL import Image
 
 from samerun.console import Phase, say
-from samerun.files import (
-    add_to_list,
-    as_line,
-    path_in_errors,
-    read_lines,
-    write_json,
-    write_text,
-)
+from samerun.files import add_to_list, as_line, path_in_errors, read_lines, write_json, write_text
 from samerun.run_folder import HISTORY, PLOTS, SPEED, TENSORBOARD, TRACKERS, read_metrics, status
 
 DVCLIVE = "dvclive"

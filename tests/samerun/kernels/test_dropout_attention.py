@@ -109,7 +109,8 @@ def test_however_the_work_is_cut_it_is_attention_with_some_weights_dropped(
     (torch.bfloat16, False, 0), (torch.bfloat16, True, 0.01), (torch.float16, True, 0),
 ])  # fmt: skip
 def test_half_precision_is_computed_in_single_but_for_fast_products(dtype, fast, near, calls, monkeypatch):
-    monkeypatch.setattr(samerun.kernels.dropout, "has_bf16", lambda: fast)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: fast)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     products, bmm = set(), torch.bmm
     monkeypatch.setattr(torch, "bmm", lambda a, b: products.add(a.dtype) or bmm(a, b))
     ours = [x.detach().to(dtype).requires_grad_() for x in tensors(2, 3, 7, 8)]

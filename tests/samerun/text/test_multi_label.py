@@ -36,13 +36,7 @@ from samerun.text.head import (
 )
 from samerun.text.labels import choose_labels, class_balanced, label_ids, read_label_file, read_labels
 from samerun.text.losses import MultiLabelLoss, loss_of_config, positive_weights
-from samerun.text.multi_label import (
-    MultiLabel,
-    fixed_thresholds,
-    note_labels,
-    prior_bias,
-    thresholds_of,
-)
+from samerun.text.multi_label import MultiLabel, fixed_thresholds, note_labels, prior_bias, thresholds_of
 from samerun.text.multi_label_scores import Thresholds, sigmoid
 
 TABLES = {"train": SimpleNamespace(path="a.csv"), "validation": SimpleNamespace(path="b.csv")}

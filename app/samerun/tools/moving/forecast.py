@@ -18,14 +18,7 @@ from samerun.parsing import as_dict
 from samerun.plan import Plan
 from samerun.run_folder import METRICS, read_metrics
 from samerun.tools.moving.observer import MEASURE
-from samerun.tools.moving.setups import (
-    OVERRIDES,
-    SETUPS,
-    Setup,
-    launch_arguments,
-    launcher,
-    run_observed,
-)
+from samerun.tools.moving.setups import OVERRIDES, SETUPS, Setup, launch_arguments, launcher, run_observed
 
 FILE = "times.json"  # of `meter`
 HERE = "here"  # the planned launcher

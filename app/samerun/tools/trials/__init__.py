@@ -4,7 +4,6 @@ folder, with different arguments or on a part of a text task's rows."""
 from __future__ import annotations
 
 import argparse
-import fcntl
 import hashlib
 import json
 import re
@@ -32,7 +31,7 @@ from samerun.errors import (
     collecting,
     raise_problems,
 )
-from samerun.files import write_json, write_text
+from samerun.files import lock, write_json, write_text
 from samerun.run_folder import CHECKPOINTS, METRICS, STATUS, read_metrics
 from samerun.tools.moving.setups import APART
 
@@ -121,14 +120,7 @@ def run_script(
         command = Command(launcher, options.script, options.arguments, task_scripts.load(options.script)[1])
         folder = Path(command.arguments({}).output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / ".trials.lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InputError(
-                    f"--output_dir {folder} is in use by another process; "
-                    "for several runs at a time use --processes"
-                ) from None
+        with lock(folder):
             work(options, command, folder)
     except (InputError, TrainingError) as error:
         print(f"error: {error}", file=sys.stderr)
