@@ -13,7 +13,7 @@ import tag
 from launchers import CLASSIFY, as_words
 
 from samerun.errors import InputError
-from samerun.files import read_lines
+from samerun.files import lock, read_lines
 from samerun.tools import cross_validate, learning_curve
 from samerun.tools.moving.setups import APART
 from samerun.tools.trials import Command, read_rows, write_lines
@@ -140,12 +140,15 @@ def test_a_sweep_whose_every_combination_is_refused_ends(rate, command, tmp_path
     assert "failed (" in capsys.readouterr().err
 
 
-def test_a_sweep_refuses_other_choices(command, capsys):
+def test_a_sweep_refuses_other_choices_and_a_folder_in_use(command, tmp_path, capsys):
     first = "learning_rate=0.25,0.5"
     assert sweep.main(["--trials", "1", "--search", first, *command]) == 0
     for other in ("learning_rate=0.25,0.75", "learning_rate=0.1:0.5"):
         assert sweep.main(["--trials", "2", "--search", other, *command]) == 2
         assert "(0.25,0.5); give those, or name another --output_dir" in capsys.readouterr().err
+    with lock(tmp_path / "runs"):
+        assert sweep.main(["--trials", "2", "--search", first, *command]) == 2
+    assert "in use by another run" in capsys.readouterr().err
     assert sweep.main(["--trials", "2", "--search", first, *command]) == 0
 
 
