@@ -151,7 +151,8 @@ def test_predicting_in_a_finished_runs_folder_keeps_what_the_run_found(task, wor
     lines = Path("p.csv").read_text(encoding="utf-8").splitlines()
     assert (lines[0].split(",")[:2], len(lines)) == (["id", TARGETS[task]], 2)
 
-    assert read_json(Path("done/metrics_one.json"))["test_rows"] == 1
+    metrics = read_json(Path("done/metrics_one.json"))
+    assert (metrics["test_rows"], metrics["predicted_files"]) == (1, [str(Path("one.csv").resolve())])
     now = contents(Path("done"))
     added = {name for name in now if now[name] != kept.get(name)}
     assert added <= {"predictions_one.jsonl", "metrics_one.json"}
