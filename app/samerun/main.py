@@ -12,7 +12,7 @@ from samerun.console import Phase, duration, plain_table
 from samerun.evaluate import eval_rows, evaluate, open_saved_parts, predict, score
 from samerun.export import hide_library_bars, push_to_hub
 from samerun.plan import Modes, make_plan
-from samerun.predictions import PREDICTED_FILES, metrics_name, predicted_files, write_split
+from samerun.predictions import write_metrics, write_split
 from samerun.reports.page import write_reports
 from samerun.run_folder import BEST, METRICS, by_split, merge_metrics, read_metrics
 from samerun.runtime import Run
@@ -72,9 +72,7 @@ def run_task(task: Task, arguments: Any) -> None:
         metrics |= predict_test(run, arguments, task, model, data)
         if data.splits["test"].labelled:
             metrics |= baseline(run, task, data.splits["test"], "test", metrics)
-    name = metrics_name(arguments)
-    of_files = {} if name == METRICS else {PREDICTED_FILES: predicted_files(arguments)}
-    run.from_rank0(lambda: merge_metrics(Path(arguments.output_dir), metrics | of_files, name))
+    run.from_rank0(lambda: write_metrics(arguments, metrics))
     if modes.train:
         run.from_rank0(lambda: write_reports(run, arguments, task, data.splits))
     final = {

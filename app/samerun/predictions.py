@@ -40,6 +40,13 @@ def metrics_name(arguments: Any) -> str:
     return _beside_a_run(arguments, run_folder.METRICS)
 
 
+def write_metrics(arguments: Any, metrics: dict[str, Any]) -> None:
+    """Merges metrics into this command's metrics file."""
+    name = metrics_name(arguments)
+    own = {} if name == run_folder.METRICS else {PREDICTED_FILES: _predicted_files(arguments)}
+    run_folder.merge_metrics(Path(arguments.output_dir), metrics | own, name)
+
+
 def folder_of(arguments: Any) -> Path:
     """The folder, in the run's folder, for files that the predictions refer to, such as masks."""
     return Path(arguments.output_dir) / _beside_a_run(arguments, run_folder.MASKS)
@@ -59,12 +66,12 @@ def _beside_a_run(arguments: Any, name: str) -> str:
     stem, suffix = os.path.splitext(name)
     for ending in itertools.chain([data], (f"{data}_{number}" for number in itertools.count(2))):
         metrics = run_folder.read_if_whole(folder / f"metrics_{ending}.json")
-        if metrics.get(PREDICTED_FILES) in (None, predicted_files(arguments)):
+        if metrics.get(PREDICTED_FILES) in (None, _predicted_files(arguments)):
             break
     return f"{stem}_{ending}{suffix}"
 
 
-def predicted_files(arguments: Any) -> list[str]:
+def _predicted_files(arguments: Any) -> list[str]:
     """The test files of a command as absolute paths."""
     return [os.path.realpath(path) for path in arguments.test_file or ()]
 
