@@ -118,7 +118,7 @@ def test_the_default_rates_depend_on_the_encoder_the_labels_and_whether_the_head
 @pytest.mark.parametrize(("ours", "remarks"), [(0.6, 0), (0.5, 1), (0.4, 1), (None, 0)])
 def test_a_model_that_is_not_better_than_a_linear_one_is_remarked_upon(ours, remarks):
     task = TextClassification(Arguments(output_dir="runs/a"))
-    metrics = {"average_precision_macro": ours, "baseline_average_precision_macro": 0.5}
+    metrics = {"average_precision_micro": ours, "baseline_average_precision_micro": 0.5}
     assert len(baseline_remark(task, metrics)) == remarks
 
 

@@ -21,7 +21,7 @@ HEADINGS = (
     "step ", "predictions  ", "baseline  ",
     "optimizer  ", "dropout  ", "results  ", "done  ", "memory  ", "training  ", "average  ", "time  ",
     "               (weights ", "               and ",
-    *(f"               {metric}" for metric in ("loss  ", "f1_", "tuned_f1_", "average_precision_macro  ")),
+    *(f"               {metric}" for metric in ("loss  ", "f1_", "tuned_f1_", "average_precision_m")),
 )  # fmt: skip
 ONCE = {*HEADINGS[:5], "memory  ", "predictions  ", "optimizer  ", "results  ", "done  ", "time  "}
 # Its launcher logs to the standard output.
@@ -29,7 +29,7 @@ OF_DEEPSPEED = re.compile(r"^\[\d{4}-\d\d-\d\d [\d:,]+\] \[(INFO|WARNING)\] ")
 METRICS = (
     "loss", "f1_micro", "f1_macro", "f1_samples", "precision_micro", "precision_macro", "recall_micro",
     "recall_macro",
-    "roc_auc_macro", "average_precision_macro", "hamming_loss", "subset_accuracy", "lrap",
+    "roc_auc_macro", "average_precision_micro", "average_precision_macro", "hamming_loss", "subset_accuracy", "lrap",
     "tuned_f1_micro", "tuned_f1_macro", "tuned_precision_micro", "tuned_recall_micro",
 )  # fmt: skip
 SPEEDS = ["samples_per_second", "tokens_per_second", "step_time_p50", "step_time_p95", "runtime"]

@@ -41,7 +41,7 @@ if "stopped" in words.get("--run_name", "") and not (folder / "begun").exists():
     (folder / "status.json").write_text(json.dumps({"state": "stopped"}))
     sys.exit(-2)
 (folder / "runs").open("a").write("x")
-chosen = words.get("--metric_for_best_model", "average_precision_macro")
+chosen = words.get("--metric_for_best_model", "average_precision_micro")
 metrics = {"best_metric": 1 - rate, f"eval_{chosen}": 1 - rate}
 if words.get("--run_name") == "fell back" and rate < 0.4:  # by the loss
     metrics = {"best_metric": 9.0, "eval_loss": 9.0}
@@ -56,7 +56,7 @@ if "--test_file" in words:
 if folder.name.startswith("rows_"):
     assert words["--do_train"] == "true"  # also where --do_predict asks for the test rows
     ids = [json.loads(line)["id"] for line in open(words["--train_file"])]
-    metrics |= {"eval_average_precision_macro": len(ids) / 100 + int(words["--seed"]) / 1000, "ids": ids}
+    metrics |= {"eval_average_precision_micro": len(ids) / 100 + int(words["--seed"]) / 1000, "ids": ids}
 (folder / "metrics.json").write_text(json.dumps(metrics))
 (folder / "status.json").write_text(json.dumps({"state": "done"}))
 """

@@ -58,10 +58,12 @@ class MultiLabel(Problem):
     """A row has one target, 0 or 1, per label. Targets of files are `Labelled`."""
 
     name = "multi_label"
-    default_metric = "average_precision_macro"  # needs no threshold; F1 of rare labels may stay 0 for epochs
+    # Needs no threshold: F1 may stay 0 for epochs. A mean over labels is noise where many labels have few
+    # validation rows (benchmarks/quality.md, "What chooses the best model").
+    default_metric = "average_precision_micro"
     shown_metrics = (
         *("loss", "f1_micro", "f1_macro", "tuned_f1_micro", "tuned_f1_macro"),
-        "average_precision_macro",
+        *("average_precision_micro", "average_precision_macro"),
     )
     metric_names = METRICS
 

@@ -64,6 +64,8 @@ def scikit_learn_scores(probabilities, targets, thresholds):
         per_label = [score(targets[:, label], probabilities[:, label]) for label in np.flatnonzero(defined)]
         scores[metric] = float(np.mean(per_label)) if per_label else None
         scores[f"{metric}_labels"] = len(per_label)
+    micro = reference.average_precision_score(targets, probabilities, average="micro")
+    scores["average_precision_micro"] = micro if positive.any() else None
     scores["lrap"] = reference.label_ranking_average_precision_score(targets, probabilities)
     return scores
 
