@@ -24,6 +24,9 @@ DEFAULT_GLOBAL_BATCH_SIZE = 32
 # Tokens of a micro-batch on a CPU. Larger ones pad more and overflow the CPU's caches: 640 Reuters rows in
 # batches of 16 train 1.4 times as fast as with one micro-batch per step, in half the memory (2026-11).
 CPU_TOKENS = 2048
+# What a micro-batch costs on a CPU besides its tokens, in tokens: 57 for MiniLM on one thread, more for
+# smaller models, in bf16 and with more threads (2026-11).
+CPU_PASS_TOKENS = 200
 # Tasks whose --num_train_epochs is chosen: so many updates, from three epochs to so many
 # (benchmarks/quality.md, "How many updates").
 EPOCHS, ENOUGH_UPDATES, MOST_EPOCHS = 3, 400, 30
@@ -64,6 +67,8 @@ class BatchShape:
     micro_batch_size: int  # maximum rows
     accumulation: int  # micro-batches per process and optimizer step; a maximum if `max_tokens` is set
     max_tokens: int | None = None  # maximum tokens of a micro-batch, padding included
+    # What a micro-batch costs besides its tokens, in tokens; None: as few as `max_tokens` allows are taken.
+    pass_tokens: int | None = None
     # Whether the global batch is a process's batch times the number of processes.
     follows_processes: bool = False
 
@@ -167,10 +172,12 @@ def batch_of(arguments: Any, world_size: int, by_tokens: bool = False) -> BatchS
     their size."""
     a = arguments
     sizes = a.max_tokens_per_micro_batch, a.per_device_train_batch_size, a.gradient_accumulation_steps
-    tokens = CPU_TOKENS if by_tokens and sizes == (None, None, None) else a.max_tokens_per_micro_batch
-    return derive_batch(
+    is_free = by_tokens and sizes == (None, None, None)
+    tokens = CPU_TOKENS if is_free else a.max_tokens_per_micro_batch
+    batch = derive_batch(
         world_size, a.global_batch_size, a.per_device_train_batch_size, a.gradient_accumulation_steps, tokens
     )
+    return replace(batch, pass_tokens=CPU_PASS_TOKENS) if is_free else batch
 
 
 def evaluation_batch(

@@ -42,7 +42,7 @@ from samerun import deepspeed, fsdp, machines, signals
 from samerun.console import say
 from samerun.errors import InputError, TrainingError, in_short, process_name, raise_problems
 from samerun.fsdp import FsdpSettings, is_on
-from samerun.kernels.products import use_openblas
+from samerun.kernels.products import use_fp32_for_bf16, use_openblas
 from samerun.plan import BatchShape
 
 LEFTOVER_ADVICE = "If the variable is left over in this shell: unset {}; else start the job with torchrun"
@@ -536,7 +536,7 @@ def start(
     if launch.full_determinism and not launch.use_cpu:
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    set_fp32_products(launch)
+    set_products(launch)
     config = None
     if launch.deepspeed_config is not None and batch is not None:
         config = deepspeed.complete_config(
@@ -580,10 +580,13 @@ def start(
     return Run(launch, accelerator, config, settings)
 
 
-def set_fp32_products(launch: Launch) -> None:
+def set_products(launch: Launch) -> None:
     """Lets a GPU compute fp32 products in TF32 only if --tf32 asks for it: torch's own default is TF32 for
-    convolutions. On a CPU OpenBLAS computes them where it is faster."""
-    if launch.use_cpu and launch.precision == "no":
+    convolutions. On a CPU OpenBLAS computes them where it is faster, and in bf16 fp32 products replace those
+    of a CPU without instructions for it."""
+    if launch.use_cpu and launch.precision == "bf16":
+        use_fp32_for_bf16()
+    elif launch.use_cpu:
         use_openblas()
     elif not launch.use_cpu:
         torch.set_float32_matmul_precision("high" if launch.tf32 else "highest")

@@ -28,8 +28,8 @@ ONCE = {*HEADINGS[:5], "memory  ", "predictions  ", "optimizer  ", "results  ", 
 OF_DEEPSPEED = re.compile(r"^\[\d{4}-\d\d-\d\d [\d:,]+\] \[(INFO|WARNING)\] ")
 METRICS = (
     "loss", "f1_micro", "f1_macro", "f1_samples", "precision_micro", "precision_macro", "recall_micro",
-    "recall_macro",
-    "roc_auc_macro", "average_precision_micro", "average_precision_macro", "hamming_loss", "subset_accuracy", "lrap",
+    "recall_macro", "average_precision_micro",
+    "roc_auc_macro", "average_precision_macro", "hamming_loss", "subset_accuracy", "lrap",
     "tuned_f1_micro", "tuned_f1_macro", "tuned_precision_micro", "tuned_recall_micro",
 )  # fmt: skip
 SPEEDS = ["samples_per_second", "tokens_per_second", "step_time_p50", "step_time_p95", "runtime"]

@@ -17,6 +17,7 @@ from transformers import get_scheduler
 
 from samerun.errors import InputError
 from samerun.plan import (
+    CPU_PASS_TOKENS,
     CPU_TOKENS,
     BatchShape,
     batch_of,
@@ -172,7 +173,7 @@ def test_batch_arithmetic_in_words(arguments):
 
 
 def test_a_cpu_works_in_passes_of_so_many_tokens_unless_told_otherwise(arguments):
-    assert batch_of(arguments(), 2, by_tokens=True) == BatchShape(32, 2, 16, 16, CPU_TOKENS)
+    assert batch_of(arguments(), 2, by_tokens=True) == BatchShape(32, 2, 16, 16, CPU_TOKENS, CPU_PASS_TOKENS)
     assert batch_of(arguments(), 2) == BatchShape(32, 2, 16, 1)
     assert batch_of(arguments(max_tokens_per_micro_batch=99), 2) == BatchShape(32, 2, 16, 16, 99)
     for asked in (

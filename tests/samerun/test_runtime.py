@@ -310,7 +310,7 @@ def test_tensorfloat_is_set_on_request_only(start_run, monkeypatch):
     line = replace(run, launch=replace(run.launch, tf32=True)).summary()[1]
     assert line == "precision      fp32, matrix products in TF32"
     for tf32 in (True, False):
-        runtime.set_fp32_products(replace(run.launch, use_cpu=False, tf32=tf32))
+        runtime.set_products(replace(run.launch, use_cpu=False, tf32=tf32))
         assert torch.backends.cudnn.allow_tf32 is tf32
     assert precisions == ["high", "highest"]
     quantized, plain = SimpleNamespace(quantize="8"), SimpleNamespace(quantize=None)
@@ -318,14 +318,16 @@ def test_tensorfloat_is_set_on_request_only(start_run, monkeypatch):
     assert [*rounded, adapters.rounded_as(quantized, run.launch)] == ["fp16", "no", "bf16"]
 
 
-def test_openblas_is_for_fp32_on_cpus(start_run, monkeypatch):
+def test_a_cpus_products_are_replaced_by_precision(start_run, monkeypatch):
     used = []
-    monkeypatch.setattr(runtime, "use_openblas", lambda: used.append(1))
+    monkeypatch.setattr(runtime, "use_openblas", lambda: used.append("fp32"))
+    monkeypatch.setattr(runtime, "use_fp32_for_bf16", lambda: used.append("bf16"))
     launch = start_run().launch
-    assert used == [1]
-    for changes in ({"precision": "bf16"}, {"use_cpu": False}):
-        runtime.set_fp32_products(replace(launch, **changes))
-    assert used == [1]
+    assert used == ["fp32"]
+    runtime.set_products(replace(launch, precision="bf16"))
+    assert used == ["fp32", "bf16"]
+    runtime.set_products(replace(launch, precision="bf16", use_cpu=False))
+    assert used == ["fp32", "bf16"]
 
 
 def test_processes_wait_without_naming_a_device_of_cuda(monkeypatch):

@@ -21,7 +21,7 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
 from samerun.errors import InputError, TrainingError, in_short
-from samerun.plan import Plan
+from samerun.plan import BatchShape, Plan
 from samerun.signals import ignore_signals
 from samerun.task import Batch, Split
 
@@ -108,6 +108,8 @@ class TrainBatches(Dataset):
     def shares(self, step: int) -> Shares:
         """How the rows of optimizer step `step` are divided."""
         batch, rows, epoch = self.plan.batch, self.rows(step), self._epoch_at(step)
+        if batch.pass_tokens is not None:
+            return share_out_cheaply(rows, epoch.widths, batch)
         if batch.max_tokens is not None:
             return share_out_tokens(rows, epoch.widths, batch.world_size, batch.max_tokens)
         return share_out(rows, epoch.lengths, batch.world_size, batch.accumulation)
@@ -360,6 +362,12 @@ class Shares(NamedTuple):
         widest = np.maximum.reduceat(widths[self.rows], self.bounds[:-1][counts > 0])
         return int((widest * counts[counts > 0]).sum())
 
+    def cost(self, widths: np.ndarray, pass_tokens: int) -> int:
+        """The tokens of each micro-batch's largest share, and `pass_tokens` for each micro-batch."""
+        widest = widths[self.rows[np.minimum(self.bounds[:-1], len(self.rows) - 1)]]
+        largest = (widest * np.diff(self.bounds)).reshape(-1, self.world_size).max(axis=1)
+        return int((largest + pass_tokens).sum())
+
 
 def share_out(rows: np.ndarray, lengths: np.ndarray, world_size: int, accumulation: int) -> Shares:
     """Divides the rows of a global batch as evenly as possible, from long to short, so that the processes of
@@ -389,6 +397,21 @@ def share_out_tokens(rows: np.ndarray, widths: np.ndarray, world_size: int, max_
             low = middle + 1
     starts = _halve_largest(_chunk_starts(descending, high).tolist(), descending, shares)
     return Shares(by_length, _bounds(starts, shares, len(rows)), world_size)
+
+
+def share_out_cheaply(rows: np.ndarray, widths: np.ndarray, batch: BatchShape) -> Shares:
+    """`share_out_tokens` with `batch.max_tokens` or a half, a quarter or an eighth of it, whichever costs
+    least: more micro-batches have less padding, but each costs `batch.pass_tokens` besides its tokens."""
+    processes, pass_tokens = batch.world_size, batch.pass_tokens
+    best = share_out_tokens(rows, widths, processes, batch.max_tokens)
+    cost = best.cost(widths, pass_tokens)
+    # What one more micro-batch would cost without any padding.
+    least = int(widths[rows].sum()) / processes + pass_tokens * (1 + (len(best.bounds) - 1) // processes)
+    for part in (2, 4, 8) if cost > least else ():
+        other = share_out_tokens(rows, widths, processes, max(1, batch.max_tokens // part))
+        if (other_cost := other.cost(widths, pass_tokens)) < cost:
+            best, cost = other, other_cost
+    return best
 
 
 def _bounds(starts: Sequence[int] | np.ndarray, shares: int, rows: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from samerun.export import hide_library_bars
 from samerun.kernels.common import row_lengths
 from samerun.parsing import parse, validate
 from samerun.plan import Modes, evaluation_batch
-from samerun.runtime import describe_launch, quiet_libraries, set_fp32_products
+from samerun.runtime import describe_launch, quiet_libraries, set_products
 from samerun.task import Predictions, Split, Task
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -32,7 +32,7 @@ class Predictor:
                 f"{launch.world_size} processes were launched, but this needs one; start it with python"
             )
         quiet_libraries(launch.rank)
-        set_fp32_products(launch)
+        set_products(launch)
         hide_library_bars()
         self.task = task
         task.load(launch, Modes(False, False, False))  # reads no rows, only configuration and tokenizer

@@ -18,6 +18,7 @@ from samerun.data.batches import (
     evaluation_batches,
     mixed_rows,
     share_out,
+    share_out_cheaply,
     share_out_tokens,
     train_loader,
 )
@@ -292,6 +293,19 @@ def test_passes_are_as_few_and_as_even_as_the_budget_allows():
     # Four passes' worth of rows for six processes: two are halved.
     assert sizes(3, 200) == [[1, 1, 1], [1, 2, 10]]
     assert sizes(1, 5) == [[1]] * 16  # rows that pass the budget go alone
+
+
+@given(LENGTHS, st.integers(1, 4), st.integers(1, 300))
+def test_more_micro_batches_are_taken_where_their_padding_would_cost_more(widths, world_size, pass_tokens):
+    rows, batch = np.arange(len(widths)), BatchShape(len(widths), world_size, 1, 1, 400, pass_tokens)
+    parts = [share_out_tokens(rows, widths, world_size, 400 // part) for part in (1, 2, 4, 8)]
+    costs = []
+    for passes in map(by_process, parts):
+        largest = [max(len(share) * max(widths[share], default=0) for share in each) for each in passes]
+        costs.append(sum(largest) + pass_tokens * len(passes))
+    shares = share_out_cheaply(rows, widths, batch)
+    assert shares.cost(widths, pass_tokens) == min(costs)
+    assert shares.padded_tokens(widths) in {part.padded_tokens(widths) for part in parts}
 
 
 def test_a_process_does_no_more_for_a_global_batch_the_more_processes_there_are():

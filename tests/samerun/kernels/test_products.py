@@ -1,4 +1,4 @@
-"""Matrix products by numpy's OpenBLAS: torch's results, where it is used, and in how many threads."""
+"""Products on a CPU by numpy's OpenBLAS, and of bf16 in fp32: torch's results, and where they are used."""
 
 import warnings
 from functools import partial
@@ -26,8 +26,22 @@ def calls(threads, monkeypatch):
     monkeypatch.setattr(products, "np", SimpleNamespace(matmul=matmul))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        library = products.replace_products()
+        library = products.replace_products(products._PRODUCTS)
     yield sizes
+    library._destroy()
+    products.replace_products.cache_clear()
+
+
+@pytest.fixture
+def in_fp32(monkeypatch):
+    """The inputs of products that are computed in fp32, as on a CPU without bf16 instructions."""
+    seen, widened = [], products._widened
+    monkeypatch.setattr(products, "_widened", lambda tensor: seen.append(tensor.dtype) or widened(tensor))
+    products.replace_products.cache_clear()
+    monkeypatch.setattr(products.torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    products.use_fp32_for_bf16()
+    library = products.replace_products(products._OF_BF16)
+    yield seen
     library._destroy()
     products.replace_products.cache_clear()
 
@@ -73,6 +87,33 @@ def test_products_and_their_gradients_are_torchs(name, calls, monkeypatch):
     allowed = 0.05 if name == "half" else 1e-6
     for ours, exact in zip(*results, strict=True):
         assert torch.linalg.norm(ours.double() - exact) <= allowed * (1 + torch.linalg.norm(exact))
+
+
+OF_BF16 = {
+    "mm": (lambda a, b: a @ b, A, B),
+    "linear": (lambda a, b: functional.linear(a.view(4, 16, 96), b.T, b[0]), A, B),
+    "addmm": (lambda a, b: torch.addmm(a[:, :80], a, b, beta=2, alpha=3), A, B),
+    "bmm": (torch.bmm, BATCH, OTHER),
+    "convolution": (partial(functional.conv2d, padding=1, stride=2), (2, 4, 9, 9), (8, 4, 3, 3)),
+    "volume": (lambda x, w: functional.conv3d(x, w, w[:, 0, 0, 0, 0]), (2, 4, 6, 5, 5), (8, 4, 3, 3, 3)),
+    "transposed": (partial(functional.conv_transpose2d, stride=2), (2, 4, 9, 9), (4, 8, 2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", OF_BF16)
+def test_a_product_of_bf16_is_one_in_fp32_rounded_once(name, in_fp32):
+    work, *shapes = OF_BF16[name]
+    halves = [drawn(*shape).bfloat16().requires_grad_() for shape in shapes]
+    singles = [half.detach().float().requires_grad_() for half in halves]
+    half = work(*halves)
+    assert in_fp32.count(torch.bfloat16) >= 2
+    single = work(*singles)
+    assert torch.equal(half, single.bfloat16())
+    half.float().square().sum().backward()
+    (2 * half.detach().float() * single).sum().backward()  # the same gradient of the result
+    for ours, exact in zip(halves, singles, strict=True):
+        assert ours.grad.dtype is torch.bfloat16
+        assert (ours.grad - exact.grad).abs().max() <= 0.01 * exact.grad.abs().max()
 
 
 @pytest.mark.parametrize(
@@ -134,7 +175,7 @@ def test_only_the_cpus_on_which_it_was_measured_use_it(monkeypatch, threads, fam
     controller = SimpleNamespace(lib_controllers=[loaded])
     monkeypatch.setattr(kernel_threads, "ThreadpoolController", lambda: controller)
     monkeypatch.setattr(kernel_threads, "_family", lambda: family)
-    monkeypatch.setattr(products, "replace_products", lambda: numbers.append("replaced"))
+    monkeypatch.setattr(products, "replace_products", lambda _: numbers.append("replaced"))
     openblas.cache_clear()
     try:
         products.use_openblas()
@@ -152,3 +193,9 @@ def test_the_cpus_family_is_read_from_the_system():
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         told = file.read()
     assert (vendor in told and family in told) if "vendor_id" in told else (vendor, family) == ("", "")
+
+
+def test_a_cpu_with_fast_bf16_keeps_torchs_products(monkeypatch):
+    monkeypatch.setattr(products.torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    monkeypatch.setattr(products, "replace_products", lambda _: pytest.fail("replaced"))
+    products.use_fp32_for_bf16()
