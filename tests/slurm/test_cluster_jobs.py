@@ -183,17 +183,6 @@ def scancel(slurm, unbroken):
     assert differences(unbroken(), job.folder) == []
 
 
-def scontrol_requeue_by_an_operator(slurm, unbroken):
-    job = Job(slurm, "operator").submit()
-    job.train(5)
-    slurm.ask("scontrol", "requeue", job.id)
-    job.wait("PENDING")
-    assert job.status() == ("stopped", "SIGTERM")
-    job.go_on()
-    job.ended("COMPLETED", 0)
-    assert differences(unbroken(), job.folder) == []
-
-
 def a_killed_process(slurm, unbroken):
     job = Job(slurm, "killed").submit()
     job.train(15)
@@ -312,7 +301,6 @@ def tasks_that_do_not_divide(slurm, unbroken):
 CASES = [
     a_time_limit, a_lost_node, a_job_of_higher_priority, as_many_nodes_as_there_are,
     an_array, zero2, a_killed_process, a_process_that_is_lost_again_and_again, scancel,
-    scontrol_requeue_by_an_operator,
     a_signal_on_two_nodes_and_the_limit_of_requeues, salloc, a_failed_training, a_wrong_argument,
     tasks_that_do_not_divide,
 ]  # fmt: skip

@@ -6,11 +6,11 @@ The order and the global batches do not depend on the number of processes.
 
 from __future__ import annotations
 
-import heapq
 import os
 import signal
 import sys
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -388,14 +388,9 @@ def share_out_tokens(rows: np.ndarray, widths: np.ndarray, world_size: int, max_
     by_length = rows[np.lexsort((rows, -widths[rows]))]
     descending = widths[by_length]
     shares = -(-len(_chunk_starts(descending, max_tokens)) // world_size) * world_size
-    low, high = 1, max_tokens  # binary search for the smallest limit
-    while low < high:
-        middle = (low + high) // 2
-        if len(_chunk_starts(descending, middle)) <= shares:
-            high = middle
-        else:
-            low = middle + 1
-    starts = _halve_largest(_chunk_starts(descending, high).tolist(), descending, shares)
+    limits = range(1, max_tokens)
+    fits = bisect_left(limits, True, key=lambda limit: len(_chunk_starts(descending, limit)) <= shares)
+    starts = _halve_largest(_chunk_starts(descending, fits + 1), descending, shares)
     return Shares(by_length, _bounds(starts, shares, len(rows)), world_size)
 
 
@@ -421,25 +416,17 @@ def _bounds(starts: Sequence[int] | np.ndarray, shares: int, rows: int) -> np.nd
     return bounds
 
 
-def _halve_largest(starts: list[int], widths: np.ndarray, shares: int) -> list[int]:
+def _halve_largest(starts: np.ndarray, widths: np.ndarray, shares: int) -> np.ndarray:
     """Halves the share with the most tokens until there are `shares`, or each has one row. `starts`: of the
     shares; `widths`: (rows,) from wide to narrow."""
-    ends = [*starts[1:], len(widths)]
-    largest = [  # the first of those that are equally large comes first
-        (-(end - start) * int(widths[start]), start, end)
-        for start, end in zip(starts, ends, strict=True)
-        if end - start > 1
-    ]
-    heapq.heapify(largest)
-    starts = list(starts)
-    while len(starts) < shares and largest:
-        _, start, end = heapq.heappop(largest)
-        middle = (start + end + 1) // 2
-        starts.append(middle)
-        for first, last in ((start, middle), (middle, end)):
-            if last - first > 1:
-                heapq.heappush(largest, (-(last - first) * int(widths[first]), first, last))
-    return sorted(starts)
+    while len(starts) < shares:
+        sizes = np.diff(starts, append=len(widths))
+        tokens = np.where(sizes > 1, sizes * widths[starts], 0)
+        largest = tokens.argmax()
+        if not tokens[largest]:
+            break
+        starts = np.insert(starts, largest + 1, starts[largest] + (sizes[largest] + 1) // 2)
+    return starts
 
 
 def _chunk_starts(widths: np.ndarray, max_tokens: int) -> np.ndarray:

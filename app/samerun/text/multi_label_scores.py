@@ -98,6 +98,8 @@ def decision_scores(predicted: np.ndarray, targets: np.ndarray) -> dict[str, flo
 
 def ranking_scores(probabilities: np.ndarray, targets: np.ndarray) -> dict[str, float | None]:
     """RANKING_METRICS, which need no thresholds. `probabilities`, `targets` of bool: (rows, labels)."""
+    from sklearn.metrics import average_precision_score
+
     if not targets.size:
         return dict.fromkeys(RANKING_METRICS)
     scores: dict[str, float | None] = {}
@@ -105,18 +107,9 @@ def ranking_scores(probabilities: np.ndarray, targets: np.ndarray) -> dict[str, 
     for name, of_labels in zip(names, ranking_by_label(probabilities, targets), strict=True):
         defined = of_labels[~np.isnan(of_labels)]
         scores |= {name: float(defined.mean()) if len(defined) else None, f"{name}_labels": len(defined)}
-    scores["average_precision_micro"] = micro_average_precision(probabilities, targets)
+    micro = average_precision_score(targets, probabilities, average="micro") if targets.any() else None
+    scores["average_precision_micro"] = None if micro is None else float(micro)
     return {**scores, "lrap": label_ranking_average_precision(probabilities, targets)}
-
-
-def micro_average_precision(probabilities: np.ndarray, targets: np.ndarray) -> float | None:
-    """As scikit-learn's with `average="micro"`, from two sorts: the mean over the positive cells of the share
-    of positives among the cells that score at least as high. None without positive cells."""
-    positives, cells = np.sort(probabilities[targets]), np.sort(probabilities, axis=None)
-    if not len(positives):
-        return None
-    as_high = (len(each) - np.searchsorted(each, positives) for each in (positives, cells))
-    return float(np.divide(*as_high).mean())
 
 
 def label_ranking_average_precision(probabilities: np.ndarray, targets: np.ndarray) -> float:

@@ -37,7 +37,7 @@ from samerun.files import write_json, write_text
 from samerun.images.data import map_rows
 from samerun.images.image_task import ImageTask
 from samerun.plan import Modes
-from samerun.reports.figures import BLUE, COLORS, NAME, as_image, legend_below, new_figure
+from samerun.reports.figures import COLORS, NAME, as_image, bars, legend_below, new_figure
 from samerun.reports.page import render
 from samerun.runtime import Launch
 from samerun.task import ReportContent, Section, Task
@@ -54,7 +54,7 @@ FEW_ROWS = 10  # a label with fewer training rows is rare
 MUCH_TRUNCATED = 0.05  # share of rows
 MOST_LABELS_OF_A_ROW = 50  # label pairs of rows with more are not counted
 SMALL_SHARE = 0.01  # of the area: a smaller class hardly influences means over pixels
-MOST_CLASSES, MOST_NAMES = 30, 5
+MOST_NAMES = 5
 ADVICE = {
     "repeated": "Leave repetitions out: they weigh several times in the loss and in metrics.",
     "contradicting": "Correct them: no model can be right about both.",
@@ -246,14 +246,16 @@ def examine(splits: Mapping[str, Rows]) -> DataReport:
     if with_areas:
         findings += class_findings(with_areas)
         sections.append(class_table(with_areas))
-        figures["data_classes"] = class_figure(with_areas)
+        name, (names, areas) = next(iter(with_areas.items()))
+        figures["data_classes"] = _largest_shares("area by class", name, names, areas.sum(axis=0))
     labelled = {name: rows.labels for name, rows in splits.items() if rows.labels is not None}
     if any(map(len, labelled.values())):
         counts = {name: Counter(chain.from_iterable(labels)) for name, labels in labelled.items()}
         pairs = _pair_counts(labelled.get("train", ()))
         findings += _label_findings(counts, pairs)
         sections += _label_tables(labelled, counts, pairs)
-        figures["data_labels"] = _label_figure(counts)
+        name, count = next(iter(counts.items()))
+        figures["data_labels"] = _largest_shares("labels", name, list(count), [*count.values()])
     return DataReport(findings, ReportContent(figures, sections))
 
 
@@ -386,16 +388,6 @@ def _share(count: int, total: int) -> str:
     return f"{count / total:.1%}" if total else "-"
 
 
-def _label_figure(counts: dict[str, Counter[str]]) -> Figure:
-    name, first = next(iter(counts.items()))
-    frequent = [label for label, _ in first.most_common(MOST_LABELS)]
-    figure, axes = new_figure(f"Rows by label ({name})", "rows", height=1.2 + 0.2 * len(frequent))
-    axes.barh(range(len(frequent)), [first[label] for label in frequent], color=BLUE)
-    axes.set_yticks(range(len(frequent)), [label[:NAME] for label in frequent])
-    axes.invert_yaxis()
-    return figure
-
-
 def size_table(splits: Mapping[str, Rows]) -> Section:
     """Quantiles of the sizes of rows, by dimension."""
     cells = []
@@ -441,26 +433,16 @@ def class_table(areas: Areas) -> Section:
     return Section("Classes", text, header, [list(cells) for cells in zip(*columns, strict=True)])
 
 
-def class_figure(areas: Areas) -> Figure:
-    """The share of the area by class and split, for the largest classes of the first split."""
-    (names, first), *_ = areas.values()
-    chosen = np.argsort(-first.sum(axis=0), kind="stable")[:MOST_CLASSES]
-    figure, axes = new_figure("Share of the area by class", "share", height=1.4 + 0.3 * len(chosen))
-    height = 0.8 / len(areas)
-    for number, (color, (split, (_, counts))) in enumerate(zip(COLORS, areas.items(), strict=False)):
-        shares = _shares(counts)[chosen]
-        bars = axes.barh(np.arange(len(chosen)) + number * height, shares, height, color=color, label=split)
-        axes.bar_label(bars, [f"{share:.2%}" for share in shares], fontsize=6, padding=2)
-    axes.set_yticks(np.arange(len(chosen)) + 0.4 - height / 2, [names[number][:NAME] for number in chosen])
-    axes.set_xlim(0, 1.15)
-    axes.invert_yaxis()
-    legend_below(figure)
-    return figure
-
-
 def _shares(counts: np.ndarray) -> np.ndarray:
     totals = counts.sum(axis=0)
     return totals / max(1, totals.sum())
+
+
+def _largest_shares(of: str, split: str, names: Sequence[str], totals: Sequence[int]) -> Figure:
+    shares = np.asarray(totals) / max(1, sum(totals))
+    chosen = np.argsort(-shares, kind="stable")[:MOST_LABELS]
+    ticks = [names[number][:NAME] for number in chosen]
+    return bars(f"Shares of the {of} ({split})", "share", ticks, shares[chosen])
 
 
 def shortened(names: list[str]) -> str:

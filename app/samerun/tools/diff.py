@@ -1,16 +1,13 @@
-"""Why finished runs differ: arguments, versions, machines, training rows, the first step, metrics.
+"""Why finished runs differ: arguments, versions, machines, the first step, metrics.
 
-    samerun diff runs/a [runs/b runs/c ...] [--plot curves.png]
+    samerun diff runs/a [runs/b runs/c ...]
 
 The others are compared with the first run. The first step that differs is the first logged one whose loss,
-gradient norm or learning rate departs by more than rounding, 1e-5 of its value. If text runs trained on other
-rows, their files are read again, where they still exist, and the ids of the rows are listed. A bootstrap
-over the labelled rows in `predictions.jsonl` yields the 95 % interval of each headline metric. If two runs
-predicted the same rows, a paired one yields the difference with its interval and a two-sided p value (Efron
-and Tibshirani, "An Introduction to the Bootstrap", 1993, chapters 13 and 16; Koehn, "Statistical
-Significance Tests for Machine Translation Evaluation", EMNLP 2004).
-
-    --plot FILE      draw the loss curves of all runs
+gradient norm or learning rate departs by more than rounding, 1e-5 of its value. A bootstrap over the labelled
+rows in `predictions.jsonl` yields the 95 % interval of each headline metric. If two runs predicted the same
+rows, a paired one yields the difference with its interval and a two-sided p value (Efron and Tibshirani, "An
+Introduction to the Bootstrap", 1993, chapters 13 and 16; Koehn, "Statistical Significance Tests for Machine
+Translation Evaluation", EMNLP 2004).
 
 Exit codes: 0 done; 2 a folder holds no finished run.
 """
@@ -29,19 +26,15 @@ from seqeval.metrics.sequence_labeling import get_entities
 from samerun import task_scripts
 from samerun.classes import confusion_matrix, decision_scores
 from samerun.errors import InputError
-from samerun.files import as_json, read_lines
-from samerun.reports.figures import COLORS, DPI, new_figure
+from samerun.files import read_lines
 from samerun.reports.tracker import read_history
 from samerun.run_folder import METRICS, RUN_FILE
 from samerun.text.multi_label_scores import precision_recall_f1
 from samerun.text.rouge import ROUGE_METRICS, choose_tokenizer, exact_matches, row_scores
-from samerun.tools.trials import read_rows, task_of_run
 
 IGNORED = ("output_dir", "config", "run_name", "predictions_file")  # differ between any two runs
 OWN_SECTIONS = ("arguments", "metrics", "history", "rows", "resampled")  # of `read_run`; others are facts
-IGNORED_FACTS = ("name", "predictions", "launcher_process", "slurm_job", "fingerprint.train_content")
-MAX_IDS = 10
-PLOTS = (".png", ".svg", ".pdf")
+IGNORED_FACTS = ("name", "predictions", "launcher_process", "slurm_job")
 INTERVAL = (2.5, 97.5)  # percentiles
 RESAMPLES, FEWEST = 1000, 100
 ROUNDING = 1e-5  # of losses and gradient norms, relative: fp32 sums in another order
@@ -168,32 +161,31 @@ def scores_of_masks(lines: Sequence[Mapping[str, Any]]) -> Scores:
 
 
 def scores_of_labels(lines: Sequence[Mapping[str, Any]]) -> Scores:
-    """f1_micro and f1_macro at 0.5 and of the labels given (`tuned_*`), and average_precision_macro."""
+    """f1_micro and f1_macro at 0.5 and of the labels given (`tuned_*`), and average_precision_micro."""
     names = [*lines[0]["probabilities"]]
     probabilities = np.array([[line["probabilities"][name] for name in names] for line in lines])
     given, truth = (
         np.array([[name in line[key] for name in names] for line in lines]) for key in ("labels", "reference")
     )
     decided = {"": probabilities >= 0.5, "tuned_": given}
-    # Average precision is the mean over positives of the precision down to the last row with their score.
-    order = np.argsort(-probabilities, axis=0, kind="stable")
-    ranked, hits = (np.take_along_axis(matrix, order, axis=0) for matrix in (probabilities, truth))
-    place = np.arange(len(lines))[:, None]
-    ends = np.where(ranked == np.roll(ranked, -1, axis=0), len(lines) - 1, place)
-    ends = np.minimum.accumulate(ends[::-1], axis=0)[::-1]
+    # Average precision is the mean over positives of the precision down to the last cell with their score.
+    order = np.argsort(-probabilities, axis=None, kind="stable")
+    ranked, hits, row_of = probabilities.ravel()[order], truth.ravel()[order], order // len(names)
+    ends = np.searchsorted(-ranked, -ranked, side="right") - 1
 
     def scores(rows: np.ndarray) -> dict[str, float]:
         found = {}
         for prefix, predicted in decided.items():
             micro, macro = (precision_recall_f1(predicted[rows], truth[rows], axis)[2] for axis in (None, 0))
             found |= {f"{prefix}f1_micro": float(micro), f"{prefix}f1_macro": float(macro.mean())}
-        counted = np.bincount(rows, minlength=len(lines)).astype(float)[order]
+        counted = np.bincount(rows, minlength=len(lines)).astype(float)[row_of]
         positive = counted * hits
-        precision = np.cumsum(positive, axis=0) / np.maximum(np.cumsum(counted, axis=0), 1)
-        precision = np.take_along_axis(precision, ends, axis=0)
-        known = positive.sum(axis=0) > 0
-        by_label = (positive * precision).sum(axis=0)[known] / positive.sum(axis=0)[known]
-        return {**found, "average_precision_macro": float(by_label.mean()) if known.any() else np.nan}
+        precision = (np.cumsum(positive) / np.maximum(np.cumsum(counted), 1))[ends]
+        total = positive.sum()
+        return {
+            **found,
+            "average_precision_micro": float((positive @ precision) / total) if total else np.nan,
+        }
 
     return scores
 
@@ -269,40 +261,6 @@ def first_departure(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
     return f"none among {len(both)} logged steps" if both else "no step was logged by both"
 
 
-def differing_rows(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
-    """The training rows that only one of two text runs has, in words; none if the rows are equal. Reads the
-    files again."""
-    contents = [run.get("fingerprint", {}).get("train_content") for run in (ours, theirs)]
-    if contents[0] == contents[1]:
-        return []
-    try:
-        mine, other = (training_rows(run) for run in (ours, theirs))
-    except InputError as error:
-        return [f"other training rows, whose files cannot be compared: {error.problems[0]}"]
-    changed = {name for name in mine.keys() & other.keys() if mine[name] != other[name]}
-    kinds = {
-        "only here": mine.keys() - other.keys(),
-        "only in [0]": other.keys() - mine.keys(),
-        "with other content": changed,
-    }
-    lines = []
-    for kind, ids in kinds.items():
-        if ids:
-            some = ", ".join(sorted(ids, key=lambda name: (len(name), name))[:MAX_IDS])
-            lines.append(f"{len(ids)} training row(s) {kind}: {some}{', ...' if len(ids) > MAX_IDS else ''}")
-    return lines or ["the same training rows in another order"]
-
-
-def training_rows(run: dict[str, Any]) -> dict[str, str]:
-    """Id -> content of the run's training rows. Raises `InputError` if they can no longer be read as they
-    were."""
-    task = task_of_run(run)
-    if not hasattr(task.arguments, "text_column"):
-        raise InputError("only rows of text tasks are listed")
-    rows, _, _ = read_rows(task)
-    return {str(row[task.arguments.id_column]): as_json(row) for row in rows["train"]}
-
-
 def report(runs: list[dict[str, Any]]) -> list[str]:
     """Lines of text: what differs, metrics, and how sure their differences are."""
     names = [f"[{number}]" for number in range(len(runs))]
@@ -312,7 +270,6 @@ def report(runs: list[dict[str, Any]]) -> list[str]:
         lines += ["", "machine, versions, batch, labels that differ", *differing(runs, facts_of), ""]
     for name, run in zip(names[1:], runs[1:], strict=True):
         lines.append(f"{name} and [0], first step that differs: {first_departure(run, runs[0])}")
-        lines += [f"{name} and [0], {line}" for line in differing_rows(run, runs[0])]
     metrics = [
         name
         for name in runs[0]["metrics"]
@@ -341,32 +298,10 @@ def report(runs: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def plot(runs: list[dict[str, Any]], path: Path) -> None:
-    """Draws the training and validation losses of all runs."""
-    figure, axes = new_figure("Loss: training (thin) and validation (dots)", "optimizer step", height=4.2)
-    for color, run in zip(COLORS * (len(runs) // len(COLORS) + 1), runs, strict=False):
-        for key, style in (("loss", "-"), ("eval_loss", "o--")):
-            points = [(event["step"], event[key]) for event in run["history"] if event.get(key) is not None]
-            if points:
-                label = run["name"] if key == "loss" else None
-                axes.plot(
-                    *zip(*points, strict=True), style, color=color, linewidth=1, markersize=4, label=label
-                )
-    axes.legend(fontsize=8, frameon=False)
-    figure.savefig(path, dpi=DPI)
-
-
 def main(argv: list[str]) -> int:
     parser = task_scripts.parser(__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
-    parser.add_argument("--plot", type=Path)
     options = parser.parse_args(argv)
-    if options.plot is not None and (options.plot.suffix not in PLOTS or not options.plot.parent.is_dir()):
-        parser.error(
-            f"--plot {options.plot}: expected a name that ends in {', '.join(PLOTS)}, in a folder that exists"
-        )
     runs = [read_run(folder) for folder in options.runs]
     print(*report(runs), sep="\n")
-    if options.plot is not None:
-        plot(runs, options.plot)
     return 0
