@@ -88,7 +88,7 @@ def test_run_json_has_what_was_requested_and_what_was_in_force(finished_run):
     plan = found["plan"]
     shape = {"global_batch_size": 15, "world_size": 1, "micro_batch_size": 15, "follows_processes": False}
     # On a CPU as many passes as tokens ask for.
-    assert plan["batch"] == {**shape, "accumulation": 15, "max_tokens": 2048}
+    assert plan["batch"] == {**shape, "accumulation": 15, "max_tokens": 2048, "pass_tokens": 200}
     assert (plan["num_rows"], plan["steps_per_epoch"], plan["total_steps"]) == (31, 3, 6)
     # A CUDA build may leave its mark out.
     assert found["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]

@@ -44,7 +44,7 @@ def use_openblas() -> None:
 
 def use_fp32_for_bf16() -> None:
     """Computes bf16 products in fp32 where torch has no fast ones."""
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
         replace_products(_OF_BF16)
 
 
