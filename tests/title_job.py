@@ -26,10 +26,6 @@ BIGBIRD = {
 }
 STEPS = 6
 MICRO_BATCH_TOKENS = 600  # a global batch has about 1800
-# How far weights may be from one process. A single element, of a bias that has moved by three learning rates
-# from zero, is 1.7e-5 away, all others less than 7e-6: its gradient nearly cancels in some step only, so that
-# its second moment does not tell.
-WEIGHTS_TOLERANCE = 3e-5
 
 
 def write_corpus(folder: Path) -> None:

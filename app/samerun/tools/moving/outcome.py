@@ -48,7 +48,7 @@ class Outcome:
 class Difference:
     """The largest differences between two runs; infinite for values that only one run has."""
 
-    weights: float  # relative to the tensor's largest element; without elements of rounding alone
+    weights: float  # relative, see `weight_differences`; without elements of rounding alone
     where: str  # the tensor
     losses: float  # relative
     grad_norms: float  # relative
@@ -123,18 +123,26 @@ def compare(ours: Outcome, theirs: Outcome) -> Difference:
 def weight_differences(
     ours: dict[str, Any], theirs: dict[str, Any], rounding: dict[str, Any]
 ) -> dict[str, float]:
-    """Tensor -> its largest difference relative to its largest element; without the elements of `rounding`
-    (see `rounding_alone`)."""
+    """Tensor -> its largest difference, relative to its largest element or, if that is larger, to the root
+    mean square of all weights; without the elements of `rounding` (see `rounding_alone`).
+
+    A bias that started at zero is only a few updates large, and where the gradients of two steps nearly
+    cancel, Adam turns their rounding into a share of an update.
+    """
+    import torch
+
     if ours.keys() != theirs.keys():
         return {f"{sorted(ours.keys() ^ theirs.keys())[0]} (only one run has it)": math.inf}
+    weights = {name: each for name, each in theirs.items() if each.is_floating_point() and each.numel()}
+    norms = [float(torch.linalg.vector_norm(each, dtype=torch.float64)) for each in weights.values()]
+    typical = math.hypot(*norms) / math.sqrt(sum(each.numel() for each in weights.values()))
     differences = {}
-    for name, tensor in theirs.items():
-        if tensor.is_floating_point() and tensor.numel():
-            moved = (ours[name] - tensor).abs()
-            if name in rounding:
-                moved = moved.masked_fill(rounding[name], 0)
-            difference, size = float(moved.max()), float(tensor.abs().max())
-            differences[name] = difference / size if size else (math.inf if difference else 0.0)
+    for name, tensor in weights.items():
+        moved = (ours[name] - tensor).abs()
+        if name in rounding:
+            moved = moved.masked_fill(rounding[name], 0)
+        difference, size = float(moved.max()), max(float(tensor.abs().max()), typical)
+        differences[name] = difference / size if size else (math.inf if difference else 0.0)
     return differences
 
 
