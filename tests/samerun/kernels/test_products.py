@@ -108,7 +108,9 @@ def test_a_product_of_bf16_is_one_in_fp32_rounded_once(name, in_fp32):
     assert in_fp32.count(torch.bfloat16) >= 2
     single = work(*singles)
     assert torch.equal(half, single.bfloat16())
+    in_fp32.clear()
     half.float().square().sum().backward()
+    assert in_fp32.count(torch.bfloat16) >= 2
     (2 * half.detach().float() * single).sum().backward()  # the same gradient of the result
     for ours, exact in zip(halves, singles, strict=True):
         assert ours.grad.dtype is torch.bfloat16
