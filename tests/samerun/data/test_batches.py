@@ -6,7 +6,7 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from linear_task import make_plan, points, split_of, train_steps
 
@@ -122,7 +122,7 @@ def test_the_laws_of_training_batches(data):
     micro-batches keep to their limit, and a resumed run has the remaining steps."""
     lengths = np.array(data.draw(st.lists(st.integers(0, 30), min_size=2, max_size=60)))
     rows, seed = len(lengths), data.draw(st.integers(0, 3))
-    size, world = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 4))
+    size, world = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 8))
     accumulation, limit = data.draw(st.integers(1, 3)), data.draw(st.none() | st.integers(1, 60))
     grouping = data.draw(st.booleans())
     split = split_of(*points(rows), lengths)
@@ -273,6 +273,8 @@ def test_passes_are_as_few_and_as_even_as_the_budget_allows():
     assert sizes(1, 5) == [[1]] * 16  # rows that pass the budget go alone
 
 
+@example(np.array([38, 31, 16, 19, 3, 5, 1]), 1, 2)  # an eighth of the limit is best
+@example(np.array([1, 1, 17]), 1, 16)  # one micro-batch more is just worth it
 @given(LENGTHS, st.integers(1, 4), st.integers(1, 300))
 def test_more_micro_batches_are_taken_where_their_padding_would_cost_more(widths, world_size, pass_tokens):
     rows, batch = np.arange(len(widths)), BatchShape(len(widths), world_size, 1, 1, 400, pass_tokens)

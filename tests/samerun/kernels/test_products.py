@@ -1,5 +1,6 @@
 """Products on a CPU by numpy's OpenBLAS, and of bf16 in fp32: torch's results, and where they are used."""
 
+import contextlib
 import warnings
 from functools import partial
 from types import SimpleNamespace
@@ -32,7 +33,7 @@ def calls(threads, monkeypatch):
     products.replace_products.cache_clear()
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def in_fp32(monkeypatch):
     """The inputs of products that are computed in fp32, as on a CPU without bf16 instructions."""
     seen, widened = [], products._widened
@@ -41,9 +42,11 @@ def in_fp32(monkeypatch):
     monkeypatch.setattr(products.torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     products.use_fp32_for_bf16()
     library = products.replace_products(products._OF_BF16)
-    yield seen
-    library._destroy()
-    products.replace_products.cache_clear()
+    try:
+        yield seen
+    finally:
+        library._destroy()
+        products.replace_products.cache_clear()
 
 
 def drawn(*shape):
@@ -100,17 +103,18 @@ OF_BF16 = {
 
 
 @pytest.mark.parametrize("name", OF_BF16)
-def test_a_product_of_bf16_is_one_in_fp32_rounded_once(name, in_fp32):
+def test_a_product_of_bf16_is_one_in_fp32_rounded_once(name, monkeypatch):
     work, *shapes = OF_BF16[name]
     halves = [drawn(*shape).bfloat16().requires_grad_() for shape in shapes]
     singles = [half.detach().float().requires_grad_() for half in halves]
-    half = work(*halves)
-    assert in_fp32.count(torch.bfloat16) >= 2
     single = work(*singles)
+    with in_fp32(monkeypatch) as seen:
+        half = work(*halves)
+        assert seen.count(torch.bfloat16) >= 2
+        seen.clear()
+        half.float().square().sum().backward()
+        assert seen.count(torch.bfloat16) >= 2
     assert torch.equal(half, single.bfloat16())
-    in_fp32.clear()
-    half.float().square().sum().backward()
-    assert in_fp32.count(torch.bfloat16) >= 2
     (2 * half.detach().float() * single).sum().backward()  # the same gradient of the result
     for ours, exact in zip(halves, singles, strict=True):
         assert ours.grad.dtype is torch.bfloat16
