@@ -270,11 +270,12 @@ def test_passes_are_as_few_and_as_even_as_the_budget_allows():
     assert sizes(2, 300) == [[2, 2], [2, 10]]
     # Four passes' worth of rows for six processes: two are halved.
     assert sizes(3, 200) == [[1, 1, 1], [1, 2, 10]]
+    assert sizes(12, 999) == [[1] * 8 + [2] * 4]
     assert sizes(1, 5) == [[1]] * 16  # rows that pass the budget go alone
 
 
-@example(np.array([38, 31, 16, 19, 3, 5, 1]), 1, 2)  # an eighth of the limit is best
-@example(np.array([1, 1, 17]), 1, 16)  # one micro-batch more is just worth it
+@example(np.array([38, 31, 16, 19, 3, 5, 1]), 1, 2)
+@example(np.array([1, 1, 17]), 1, 16)
 @given(LENGTHS, st.integers(1, 4), st.integers(1, 300))
 def test_more_micro_batches_are_taken_where_their_padding_would_cost_more(widths, world_size, pass_tokens):
     rows, batch = np.arange(len(widths)), BatchShape(len(widths), world_size, 1, 1, 400, pass_tokens)
