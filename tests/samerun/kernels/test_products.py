@@ -96,7 +96,6 @@ OF_BF16 = {
     "addmm": (lambda a, b: torch.addmm(a[:, :80], a, b, beta=2, alpha=3), A, B),
     "bmm": (torch.bmm, BATCH, OTHER),
     "convolution": (partial(functional.conv2d, padding=1, stride=2), (2, 4, 9, 9), (8, 4, 3, 3)),
-    "volume": (lambda x, w: functional.conv3d(x, w, w[:, 0, 0, 0, 0]), (2, 4, 6, 5, 5), (8, 4, 3, 3, 3)),
     "transposed": (partial(functional.conv_transpose2d, stride=2), (2, 4, 9, 9), (4, 8, 2, 2)),
 }
 
@@ -114,7 +113,6 @@ def test_a_product_of_bf16_is_one_in_fp32_rounded_once(name, monkeypatch):
     assert torch.equal(half, single.bfloat16())
     (2 * half.detach().float() * single).sum().backward()  # the same gradient of the result
     for ours, exact in zip(halves, singles, strict=True):
-        assert ours.grad.dtype is torch.bfloat16
         assert (ours.grad - exact.grad).abs().max() <= 0.01 * exact.grad.abs().max()
 
 
