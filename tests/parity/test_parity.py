@@ -2,11 +2,11 @@
 tokens and ZeRO stages, for both tasks.
 
 In fp32, with dropout, every setup is compared with one plain process: final weights to 1e-5 of a
-tensor's largest element or the root mean square of all weights, losses and gradient norms of each step to
-1e-5, its learning rates and rows exactly, evaluation metrics to 1e-6. The setups are the jobs of `launchers`
-and `title_job`. Several go on from another job's checkpoint, and end where one that never moved ends: from 1
-process to 2 machines; from DDP to FSDP to 3 processes; from DDP to ZeRO-2 to ZeRO-3; titles from DDP to
-ZeRO-3 to 1 process.
+tensor's largest element or a typical tensor's, losses and gradient norms of each step to 1e-5, its learning
+rates and rows exactly, evaluation metrics to 1e-6. The setups are the jobs of `launchers` and `title_job`.
+Several go on from another job's checkpoint, and end where one that never moved ends: from 1 process to 2
+machines; from DDP to FSDP to 3 processes; from DDP to ZeRO-2 to ZeRO-3; titles from DDP to ZeRO-3 to 1
+process.
 
 Adam's epsilon and the head's first bias are the defaults. Left out of the weights are the elements whose
 gradient is rounding alone (`outcome.GRADIENT_ROUNDING`): below 5 % of them.

@@ -123,19 +123,19 @@ def compare(ours: Outcome, theirs: Outcome) -> Difference:
 def weight_differences(
     ours: dict[str, Any], theirs: dict[str, Any], rounding: dict[str, Any]
 ) -> dict[str, float]:
-    """Tensor -> its largest difference, relative to its largest element or, if that is larger, to the root
-    mean square of all weights; without the elements of `rounding` (see `rounding_alone`).
+    """Tensor -> its largest difference, relative to its largest element or, if that is larger, to that of a
+    typical tensor: the median, tensors counted by their elements; without the elements of `rounding` (see
+    `rounding_alone`).
 
     A bias that started at zero is only a few updates large, and where the gradients of two steps nearly
     cancel, Adam turns their rounding into a share of an update.
     """
-    import torch
-
     if ours.keys() != theirs.keys():
         return {f"{sorted(ours.keys() ^ theirs.keys())[0]} (only one run has it)": math.inf}
     weights = {name: each for name, each in theirs.items() if each.is_floating_point() and each.numel()}
-    norms = [float(torch.linalg.vector_norm(each, dtype=torch.float64)) for each in weights.values()]
-    typical = math.hypot(*norms) / math.sqrt(sum(each.numel() for each in weights.values()))
+    sizes = sorted((float(each.abs().max()), each.numel()) for each in weights.values())
+    counts = np.cumsum([count for _, count in sizes])
+    typical = sizes[int(np.searchsorted(counts, counts[-1] / 2))][0]
     differences = {}
     for name, tensor in weights.items():
         moved = (ours[name] - tensor).abs()
