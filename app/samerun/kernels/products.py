@@ -11,7 +11,7 @@ CPU"). oneDNN, which torch has for fp16 and bf16, is about as fast, but keeps a 
 0.6 MB for each shape, and texts have many shapes.
 
 bf16. Replaces: `torch.mm`, `torch.addmm`, `torch.bmm` and convolutions of bf16 tensors. Active: in bf16 on
-CPUs for which oneDNN has no bf16 products, those without AVX-512, as in most laptops. The inputs are
+CPUs for which oneDNN has no bf16 products, those without AVX-512, as in many laptops. The inputs are
 converted to fp32, which is exact, and the result is rounded to bf16 once, as by a CPU with instructions for
 it. Gain: a training step of MiniLM is 11 times as fast (benchmarks/notes.md, "bf16 on a CPU without
 instructions for it").

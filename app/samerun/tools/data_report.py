@@ -247,7 +247,7 @@ def examine(splits: Mapping[str, Rows]) -> DataReport:
         findings += class_findings(with_areas)
         sections.append(class_table(with_areas))
         name, (names, areas) = next(iter(with_areas.items()))
-        figures["data_classes"] = _largest_shares("area by class", name, names, areas.sum(axis=0))
+        figures["data_classes"] = _largest_shares("area by class", name, names, areas)
     labelled = {name: rows.labels for name, rows in splits.items() if rows.labels is not None}
     if any(map(len, labelled.values())):
         counts = {name: Counter(chain.from_iterable(labels)) for name, labels in labelled.items()}
@@ -255,7 +255,7 @@ def examine(splits: Mapping[str, Rows]) -> DataReport:
         findings += _label_findings(counts, pairs)
         sections += _label_tables(labelled, counts, pairs)
         name, count = next(iter(counts.items()))
-        figures["data_labels"] = _largest_shares("labels", name, list(count), [*count.values()])
+        figures["data_labels"] = _largest_shares("labels", name, list(count), np.array([[*count.values()]]))
     return DataReport(findings, ReportContent(figures, sections))
 
 
@@ -438,8 +438,8 @@ def _shares(counts: np.ndarray) -> np.ndarray:
     return totals / max(1, totals.sum())
 
 
-def _largest_shares(of: str, split: str, names: Sequence[str], totals: Sequence[int]) -> Figure:
-    shares = np.asarray(totals) / max(1, sum(totals))
+def _largest_shares(of: str, split: str, names: Sequence[str], counts: np.ndarray) -> Figure:
+    shares = _shares(counts)
     chosen = np.argsort(-shares, kind="stable")[:MOST_LABELS]
     ticks = [names[number][:NAME] for number in chosen]
     return bars(f"Shares of the {of} ({split})", "share", ticks, shares[chosen])
