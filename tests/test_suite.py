@@ -1,7 +1,6 @@
 """What the suite relies on to be quick enough."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -13,9 +12,3 @@ def test_pytest_xdist_keeps_groups_together(request):
     if "PYTEST_XDIST_WORKER" not in os.environ:
         pytest.skip("one process has them all")
     assert request.node.nodeid.endswith("@together")
-
-
-def test_no_two_files_of_tests_have_one_name():
-    """pytest would load the first and refuse the second."""
-    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
-    assert sorted(names) == sorted(set(names))

@@ -157,7 +157,7 @@ TRAINER_NAMES: dict[str, Name] = {
     "neftune_noise_alpha": refused("noise on embeddings is not supported; use --label_smoothing_factor"),
     "torch_empty_cache_steps": refused("the cache is never emptied; --gradient_checkpointing saves memory"),
     "auto_find_batch_size": only("true", "micro-batches that do not fit are halved; the global batch stays"),
-    "average_checkpoints": refused("average the models of --keep_best afterwards: samerun average"),
+    "average_checkpoints": refused("--ema_decay averages the weights of the training"),
     "data_seed": refused("--seed also sets the order of rows"),
     # TrainingArguments: logging
     "logging_strategy": only("steps", "history.jsonl gets a line every --logging_steps steps"),

@@ -1,14 +1,8 @@
-"""--mirror_to with an S3 server over HTTP (moto) and with OpenSSH's SFTP server, each on this machine."""
+"""--mirror_to with an S3 server over HTTP (moto) on this machine."""
 
-import contextlib
-import getpass
-import os
 import shutil
-import subprocess
-import time
 from types import SimpleNamespace
 
-import fsspec
 import pytest
 import vector_task
 from launchers import as_words, free_port, python, run
@@ -53,48 +47,6 @@ def s3(monkeypatch):
 
 
 @pytest.fixture
-def sftp(tmp_path, monkeypatch):
-    """OpenSSH's server with keys of its own; its folder is the test's."""
-    if not os.access("/usr/sbin/sshd", os.X_OK):
-        pytest.skip("OpenSSH's sshd is not installed (apt install openssh-server)")
-    try:
-        kind = fsspec.get_filesystem_class("sftp")
-    except ImportError as error:
-        pytest.skip(f"{error} {INSTALL}")
-    with contextlib.suppress(OSError):
-        os.mkdir("/run/sshd")  # as its service does before it starts
-    folder, port = tmp_path / "sshd", free_port()
-    folder.mkdir()
-    for name in ("host", "user"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
-    settings = {
-        "Port": port, "ListenAddress": "127.0.0.1", "HostKey": folder / "host", "PidFile": folder / "pid",
-        "AuthorizedKeysFile": folder / "user.pub", "StrictModes": "no", "PasswordAuthentication": "no",
-        "Subsystem": "sftp internal-sftp",
-    }  # fmt: skip
-    (folder / "config").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
-    server = subprocess.Popen(
-        ["/usr/sbin/sshd", "-D", "-e", "-f", folder / "config"], stderr=subprocess.PIPE, text=True
-    )
-    until = time.monotonic() + 30
-    while not (folder / "pid").exists() and server.poll() is None and time.monotonic() < until:
-        time.sleep(0.05)
-    if server.poll() is not None:
-        pytest.skip(f"sshd does not start: {server.stderr.read().strip()}")
-    # fsspec uses sshfs for such URLs if it is installed, and paramiko otherwise.
-    variable = "CLIENT_KEYS" if kind.__module__.startswith("sshfs") else "KEY_FILENAME"
-    monkeypatch.setenv(f"FSSPEC_SFTP_{variable}", str(folder / "user"))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    yield SimpleNamespace(
-        url=f"sftp://{getpass.getuser()}@127.0.0.1:{port}{tmp_path}/mirror/runs/a",
-        variable=f"FSSPEC_SFTP_{variable}",
-        other_key=str(folder / "host"),
-    )
-    server.terminate()
-    server.wait()
-
-
-@pytest.fixture
 def train(home, tmp_path):
     """A function that trains vectors in `folder` for `steps` steps."""
 
@@ -109,36 +61,26 @@ def train(home, tmp_path):
 RESUME = ("--resume_from_checkpoint", "auto")
 
 
-def check_a_run_moves(train, url, tmp_path):
-    """Trains, loses the disk, and goes on from the mirror, to the bytes of a run that went on from its
-    disk. Returns everything that was printed."""
-    first = train(url).check()
-    assert first.out.endswith(f"{url} has step 6\n")
+def test_a_run_moves_by_s3(s3, train, tmp_path):
+    """It trains, loses the disk, and goes on from the mirror, to the bytes of a run that went on from its
+    disk."""
+    first = train(s3.url).check()
+    assert first.out.endswith(f"{s3.url} has step 6\n")
     shutil.copytree(tmp_path / "run", tmp_path / "stayed")
     shutil.rmtree(tmp_path / "run")
-    second = train(url, "run", 9, *RESUME).check()
-    assert f"step 6 was fetched from the mirror {url}\n" in second.out
+    second = train(s3.url, "run", 9, *RESUME).check()
+    assert f"step 6 was fetched from the mirror {s3.url}\n" in second.out
     train(None, "stayed", 9, *RESUME).check()
     assert differences(tmp_path / "stayed", tmp_path / "run") == []
     shutil.rmtree(tmp_path / "run")
-    third = train(url, "run", 9, *RESUME).check()
+    third = train(s3.url, "run", 9, *RESUME).check()
     assert "training       is complete (9 steps)" in third.out
     assert differences(tmp_path / "stayed", tmp_path / "run") == []
-    return "".join(ended.out + ended.err for ended in (first, second, third))
-
-
-def test_a_run_moves_by_s3(s3, train, tmp_path):
-    printed = check_a_run_moves(train, s3.url, tmp_path)
-    assert SECRET not in printed
+    assert SECRET not in "".join(ended.out + ended.err for ended in (first, second, third))
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
     assert s3.buckets() == ["mine"]
     assert len(mirror.Mirror(s3.url)._names()) == mirror.KEPT
-
-
-def test_a_run_moves_by_sftp(sftp, train, tmp_path):
-    check_a_run_moves(train, sftp.url, tmp_path)
-    assert len(list((tmp_path / "mirror" / "runs" / "a").glob("*_step_*"))) == mirror.KEPT
 
 
 def refusal(url):
@@ -162,9 +104,3 @@ def test_what_s3_refuses_is_said_at_once(s3, monkeypatch):
         assert "Unable to locate credentials" in refusal(s3.url)
     s3.stop()
     assert 'Could not connect to the endpoint URL: "http://127.0.0.1:' in refusal(s3.url)
-
-
-def test_what_sshd_refuses_is_said_at_once(sftp, monkeypatch):
-    monkeypatch.setenv(sftp.variable, sftp.other_key)
-    message = refusal(sftp.url)
-    assert "ermission denied" in message or "uthentication failed" in message

@@ -1,6 +1,5 @@
 import shutil
 from dataclasses import replace
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from samerun.best_models import ranked, recover
 from samerun.files import replace_folder
 from samerun.start import OpenedRun
 from samerun.task import Data
-from samerun.tools import average
 from samerun.training import Training
 
 EVALUATIONS = [(1, 0.0), (2, 0.5), (3, 0.25), (4, 0.75)]  # (step, weight)
@@ -32,7 +30,6 @@ class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.norm = torch.nn.BatchNorm1d(1, affine=False)
 
 
 @pytest.fixture
@@ -101,21 +98,3 @@ def test_values_of_another_metric_or_loss_are_never_compared(begin, tmp_path, ch
     if changed == "loss":
         task.loss_settings = {"kind": "focal"}
     assert recover(tmp_path, state, task, 2, False)[0].kept == []
-
-
-def test_the_average_of_the_best_models(begin, tmp_path, monkeypatch):
-    (tmp_path / "metrics.json").write_text("{}")
-    with pytest.raises(SystemExit, match="train with --keep_best 3"):
-        average.average(tmp_path, tmp_path / "average")
-    begin([(1, 0.5), (2, 1.75), (3, 5.0)], keep_best=2)
-    with monkeypatch.context() as patch:
-        patch.setattr(average, "save_file", Mock(side_effect=KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            average.average(tmp_path, tmp_path / "average")
-    assert not (tmp_path / "average").exists()
-    assert average.average(tmp_path, tmp_path / "average") == ["step_1", "step_2"]
-    weights = load_file(tmp_path / "average" / "model.safetensors")
-    assert weights["weight"].item() == 1.125
-    assert weights["norm.num_batches_tracked"] == 0
-    with pytest.raises(SystemExit, match="not the folder of a finished run"):
-        average.average(tmp_path / "none", tmp_path / "b")

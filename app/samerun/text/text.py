@@ -33,6 +33,7 @@ from samerun.data.tokens import Ragged, encode_cached
 from samerun.errors import InputError, raise_problems
 from samerun.export import export_model
 from samerun.kernels.bigbird import choose_attention, padding_of, use_bigbird_attention
+from samerun.kernels.last_layer import use_first_token
 from samerun.models import adapters
 from samerun.models.pretrained import check_vocabulary, load_exported, model_content
 from samerun.plan import Modes
@@ -429,6 +430,7 @@ class TextTask(Task):
         check_vocabulary(model, self.tokenizer)
         if self.arguments.attn_implementation != "eager":
             use_bigbird_attention(model)
+        use_first_token(model)
         return self.long_documents.prepare(model, self.tokenizer.padding_side)
 
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:

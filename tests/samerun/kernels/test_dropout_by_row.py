@@ -28,6 +28,7 @@ from transformers import (
 from samerun.data.batches import TrainBatches
 from samerun.kernels.common import current_rows
 from samerun.kernels.dropout import dropout_by_row, use_row_drop_path
+from samerun.kernels.last_layer import use_first_token
 from samerun.layers import checkpoint_activations
 from samerun.task import Batch, Split
 from samerun.text.long_documents import LongDocuments
@@ -138,11 +139,15 @@ MODELS = {
 }
 
 
-def step_of(name, world_size=1, accumulation=1, max_tokens=None, multiple=1, checkpointing=False):
+def step_of(
+    name, world_size=1, accumulation=1, max_tokens=None, multiple=1, checkpointing=False, change=None
+):
     """(loss, gradients) of the first step, whose processes run one after the other."""
     make, loss_sum, collate = MODELS[name]
     torch.manual_seed(0)
     model = make().train()
+    if change is not None:
+        change(model)
     use_row_drop_path(model)
     if checkpointing:
         checkpoint_activations(model, dropout_by_row=True)
@@ -185,6 +190,11 @@ def test_a_step_does_not_depend_on_how_its_rows_are_divided(name):
     divisions = DIVISIONS.values() if name in ("BERT", "titles") else [DIVISIONS["micro-batches"], AT_ONCE]
     for division in divisions:
         check_same(step_of(name, **division | ({"checkpointing": False} if name == "own" else {})), expected)
+
+
+@pytest.mark.parametrize("name", ["BERT", "DistilBERT", "LoRA"])
+def test_a_last_layer_for_the_first_token_drops_the_same_and_has_the_same_gradients(name):
+    check_same(step_of(name, **AT_ONCE, change=use_first_token), step_of(name))
 
 
 def test_each_window_of_a_document_has_a_place_of_its_own():
