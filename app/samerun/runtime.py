@@ -588,7 +588,7 @@ def set_products(launch: Launch) -> None:
         use_fp32_for_bf16()
     elif launch.use_cpu:
         use_openblas()
-    elif not launch.use_cpu:
+    else:
         torch.set_float32_matmul_precision("high" if launch.tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = launch.tf32
 

@@ -2,10 +2,10 @@
 
 Replaces: the last layer's forward pass in transformers' models of `LAST_LAYERS`, whose heads read the first
 token's state and no other. Keys and values are of all tokens still, so logits, gradients and dropout by row
-stay the same up to rounding. Active: with transformers' SDPA attention, in training and in prediction, on
-any device; `--attn_implementation eager` turns it off. Gain: 5/6 of a layer's products and nearly all of its
-attention; a training step of MiniLM (6 layers) on a CPU is 1.11 to 1.20 times as fast (benchmarks/notes.md,
-"The last layer").
+stay the same up to rounding. Active: on CPUs, in training and in prediction, with transformers' SDPA
+attention; `--attn_implementation eager` turns it off. It has not run on a GPU. Gain: 5/6 of a layer's
+products and nearly all of its attention; a training step of MiniLM (6 layers) is 1.11 to 1.20 times as fast
+(benchmarks/notes.md, "The last layer").
 """
 
 from __future__ import annotations

@@ -426,11 +426,12 @@ class TextTask(Task):
         return load_exported(auto_class, self.arguments, path, has_head, config)
 
     def with_kernels(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Checks the vocabulary, and applies our BigBird and --long_documents to the model."""
+        """Checks the vocabulary, and applies our kernels and --long_documents to the model."""
         check_vocabulary(model, self.tokenizer)
         if self.arguments.attn_implementation != "eager":
             use_bigbird_attention(model)
-        use_first_token(model)
+        if self.launch.use_cpu:
+            use_first_token(model)
         return self.long_documents.prepare(model, self.tokenizer.padding_side)
 
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
