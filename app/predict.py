@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from samerun.cli import prepare_process, shows_traces
+from samerun.cli import prepare_process, set_up_host, shows_traces
 from samerun.console import STDOUT
 from samerun.errors import InputError
 from samerun.files import as_line, temporary_folder
@@ -130,6 +130,7 @@ def _allow_replacing(file: Path, output_dir: Path, options: argparse.Namespace) 
 def print_predictions(options: argparse.Namespace) -> None:
     """Predicts the texts of --text in this process. The output is that of the task's command. Raises
     `InputError`."""
+    set_up_host(other_threads=options.task == "titlegen")
     from samerun.serving.predictor import load_predictor
 
     folder = str(temporary_folder("predict_"))

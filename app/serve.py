@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from samerun.cli import prepare_process, shows_traces
+from samerun.cli import prepare_process, set_up_host, shows_traces
 from samerun.errors import InputError
 from samerun.files import temporary_folder
 from samerun.signals import failures_end_the_job
@@ -81,13 +81,14 @@ def bind_socket(host: str, port: int) -> socket.socket:
 
 def make_server(options: argparse.Namespace, task_arguments: list[str], folder: str) -> Server:
     """Loads the model. `folder`: for predicted files, such as masks. Raises `InputError`."""
+    task = task_of(Path(options.model))
+    set_up_host(other_threads=task == "titlegen")
     try:
         from samerun.serving.web import Limits, Server
     except ImportError as error:
         raise InputError(f"{error.name} is not installed: pip install -r requirements-serve.txt") from None
     from samerun.serving.predictor import load_predictor
 
-    task = task_of(Path(options.model))
     task_arguments = [*(CANDIDATES if task == "titlegen" else []), *task_arguments]
     predictor = load_predictor(task, options.model, folder, task_arguments)
     megabytes = options.max_megabytes or MEGABYTES[predictor.task.input_kind]

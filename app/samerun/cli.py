@@ -14,6 +14,8 @@ import shutil
 import sys
 from typing import Any, TypeVar
 
+import psutil
+
 from samerun import signals
 from samerun.console import STDOUT, Phase, say, survive_a_lost_console
 from samerun.errors import EXIT_TRAINING_FAILED, SHOWN_AS, InputError, in_short, is_out_of_memory
@@ -24,9 +26,10 @@ from samerun.signals import failures_end_the_job
 T = TypeVar("T")
 STANDARD_INPUT = ("-", "/dev/stdin")
 HEAD = 2**16  # bytes of standard input that decide the kind of file
-# Iterations for which a thread of OpenMP spins before it sleeps. The default of some milliseconds takes time
-# from other processes.
+# Iterations for which a thread of OpenMP spins before it sleeps, beside other programs. The default of some
+# milliseconds takes time from them and waits for threads that they keep from running.
 SPINS = "2000"
+QUIET = 12  # percent of the machine's CPUs up to which other programs leave that default
 OPENBLAS_SPINS = "6"  # 2 ** 6 cycles: its threads take turns with OpenMP's
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 # The process keeps freed memory up to this size for the next step: the kernel need not clear new pages.
@@ -40,33 +43,44 @@ atexit.register(_exit_stack.close)
 
 
 def prepare_process() -> None:
-    """Settings of the process that must precede the import of torch."""
+    """Settings of the process that must come first."""
     survive_a_lost_console()
-    set_up_host()
     sys.excepthook = _explain_failed_import
 
 
-def set_up_host() -> None:
-    """Settings of OpenMP, OpenBLAS and malloc, made only where the user made none; children inherit the spin
-    counts.
+def set_up_host(other_threads: bool = False) -> None:
+    """Settings of OpenMP, OpenBLAS and malloc that must precede the import of torch, made only where the user
+    made none. Takes a tenth of a second, to see whether other programs compute.
 
-    Step times relative to a quiet machine without these settings (two cores, 2026-11-23, Reuters and LCTT):
+    Threads of OpenMP that sleep soon are slower on a quiet machine and much faster beside other programs
+    (rows/s of `classify` on two cores with AVX2, MiniLM, 2026-11-27):
 
-        machine                   classify   titlegen
-        quiet, with               0.99       0.73
-        one busy process, with    1.5        1.2
-        one busy process, without 2.2        1.7
+        machine            XED, sleep soon   spin   Reuters, sleep soon   spin
+        quiet                           68     78                   7.1    8.2
+        one busy program                40     25                   4.0    2.7
 
-    Peak memory grows by 3 to 4 %.
+    Threads of this process count as other programs: `other_threads` where a task's attention is computed in
+    them (BigBird's titles: 7.1 and 6.3 rows/s), and OpenBLAS on Zen 5 (not measured). Kept memory:
+    benchmarks/notes.md, "Memory on a CPU".
     """
-    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = SPINS
+    one_thread = os.environ.get("OMP_NUM_THREADS") == "1"
+    if not one_thread and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        several = other_threads or os.environ.get("LOCAL_WORLD_SIZE", "1") != "1" or is_zen5()
+        if several or psutil.cpu_percent(0.1) > QUIET:
+            os.environ["GOMP_SPINCOUNT"] = SPINS
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", OPENBLAS_SPINS)
     set_by_user = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
     if not set_by_user and platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
             libc.mallopt(option, KEPT_BYTES)
+
+
+def is_zen5() -> bool:
+    """Whether the first CPU is of AMD's family 26; False where the system does not say."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        return any(line.split(":")[-1].strip() == "26" for line in file if line.startswith("cpu family"))
+    return False
 
 
 def _explain_failed_import(kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -91,6 +105,7 @@ def read_arguments(cls: type[T], description: str) -> T:
         notes: list[str] = []
         arguments = parse(cls, description=description, notes=notes)
         validate(arguments)
+        set_up_host(other_threads=hasattr(arguments, "max_title_length"))
         if hasattr(arguments, "text_column"):
             os.environ.update(KEPT_KERNELS | os.environ)
         to_stdout = arguments.predictions_file in STDOUT and not arguments.modes.train

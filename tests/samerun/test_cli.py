@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from launchers import CLASSIFY
 
+from samerun import cli
 from samerun.cli import with_standard_input
 from samerun.console import say
 from samerun.data.files import read_rows
@@ -96,7 +97,14 @@ def test_what_cannot_share_it_is_refused(monkeypatch):
 
 def run(*command, **environment):
     """The process of a Python command, which has ended."""
-    unset = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OPENBLAS_THREAD_TIMEOUT", "GLIBC_TUNABLES")
+    unset = (
+        "GOMP_SPINCOUNT",
+        "OMP_WAIT_POLICY",
+        "OMP_NUM_THREADS",
+        "LOCAL_WORLD_SIZE",
+        "OPENBLAS_THREAD_TIMEOUT",
+        "GLIBC_TUNABLES",
+    )
     own = {name: value for name, value in os.environ.items() if name not in unset}
     own |= {"PYTHONPATH": str(CLASSIFY.parent)} | environment
     return subprocess.run([sys.executable, *command], env=own, capture_output=True, text=True)
@@ -134,8 +142,11 @@ def test_an_import_without_memory_is_explained(tmp_path):
 
 SHOW = """
 import os, resource, sys
-from samerun.cli import set_up_host
-set_up_host()
+import psutil
+from samerun import cli
+psutil.cpu_percent = lambda seconds: float(sys.argv[1])
+cli.is_zen5 = lambda: sys.argv[2] == "zen5"
+cli.set_up_host(other_threads=sys.argv[2] == "threads")
 blocks = bytearray(200_000_000)
 del blocks
 with open("/proc/self/statm") as pages:
@@ -146,15 +157,28 @@ print(os.environ.get("GOMP_SPINCOUNT"), os.environ["OPENBLAS_THREAD_TIMEOUT"], r
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="malloc and OpenMP of Linux")
 @pytest.mark.parametrize(
-    ("given", "shown"),
+    ("machine", "given", "shown"),
     [
-        ({}, "2000 6 True"),  # threads wait asleep soon; freed memory stays
-        ({"GOMP_SPINCOUNT": "7", "MALLOC_TRIM_THRESHOLD_": "100000"}, "7 6 False"),
-        ({"OMP_WAIT_POLICY": "active", "OPENBLAS_THREAD_TIMEOUT": "9"}, "None 9 True"),
+        ("5 alone", {}, "None 6 True"),  # freed memory stays
+        ("50 alone", {}, "2000 6 True"),  # beside other programs threads sleep soon
+        ("5 threads", {}, "2000 6 True"),
+        ("5 zen5", {}, "2000 6 True"),
+        ("5 alone", {"LOCAL_WORLD_SIZE": "2"}, "2000 6 True"),
+        ("50 alone", {"LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}, "None 6 True"),
+        ("50 alone", {"GOMP_SPINCOUNT": "7", "MALLOC_TRIM_THRESHOLD_": "100000"}, "7 6 False"),
+        ("50 alone", {"OMP_WAIT_POLICY": "active", "OPENBLAS_THREAD_TIMEOUT": "9"}, "None 9 True"),
     ],
 )
-def test_of_malloc_and_openmp_only_what_the_user_did_not_set_is_set(given, shown):
-    assert run("-c", SHOW, **given).stdout.strip() == shown
+def test_of_malloc_and_openmp_only_what_the_user_did_not_set_is_set(machine, given, shown):
+    """`machine`: percent of its CPUs that other programs use, and a reason to sleep soon."""
+    assert run("-c", SHOW, *machine.split(), **given).stdout.strip() == shown
+
+
+@pytest.mark.parametrize("family", [None, 25, 26])
+def test_the_family_of_the_cpu(family, monkeypatch):
+    lines = "processor\t: 26\n" + (f"cpu family\t: {family}\nmodel\t\t: 2\n" if family else "")
+    monkeypatch.setattr(cli, "open", lambda *_, **__: io.StringIO(lines), raising=False)
+    assert cli.is_zen5() == (family == 26)
 
 
 KERNELS = """

@@ -25,7 +25,7 @@ sweep = pytest.importorskip("samerun.tools.sweep")  # imports it
 # is refused, one of 3 as torchrun reports it. The first run of `stopped` is asked to stop, that of
 # `stopped_launcher` under a launcher with a code of its own.
 COMMAND = """
-import json, pathlib, sys
+import json, os, pathlib, sys
 words = dict(zip(sys.argv[2::2], sys.argv[3::2]))
 folder = pathlib.Path(words["--output_dir"])
 folder.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ if "stopped" in words.get("--run_name", "") and not (folder / "begun").exists():
         sys.exit(75)
     (folder / "status.json").write_text(json.dumps({"state": "stopped"}))
     sys.exit(-2)
-(folder / "runs").open("a").write("x")
+(folder / "runs").open("a").write(os.environ.get("GOMP_SPINCOUNT", "x"))
 chosen = words.get("--metric_for_best_model", "average_precision_micro")
 metrics = {"best_metric": 1 - rate, f"eval_{chosen}": 1 - rate}
 if words.get("--run_name") == "fell back" and rate < 0.4:  # by the loss
@@ -63,8 +63,9 @@ if folder.name.startswith("rows_"):
 
 
 @pytest.fixture
-def command(tmp_path, token_cache):
+def command(tmp_path, token_cache, monkeypatch):
     """Words of a command behind the options of a script."""
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     (tmp_path / "command.py").write_text(COMMAND, encoding="utf-8")
     labels = [["often", "rare"] if row % 10 == 0 else ["often"] for row in range(30)]
     rows = [{"id": f"r{row}", "text": f"text {row}", "labels": names} for row, names in enumerate(labels)]
@@ -88,7 +89,7 @@ def test_a_sweep_goes_on_and_names_the_best_command(command, tmp_path, capsys):
     assert again.count("--learning_rate") == again.count("--output_dir") == 1
     runs = list((tmp_path / "runs").glob("trial_*"))
     assert sum(path.is_dir() for path in runs) == 9
-    assert {path.read_text() for path in (tmp_path / "runs").glob("trial_*/runs")} == {"x"}  # each once
+    assert {path.read_text() for path in (tmp_path / "runs").glob("trial_*/runs")} == {"2000"}  # each once
     failed = [path for path in runs if path.is_dir() and not (path / "metrics.json").exists()]
     assert said.count("failed:") == len(failed)
     assert sweep.main(["--trials", "9", *search, *command, "--seed", "7"]) == 2

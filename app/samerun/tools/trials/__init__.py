@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from samerun import task_scripts
+from samerun.cli import SPINS
 from samerun.console import plain_table
 from samerun.data.splits import read_split
 from samerun.errors import (
@@ -50,6 +52,7 @@ class Command:
     script: Path
     words: list[str]
     task_class: type
+    beside_others: bool = False  # of these commands
 
     def with_changes(self, changes: dict[str, Any]) -> list[str]:
         """The command line with changed arguments, each given once: the changed ones are last. None leaves an
@@ -81,7 +84,9 @@ class Command:
             log = folder.with_name(f"{folder.name}.log")
             with log.open("ab") as file:
                 begin = file.tell()
-                code = subprocess.run(words, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
+                streams = {"stdout": file, "stderr": subprocess.STDOUT}
+                environment = {"GOMP_SPINCOUNT": SPINS, **os.environ} if self.beside_others else None
+                code = subprocess.run(words, **streams, env=environment, check=False).returncode
             said = log.read_bytes()[begin:].decode(errors="replace")
             if code == EXIT_BAD_INPUT or (code and REFUSED.search(said)):
                 lines = said.splitlines()
@@ -117,7 +122,10 @@ def run_script(
             )
         if options.processes < 1:
             raise InputError(f"--processes {options.processes}: expected at least 1")
-        command = Command(launcher, options.script, options.arguments, task_scripts.load(options.script)[1])
+        task_class = task_scripts.load(options.script)[1]
+        command = Command(
+            launcher, options.script, options.arguments, task_class, beside_others=options.processes > 1
+        )
         folder = Path(command.arguments({}).output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         with lock(folder):
