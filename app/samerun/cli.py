@@ -65,8 +65,10 @@ def set_up_host(other_threads: bool = False) -> None:
     """
     one_thread = os.environ.get("OMP_NUM_THREADS") == "1"
     if not one_thread and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        several = other_threads or os.environ.get("LOCAL_WORLD_SIZE", "1") != "1" or is_zen5()
-        if several or psutil.cpu_percent(0.1) > QUIET:
+        busy = other_threads or os.environ.get("LOCAL_WORLD_SIZE", "1") != "1" or is_zen5()
+        with contextlib.suppress(OSError):  # of a sandbox without /proc/stat
+            busy = busy or psutil.cpu_percent(0.1) > QUIET
+        if busy:
             os.environ["GOMP_SPINCOUNT"] = SPINS
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", OPENBLAS_SPINS)
     set_by_user = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)

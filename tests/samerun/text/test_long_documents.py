@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from samerun.errors import InputError, TrainingError
 from samerun.kernels.common import row_lengths
 from samerun.parsing import SpaceSeparated
 from samerun.plan import Modes
+from samerun.runtime import Launch
 from samerun.text.head import check_export
 from samerun.text.long_documents import LongDocuments
 
@@ -144,7 +144,7 @@ def loaded(bert_folder, data, **given):
     files = {"train_file": SpaceSeparated([str(data)]), "validation_file": SpaceSeparated([str(data)])}
     arguments = Arguments(output_dir="a", model_name_or_path=str(bert_folder), **files, **given)
     task = TextClassification(arguments)
-    return task, task.load(SimpleNamespace(device_type="cpu", precision="no"), Modes(True, True, False))
+    return task, task.load(Launch(), Modes(True, True, False))
 
 
 def test_documents_stay_whole_in_batches_by_tokens_and_parts_of_them(bert_folder, data):

@@ -153,6 +153,8 @@ class Watch:
             tensor = tensor[0]
         if self.batch is None or tensor.dim() == 0 or len(tensor) != len(self.batch.rows):
             return
+        if tensor.dim() == 3 and tensor.shape[1] == 1:  # of more tokens elsewhere (`kernels.last_layer`)
+            return
         for wrapper in WRAPPERS:
             name = name.replace(wrapper, "")
         self.calls[name] += 1
