@@ -20,6 +20,7 @@ from samerun import signals
 from samerun.console import STDOUT, Phase, say, survive_a_lost_console
 from samerun.errors import EXIT_TRAINING_FAILED, SHOWN_AS, InputError, in_short, is_out_of_memory
 from samerun.files import temporary_folder
+from samerun.kernels import is_zen5
 from samerun.parsing import SpaceSeparated, names_of, parse, validate
 from samerun.signals import failures_end_the_job
 
@@ -76,13 +77,6 @@ def set_up_host(other_threads: bool = False) -> None:
         libc = ctypes.CDLL(None)
         for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
             libc.mallopt(option, KEPT_BYTES)
-
-
-def is_zen5() -> bool:
-    """Whether the first CPU is of AMD's family 26; False where the system does not say."""
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
-        return any(line.split(":")[-1].strip() == "26" for line in file if line.startswith("cpu family"))
-    return False
 
 
 def _explain_failed_import(kind: type[BaseException], error: BaseException, trace: Any) -> None:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from launchers import CLASSIFY
 
-from samerun import cli
+from samerun import kernels
 from samerun.cli import with_standard_input
 from samerun.console import say
 from samerun.data.files import read_rows
@@ -177,8 +177,8 @@ def test_of_malloc_and_openmp_only_what_the_user_did_not_set_is_set(machine, giv
 @pytest.mark.parametrize("family", [None, 25, 26])
 def test_the_family_of_the_cpu(family, monkeypatch):
     lines = "processor\t: 26\n" + (f"cpu family\t: {family}\nmodel\t\t: 2\n" if family else "")
-    monkeypatch.setattr(cli, "open", lambda *_, **__: io.StringIO(lines), raising=False)
-    assert cli.is_zen5() == (family == 26)
+    monkeypatch.setattr(kernels, "open", lambda *_, **__: io.StringIO(lines), raising=False)
+    assert kernels.is_zen5() == (family == 26)
 
 
 KERNELS = """

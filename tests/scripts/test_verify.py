@@ -10,7 +10,7 @@ from launchers import free_port
 from samerun.files import write_json
 from samerun.task_scripts import read_command, run_tool
 from samerun.tools import verify
-from samerun.tools.moving.outcome import first_difference
+from samerun.tools.moving.outcome import first_difference, read_activations
 from samerun.tools.trials import write_lines
 
 
@@ -52,6 +52,8 @@ def test_the_first_module_that_departs_and_the_reason_are_named(check):
     assert "differs        step " in said
     assert "first module   bert.embeddings.dropout 1, row " in said
     assert "--dropout_by: None, torch" in said
+    found = read_activations(check.work / "observed", "here")
+    assert ("bert.encoder.layer.0 1" in found, "bert.encoder.layer.1 1" in found) == (True, False)
 
 
 @pytest.mark.slow

@@ -10,3 +10,12 @@ On a GPU BigBird's attention is replaced, and transformers' question whether a b
 kernels for GPUs that were never measured (FlexAttention for BigBird, varlen and jagged attention without
 padding) are in commit 7e83d99 and can be measured and brought back.
 """
+
+import contextlib
+
+
+def is_zen5() -> bool:
+    """Whether the first CPU is of AMD's family 26; False where the system does not say."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        return any(line.split(":")[-1].strip() == "26" for line in file if line.startswith("cpu family"))
+    return False

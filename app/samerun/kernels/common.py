@@ -28,7 +28,7 @@ import torch
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from samerun.cli import is_zen5
+from samerun.kernels import is_zen5
 
 AVX512 = ("SkylakeX", "Cooperlake", "Sapphirerapids")  # names of OpenBLAS's kernels
 

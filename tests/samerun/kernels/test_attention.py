@@ -3,6 +3,7 @@
 import copy
 import pickle
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from transformers import (
 import samerun.kernels.block_attention
 from samerun.kernels.bigbird import FastBigBirdAttention, FusedGELU, Shape, read_rows, use_bigbird_attention
 from samerun.kernels.common import row_lengths
-from samerun.text.text import TextTask
+from samerun.text import text
 
 # Blocks of 4 and 2 random blocks: sparse from 37 tokens (10 blocks) on. Long and short rows, whole and broken
 # blocks.
@@ -240,16 +241,18 @@ def kinds(model):
 
 
 @pytest.mark.parametrize("attention", ["eager", None])
-def test_a_task_uses_it_unless_its_attention_is_eager(attention):
+def test_a_task_uses_it_unless_its_attention_is_eager(attention, monkeypatch):
+    monkeypatch.setattr(text, "use_first_token", cut := Mock())
     task = SimpleNamespace(
         arguments=SimpleNamespace(attn_implementation=attention),
-        launch=SimpleNamespace(use_cpu=True),
+        launch=SimpleNamespace(use_cpu=attention is None),
         tokenizer=SimpleNamespace(get_vocab=lambda: {"a": 1}, padding_side="right"),
         long_documents=SimpleNamespace(prepare=lambda model, side: model),
     )
-    model = TextTask.with_kernels(task, encoder())
+    model = text.TextTask.with_kernels(task, encoder())
     assert ({FastBigBirdAttention, FusedGELU} <= set(kinds(model))) == (attention is None)
     assert (kinds(model) == kinds(encoder())) == (attention == "eager")
+    assert cut.called == (attention is None)  # on a CPU
 
 
 def test_only_block_sparse_encoders_are_touched():

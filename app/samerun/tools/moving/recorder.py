@@ -151,9 +151,8 @@ class Watch:
             if not isinstance(tensor, list | tuple) or not tensor:
                 return
             tensor = tensor[0]
-        if self.batch is None or tensor.dim() == 0 or len(tensor) != len(self.batch.rows):
-            return
-        if tensor.dim() == 3 and tensor.shape[1] == 1:  # of more tokens elsewhere (`kernels.last_layer`)
+        of_one_token = tensor.dim() == 3 and tensor.shape[1] == 1  # of all on a GPU: `kernels.last_layer`
+        if self.batch is None or of_one_token or tensor.dim() == 0 or len(tensor) != len(self.batch.rows):
             return
         for wrapper in WRAPPERS:
             name = name.replace(wrapper, "")

@@ -123,9 +123,7 @@ def run_script(
         if options.processes < 1:
             raise InputError(f"--processes {options.processes}: expected at least 1")
         task_class = task_scripts.load(options.script)[1]
-        command = Command(
-            launcher, options.script, options.arguments, task_class, beside_others=options.processes > 1
-        )
+        command = Command(launcher, options.script, options.arguments, task_class, options.processes > 1)
         folder = Path(command.arguments({}).output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         with lock(folder):
