@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from samerun import checkpoint, deepspeed
-from samerun.errors import InputError
 from samerun.plan import derive_batch
 from samerun.runtime import Run
 
@@ -71,8 +70,6 @@ def test_a_relative_path_is_looked_for_in_both_places(tmp_path, monkeypatch):
     assert deepspeed.read_config("a.json") == {"a": 1}
     (tmp_path / "here" / "a.json").write_text('{"a": 2}')
     assert deepspeed.read_config("a.json") == {"a": 2}
-    with pytest.raises(InputError, match=r"b\.json does not exist .*ds_configs/"):
-        deepspeed.read_config("b.json")
 
 
 def test_numbers_of_a_loss_scaler_go_out_and_back(tmp_path, monkeypatch):

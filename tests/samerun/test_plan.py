@@ -1,14 +1,9 @@
 import math
 from types import SimpleNamespace
 
-import classify
 import image_classify
 import numpy as np
 import pytest
-import segment
-import segment3d
-import tag
-import titlegen
 import torch
 from classify import Arguments
 from hypothesis import given
@@ -89,12 +84,6 @@ def test_plan_of_a_run(arguments):
     assert (plan.eval_steps, plan.save_steps, plan.logging_steps) == (11, None, 10)
     assert [plan.epoch_of(step) for step in (0, 10, 11, 27)] == [(0, 0), (0, 10), (1, 0), (2, 5)]
     assert plan.batch == derive_batch(2, 10)
-
-
-@pytest.mark.parametrize("task", [classify, image_classify, segment, segment3d, tag, titlegen])
-def test_only_titles_have_a_fixed_number_of_epochs(task):
-    default = task.Arguments.__dataclass_fields__["num_train_epochs"].default
-    assert default == (3.0 if task is titlegen else None)
 
 
 @pytest.mark.parametrize(

@@ -153,12 +153,6 @@ def test_vocabularies_without_chinese_words_are_refused(tmp_path):
             jieba_tokenizer(tmp_path / name, None, [])
 
 
-def test_a_user_dictionary_without_a_word_is_refused(folder, dictionary):
-    dictionary.write_bytes(b"\n \n")
-    with pytest.raises(InputError, match="holds no word"):
-        jieba_tokenizer(folder, dictionary, [])
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [(None, "cannot be read"), (b"\xb0\xa1\xff", "not UTF-8 at byte 0"), (b"\n \n", "holds no word")],
