@@ -145,6 +145,14 @@ def bert_folder(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def tokenizer(bert_folder):
+    """The tokenizer of `bert_folder`. Modules that need another one define it under this name."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(bert_folder)
+
+
 @pytest.fixture(scope="session")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The working folder of commands: data, configurations, and runs/ with a folder per job."""

@@ -100,8 +100,6 @@ def test_the_figures_have_the_lengths_of_titles_references_and_documents(monkeyp
 def test_documents_that_are_scored_are_encoded_once_and_titled_as_ever(beams):
     torch.manual_seed(0)
     model = encoder_decoder(sizes(16, words=30)).eval()
-    for part in (model.config, model.generation_config):
-        part.decoder_start_token_id, part.pad_token_id, part.eos_token_id = 2, 0, 3
     ids = torch.randint(4, 30, (3, 7))
     mask = torch.tensor([[1] * 7, [1] * 5 + [0] * 2, [1] * 7])
     rows = Batch(

@@ -36,11 +36,15 @@ def sizes(hidden, layers=1, heads=2, inner=32, words=60):
 
 
 def encoder_decoder(given, encoder=None):
-    """A decoder with this configuration behind `encoder`, a BERT with the same configuration by default."""
+    """A decoder with this configuration behind `encoder`, a BERT with the same configuration by default.
+    Generates with the ids that `train_tokenizer` gives [CLS], [SEP] and [PAD]."""
     encoder = encoder or BertModel(BertConfig(**given))
     encoder.pooler = encoder.activation = None
     decoder = BertLMHeadModel(BertConfig(**given, is_decoder=True, add_cross_attention=True))
-    return EncoderDecoderModel(encoder=encoder, decoder=decoder)
+    model = EncoderDecoderModel(encoder=encoder, decoder=decoder)
+    for part in (model.config, model.generation_config):
+        part.decoder_start_token_id, part.eos_token_id, part.pad_token_id = 2, 3, 0
+    return model
 
 
 def big_bird_titles(given, **sparse):

@@ -9,11 +9,9 @@ import pytest
 import torch
 from launchers import as_words
 from PIL import Image
+from tiny_models import encoder_decoder, sizes
 from transformers import (
     AutoTokenizer,
-    BertConfig,
-    EncoderDecoderConfig,
-    EncoderDecoderModel,
     SegformerConfig,
     SegformerForSemanticSegmentation,
     SegformerImageProcessorPil,
@@ -28,15 +26,11 @@ from samerun.serving.predictor import load_predictor
 TEXTS = ["return the values", "a", "sort the eigenvalues of a matrix and cut the text", "", "矩阵 b 😀"]
 
 
-def encoder_decoder(folder, bert_folder):
+def titles(folder, bert_folder):
     tokenizer = AutoTokenizer.from_pretrained(bert_folder)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    configs = [BertConfig(vocab_size=len(tokenizer), max_position_embeddings=32, **sizes) for _ in range(2)]
-    config = EncoderDecoderConfig.from_encoder_decoder_configs(*configs)
-    config.decoder_start_token_id, config.pad_token_id = tokenizer.cls_token_id, tokenizer.pad_token_id
-    config.eos_token_id = tokenizer.sep_token_id
     torch.manual_seed(0)
-    EncoderDecoderModel(config).save_pretrained(folder)
+    given = sizes(16, inner=16, words=len(tokenizer)) | {"max_position_embeddings": 32}
+    encoder_decoder(given).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
@@ -58,7 +52,7 @@ def segformer(folder, _):
 
 MODELS = {
     "classify": lambda folder, bert: shutil.copytree(bert, folder),
-    "titlegen": encoder_decoder,
+    "titlegen": titles,
     "image_classify": small_cnn,
     "segment": segformer,
 }

@@ -11,7 +11,7 @@ import pytest
 import torch
 from classify import Arguments, TextClassification
 from launchers import as_words
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig
+from transformers import AutoModelForSequenceClassification, BertConfig
 
 from samerun.data.batches import EvalBatches, widths_of
 from samerun.errors import InputError, TrainingError
@@ -28,11 +28,6 @@ WINDOWS = {"long_documents": "windows:stride=3,max=3", "max_length": 12}
 
 def text_of(words, seed=0):
     return " ".join(random.Random(seed).choice(WORDS) for _ in range(words))
-
-
-@pytest.fixture
-def tokenizer(bert_folder):
-    return AutoTokenizer.from_pretrained(bert_folder)
 
 
 def long_documents(tokenizer, config=None, **given):

@@ -243,11 +243,6 @@ def model(bert_folder):
     return AutoModelForSequenceClassification.from_config(config).eval()
 
 
-@pytest.fixture
-def tokenizer(bert_folder):
-    return AutoTokenizer.from_pretrained(bert_folder)
-
-
 def plain_model(model, found, loss):
     plain = exported(model)
     problem = MultiLabel(classify.Arguments())

@@ -49,8 +49,6 @@ def read(tmp_path, bert_folder):
 def model():
     torch.manual_seed(0)
     model = encoder_decoder(sizes(16, words=30)).eval()
-    for part in (model.config, model.generation_config):
-        part.decoder_start_token_id, part.pad_token_id, part.eos_token_id = 2, 0, 3
     model.generation_config.forced_eos_token_id = 3  # as BART's and PEGASUS'
     return model
 

@@ -25,11 +25,6 @@ from samerun.text.tokenizer import (
 TEXTS = ["sort the values of a matrix", "return the eigenvalues of the matrix and of its transpose"]
 
 
-@pytest.fixture
-def tokenizer(bert_folder):
-    return AutoTokenizer.from_pretrained(bert_folder)
-
-
 def test_a_tokenizer_without_padding(arguments, bert_folder, tmp_path):
     folder = shutil.copytree(bert_folder, tmp_path / "bert")
     path = folder / "tokenizer_config.json"
