@@ -1,4 +1,5 @@
-"""Small generated images of two classes that a few training steps separate, as folders and as MNIST files."""
+"""Small generated images of two classes that a few training steps separate, as folders and as MNIST files; a
+small model of these classes."""
 
 from __future__ import annotations
 
@@ -6,7 +7,10 @@ import gzip
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
+
+from samerun.models.small_cnn import SmallCNN, SmallCNNConfig, save_small_cnn
 
 CLASSES = ("dark", "light")
 
@@ -42,3 +46,11 @@ def write_idx(folder: Path, split: str = "train", packed: bool = True, **setting
         file = folder / f"{split}-{name}-ubyte{'.gz' if packed else ''}"
         file.write_bytes(gzip.compress(content) if packed else content)
     return folder
+
+
+def small_cnn(folder: Path) -> None:
+    """Saves an untrained model."""
+    folder.mkdir()
+    torch.manual_seed(0)
+    config = SmallCNNConfig(3, (16, 16), dict(enumerate(CLASSES)))
+    save_small_cnn(config, SmallCNN(config).state_dict(), lambda place: None, folder)

@@ -6,8 +6,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
-from transformers import MobileNetV2Config, Sapiens2Config, SegformerConfig, SegformerImageProcessorPil
+from transformers import (
+    MobileNetV2Config,
+    Sapiens2Config,
+    SegformerConfig,
+    SegformerForSemanticSegmentation,
+    SegformerImageProcessorPil,
+)
 
 CLASSES = ("ground", "red", "blue")
 COLOURS = np.array([(120, 120, 120), (210, 40, 40), (40, 40, 210)])
@@ -47,6 +54,14 @@ def segformer(folder: Path) -> Path:
     )  # fmt: skip
     config.save_pretrained(folder)
     return folder
+
+
+def segformer_model(folder: Path) -> None:
+    """Saves that SegFormer, untrained, and its image processor."""
+    config = SegformerConfig.from_pretrained(segformer(folder), id2label=dict(enumerate(CLASSES)))
+    torch.manual_seed(0)
+    SegformerForSemanticSegmentation(config).save_pretrained(folder)
+    SegformerImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(folder)
 
 
 def deeplab(folder: Path) -> Path:

@@ -1,23 +1,20 @@
 import json
 
-import masks_job
 import numpy as np
 import onnxruntime
 import pytest
 import torch
+from images_job import small_cnn
 from launchers import as_words, write_csv
+from masks_job import segformer_model
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     BigBirdConfig,
     BigBirdForSequenceClassification,
-    SegformerConfig,
-    SegformerForSemanticSegmentation,
-    SegformerImageProcessorPil,
 )
 
 from samerun.errors import InputError
-from samerun.models.small_cnn import SmallCNN, SmallCNNConfig, save_small_cnn
 from samerun.tools import export_onnx
 
 
@@ -86,20 +83,8 @@ def test_a_classifier_under_onnx_runtime_and_what_int8_costs(
     assert 0 < np.abs(logits - expected.numpy()).max() < 0.05  # int8
 
 
-def small_cnn(folder):
-    folder.mkdir()
-    config = SmallCNNConfig(1, (28, 28), {0: "a", 1: "b"})
-    save_small_cnn(config, SmallCNN(config).state_dict(), lambda place: None, folder)
-
-
-def segformer(folder):
-    config = SegformerConfig.from_pretrained(masks_job.segformer(folder))
-    SegformerForSemanticSegmentation(config).save_pretrained(folder)
-    SegformerImageProcessorPil(size={"height": 32, "width": 48}).save_pretrained(folder)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("write", [small_cnn, segformer])
+@pytest.mark.parametrize("write", [small_cnn, segformer_model])
 def test_models_of_images(write, tmp_path, capfd):
     write(tmp_path / "best")
     assert export_onnx.main([str(tmp_path / "best")]) == 0

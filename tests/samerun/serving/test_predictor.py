@@ -3,24 +3,19 @@
 import json
 import shutil
 
-import masks_job
 import numpy as np
 import pytest
 import torch
+from images_job import small_cnn
 from launchers import as_words
+from masks_job import segformer_model
 from PIL import Image
 from tiny_models import encoder_decoder, sizes
-from transformers import (
-    AutoTokenizer,
-    SegformerConfig,
-    SegformerForSemanticSegmentation,
-    SegformerImageProcessorPil,
-)
+from transformers import AutoTokenizer
 
 from samerun.errors import InputError
 from samerun.files import read_lines
 from samerun.models.contributions import word_contributions
-from samerun.models.small_cnn import SmallCNN, SmallCNNConfig, save_small_cnn
 from samerun.serving.predictor import load_predictor
 
 TEXTS = ["return the values", "a", "sort the eigenvalues of a matrix and cut the text", "", "矩阵 b 😀"]
@@ -34,27 +29,11 @@ def titles(folder, bert_folder):
     tokenizer.save_pretrained(folder)
 
 
-def small_cnn(folder, _):
-    folder.mkdir()
-    torch.manual_seed(0)
-    config = SmallCNNConfig(3, (16, 16), {0: "dark", 1: "light"})
-    save_small_cnn(config, SmallCNN(config).state_dict(), str, folder)
-
-
-def segformer(folder, _):
-    config = SegformerConfig.from_pretrained(
-        masks_job.segformer(folder), id2label=dict(enumerate(masks_job.CLASSES))
-    )
-    torch.manual_seed(0)
-    SegformerForSemanticSegmentation(config).save_pretrained(folder)
-    SegformerImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(folder)
-
-
 MODELS = {
     "classify": lambda folder, bert: shutil.copytree(bert, folder),
     "titlegen": titles,
-    "image_classify": small_cnn,
-    "segment": segformer,
+    "image_classify": lambda folder, bert: small_cnn(folder),
+    "segment": lambda folder, bert: segformer_model(folder),
 }
 OPTIONS = {"titlegen": ["--num_return_sequences", "2", "--max_title_length", "5"]}
 
@@ -95,7 +74,7 @@ def test_what_cannot_be_predicted_in_memory_is_refused(tmp_path, bert_folder):
         predictor(["a", "\ud800"])
     with pytest.raises(InputError, match="a model of segment3d predicts files only; use python app"):
         load_predictor("segment3d", str(tmp_path), str(tmp_path), [])
-    small_cnn(tmp_path / "cnn", None)
+    small_cnn(tmp_path / "cnn")
     predictor = load_predictor("image_classify", str(tmp_path / "cnn"), str(tmp_path), [])
     with pytest.raises(InputError, match="image 0: is no image that Pillow can read"):
         predictor([b"hello"])
