@@ -22,6 +22,8 @@ from transformers import (
 
 from samerun.data.batches import TrainBatches
 from samerun.kernels.bigbird import use_bigbird_attention
+from samerun.kernels.masks import use_known_masks
+from samerun.optimizer import build_optimizer
 from samerun.task import Batch, Split
 from samerun.text.text import lengths_of, pad_rows
 from samerun.text.titles import IGNORED
@@ -102,6 +104,12 @@ def batches(kind, rows=32):
     collate = collator(lengths, multiple, task is TITLES)
     split = Split("rows", collate, rows, lengths=lengths, padding_multiple=multiple)
     return TrainBatches(split, plan, 0, 1, True)
+
+
+def prepared(run, model, arguments):
+    """(the model, its optimizer), as a run trains them."""
+    use_known_masks()
+    return run.accelerator.prepare(model, build_optimizer(arguments, model, 1e-3, lambda *_: 1.0))
 
 
 # Memory

@@ -4,12 +4,10 @@ from functools import partial
 
 import pytest
 import torch
-from tiny_models import KINDS, batches, build
+from tiny_models import KINDS, batches, build, prepared
 
 from samerun.data.batches import train_loader
 from samerun.graphs import Passes
-from samerun.kernels.masks import use_known_masks
-from samerun.optimizer import build_optimizer
 from samerun.training import add_gradient, seed_step, train_step
 
 STEPS = 12  # three epochs: shapes come back
@@ -22,10 +20,7 @@ def train(start_gpu_run, arguments):
     def train(kind, precision, records):
         steps, model, said = batches(kind), build(kind), []
         run, task = start_gpu_run(steps.plan.batch, precision), KINDS[kind][0]
-        use_known_masks()
-        model, optimizer = run.accelerator.prepare(
-            model, build_optimizer(arguments(), model, 1e-3, lambda *_: 1.0)
-        )
+        model, optimizer = prepared(run, model, arguments())
         passes, losses = None, []
         if records:
             passes = Passes(partial(add_gradient, run, model, task), model, said.append)

@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 import torch
 from linear_task import make_plan
-from tiny_models import CLASSIFY, KINDS, batches, build, collator
+from tiny_models import CLASSIFY, KINDS, batches, build, collator, prepared
 
 from samerun.data.batches import train_loader
-from samerun.kernels.masks import use_known_masks
-from samerun.optimizer import build_optimizer
 from samerun.profiling import StepClock
 from samerun.training import seed_step, train_step
 
@@ -20,10 +18,7 @@ WARM, STEPS = 3, 8
 def test_steps_between_logs(kind, precision, start_gpu_run, never_waiting, arguments):
     steps, model = batches(kind), build(kind)
     run = start_gpu_run(steps.plan.batch, precision)
-    use_known_masks()
-    model, optimizer = run.accelerator.prepare(
-        model, build_optimizer(arguments(), model, 1e-3, lambda *_: 1.0)
-    )
+    model, optimizer = prepared(run, model, arguments())
     clock, losses = StepClock(run.device), []
     for step, micro_batches in zip(range(STEPS), train_loader(steps, 0, 0, True), strict=False):
         if step == WARM:  # kernels are compiled, states made
@@ -38,10 +33,7 @@ def test_steps_between_logs(kind, precision, start_gpu_run, never_waiting, argum
 
 def test_a_step_of_another_shape_does_not_wait_either(start_gpu_run, never_waiting, arguments):
     run, model = start_gpu_run(make_plan(8, global_batch_size=4, accumulation=1).batch), build("padded")
-    use_known_masks()
-    model, optimizer = run.accelerator.prepare(
-        model, build_optimizer(arguments(), model, 1e-3, lambda *_: 1.0)
-    )
+    model, optimizer = prepared(run, model, arguments())
     for lengths in ((9, 30, 30, 4), (50, 2), (61, 61, 61, 7, 1)):
         batch = collator(np.array(lengths))(np.arange(len(lengths))).pin_memory()
         train_step(run, model, optimizer, CLASSIFY, [batch], 1.0)

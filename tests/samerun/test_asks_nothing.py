@@ -3,13 +3,11 @@ for it."""
 
 import pytest
 import torch
-from tiny_models import KINDS, batches, build
+from tiny_models import KINDS, batches, build, prepared
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samerun import training
-from samerun.kernels.masks import use_known_masks
-from samerun.optimizer import build_optimizer
 from samerun.training import train_step
 
 ASKING = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.item, torch.Tensor.__bool__, torch.Tensor.cpu}
@@ -41,12 +39,9 @@ class Methods(TorchFunctionMode):
 @pytest.mark.parametrize("kind", ["padded", "titles"])
 def test_a_step(kind, start_run, arguments, monkeypatch):
     monkeypatch.setattr(training, "SYNCHRONOUS", ())  # as on a GPU
-    use_known_masks()
     steps, model = batches(kind), build(kind)
     run = start_run(steps.plan.batch)
-    model, optimizer = run.accelerator.prepare(
-        model, build_optimizer(arguments(), model, 1e-3, lambda *_: 1.0)
-    )
+    model, optimizer = prepared(run, model, arguments())
     with Operators(), Methods():
         loss, norm = train_step(run, model, optimizer, KINDS[kind][0], steps[1], 1.0)
     assert loss.isfinite()
