@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import multiprocessing
 import os
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from run_folders import check_run_folder
+from run_folders import check_run_folder, read_json
 from safetensors.torch import load_file
 
 from samerun import signals
@@ -133,9 +132,7 @@ def check_weights(ours: Path, theirs: Path, tolerance: float = TOLERANCE) -> Non
 def check_evaluated_alike(trained: Path, evaluated: Path) -> None:
     """Checks that an evaluation without training has the metrics of the training's best model. Skips metrics
     with tuned thresholds: a training cross-fits the thresholds, an exported model stores them."""
-    ours, theirs = (
-        json.loads((folder / "metrics.json").read_text(encoding="utf-8")) for folder in (trained, evaluated)
-    )
+    ours, theirs = (read_json(folder / "metrics.json") for folder in (trained, evaluated))
     numbers = {key: value for key, value in theirs.items() if key.startswith("eval_") and "tuned" not in key}
     assert {"eval_loss"} < numbers.keys() <= ours.keys()
     assert numbers == pytest.approx({key: ours[key] for key in numbers}, rel=0, abs=1e-6)

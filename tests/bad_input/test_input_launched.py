@@ -9,7 +9,7 @@ import refused_arguments
 import refused_files
 import refused_models
 from catalogue_case import Case, command_line, lay_out
-from launchers import REPOSITORY, Finished, accelerate, deepspeed, hide_gpus, run, torchrun
+from launchers import REPOSITORY, accelerate, deepspeed, hide_gpus, run, torchrun
 from run_folders import contents
 
 
@@ -38,10 +38,6 @@ def place(tmp_path, models):
     return tmp_path
 
 
-def start(launcher: list[str], case: Case, task: str, place) -> Finished:
-    return run([*launcher, str(REPOSITORY / "app" / f"{task}.py"), *command_line(case, task)], place)
-
-
 def test_debug_shows_where_it_was_found(workplace, script):
     lay_out(RAGGED, "classify", workplace)
 
@@ -61,7 +57,8 @@ def test_a_job_says_it_once_and_fails(case, task, launcher, place):
     lay_out(case, task, place)
     before = contents(place)
 
-    finished = start(launcher(), case, task, place)
+    script = str(REPOSITORY / "app" / f"{task}.py")
+    finished = run([*launcher(), script, *command_line(case, task)], place)
 
     assert finished.code != 0
     assert len(re.findall(rf"^error: .*{case.said[0]}", finished.err, re.MULTILINE)) == 1, finished.err

@@ -11,6 +11,7 @@ import torch
 import transformers.exporters
 from gpu_job import LAUNCHERS, TASKS, WITHOUT_GPU, losses
 from launchers import LABELS
+from run_folders import read_json
 from safetensors.torch import load_file
 
 from samerun.kernels.dropout import DropoutMask, dropout_by_row
@@ -26,14 +27,10 @@ MATRIX = [
 ]
 
 
-def read(path):
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 @pytest.mark.parametrize("task", TASKS)
 def test_fp32_on_a_gpu_and_on_a_cpu_agree(runs, task):
     cpu, gpu = runs.train(task, "cpu", WITHOUT_GPU), runs.train(task, "exact")
-    assert read(gpu / "run.json")["device"] == "cuda"
+    assert read_json(gpu / "run.json")["device"] == "cuda"
     assert len(losses(gpu)) == 6
     for ours, theirs in zip(read_history(gpu), read_history(cpu), strict=True):
         assert ours.keys() == theirs.keys()
@@ -97,13 +94,13 @@ def test_an_fp16_run_moves_with_its_loss_scale(runs, first, then):
     settings = {"mixed_precision": "fp16", "deepspeed": None}
     place = runs.train("classify", f"{first}_fp16", None, first, **settings)
     moved = resumed(runs, place, f"{then}_of_{first}", None, then, **settings)
-    states = [read(run / "checkpoints" / "step_6" / "state.json") for run in (place, moved)]
+    states = [read_json(run / "checkpoints" / "step_6" / "state.json") for run in (place, moved)]
     scales = [state["loss_scale"].get("scale", state["loss_scale"].get("cur_scale")) for state in states]
     assert scales[0] == scales[1]
     for key in ("updates", "step", "skipped_in_a_row"):
         assert states[0][key] == states[1][key], key
     assert losses(moved)[-3:] == pytest.approx(losses(place)[-3:], rel=1e-2)  # added in any order
-    skipped = [read(run / "metrics.json")["train_skipped_steps"] for run in (place, moved)]
+    skipped = [read_json(run / "metrics.json")["train_skipped_steps"] for run in (place, moved)]
     assert skipped[0] == skipped[1]
 
 
@@ -124,7 +121,7 @@ def test_killed_runs_end_with_the_same_bytes(runs):
 
 def test_a_model_trained_on_a_gpu_predicts_and_exports(runs):
     model = runs.train("classify", "python_bf16", mixed_precision="bf16", deepspeed=None) / "best"
-    assert len(read(model / "config.json")["id2label"]) == len(LABELS)
+    assert len(read_json(model / "config.json")["id2label"]) == len(LABELS)
     script = str(launchers.REPOSITORY / "app" / "predict.py")
     predict = [*launchers.python(), script, str(model), "--text", "a1 b2 c3"]
     on_gpu, on_cpu = (json.loads(runs.call(predict, device)) for device in (None, WITHOUT_GPU))

@@ -17,16 +17,13 @@ FILE = Path(__file__).with_name("golden.json")
 TESTS = Path(__file__).resolve().parents[1]
 
 
-def metrics_of(folder: Path) -> list[dict[str, float | None]]:
-    """A run's events: losses, gradient norms, learning rates and evaluation metrics by step."""
-    return [json.loads(line) for line in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()]
-
-
 def write(home: Path) -> None:
-    """Runs the reference jobs in `home` and writes golden.json."""
+    """Runs the reference jobs in `home` and writes their losses, gradient norms, learning rates and metrics
+    to golden.json."""
     import launchers
     import title_job
 
+    from samerun.reports.tracker import read_history
     from samerun.run_folder import library_versions
 
     launchers.write_corpus(home)
@@ -34,7 +31,7 @@ def write(home: Path) -> None:
     content = {"versions": library_versions()}
     for task, name in {"classify": "python", "titlegen": "titles"}.items():
         finished = launchers.launch(name, title_job.ALL_JOBS[name], home).check()
-        content[task] = metrics_of(finished.folder)
+        content[task] = read_history(finished.folder)
     FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

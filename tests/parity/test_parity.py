@@ -19,11 +19,12 @@ import json
 
 import pytest
 import torch
-from golden import FILE, metrics_of
+from golden import FILE
 from run_folders import read_json
 from safetensors.torch import load_file
 from title_job import ALL_JOBS
 
+from samerun.reports.tracker import read_history
 from samerun.tools.moving.outcome import (
     METRICS_TOLERANCE,
     PREDICTIONS_TOLERANCE,
@@ -101,7 +102,7 @@ GOLDEN_LOSS, GOLDEN_NORM = 1e-5, 1e-4
 @pytest.mark.parametrize(("task", "name"), [("classify", "python"), ("titlegen", "titles")])
 def test_losses_and_metrics_are_the_golden_ones(task, name, launched):
     golden = json.loads(FILE.read_text(encoding="utf-8"))
-    found = metrics_of(launched(name).folder)
+    found = read_history(launched(name).folder)
 
     hint = "python tests/parity/golden.py --write if that is meant; written with " + json.dumps(
         golden["versions"]
