@@ -60,6 +60,5 @@ def test_a_full_disk_ends_the_run_and_harms_nothing(
         return
     monkeypatch.chdir(home)
     for folder, more in ((kept, ["--resume_from_checkpoint", "auto"]), (tmp_path / "whole", [])):
-        ended = script("classify", [*training(folder, **SETTINGS)[1:], *more])
-        assert ended.code == 0, ended.err
+        script("classify", [*training(folder, **SETTINGS)[1:], *more]).check()
     assert differences(tmp_path / "whole", kept) == []

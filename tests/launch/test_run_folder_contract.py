@@ -53,8 +53,7 @@ def finished_run(home, train):
     """The folder of a run with TensorBoard, made once."""
     folder = home / "contract" / "one"
     if not folder.exists():
-        ended = train(folder, {"learning_rate": 0.02, "report_to": "tensorboard"})
-        assert ended.code == 0, ended.err
+        train(folder, {"learning_rate": 0.02, "report_to": "tensorboard"}).check()
     return folder
 
 
@@ -196,11 +195,9 @@ def test_a_trained_model_is_evaluated_alike_under_zero3(home, launched, tmp_path
 def test_a_requeued_job_goes_on_from_its_newest_checkpoint(folder, train, monkeypatch, start):
     start = start.replace("step_3", str(folder / "checkpoints" / "step_3"))
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert train(folder, {"max_steps": 4, "save_steps": 1}, start).code == 0
+    train(folder, {"max_steps": 4, "save_steps": 1}, start).check()
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    finished = train(folder, {"max_steps": 5, "save_steps": 1}, start)
-
-    assert finished.code == 0, finished.err
+    finished = train(folder, {"max_steps": 5, "save_steps": 1}, start).check()
     assert f"resume         {folder / 'checkpoints' / 'step_4'}" in finished.out
 
 

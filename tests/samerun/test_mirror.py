@@ -94,8 +94,7 @@ def test_an_empty_folder_goes_on_from_the_mirror(train, straight, tmp_path):
     assert stopped.code == 75
     assert [path.name.split("_")[2] for path in snapshots(tmp_path)] == ["4", "5"]
     shutil.rmtree(tmp_path / "run")
-    ended = train("run", *RESUME)
-    assert ended.code == 0
+    ended = train("run", *RESUME).check()
     assert "note           step 5 was fetched from the mirror file:///" in ended.out
     assert differences(straight, tmp_path / "run") == []
     assert list((tmp_path / "run").glob("**/*mirror*")) == []
@@ -178,8 +177,7 @@ def test_what_is_not_whole_is_passed_over(spoil, message, train, straight, tmp_p
     assert train(until=5).code == 75
     spoil(snapshots(tmp_path)[-1])
     shutil.rmtree(tmp_path / "run")
-    ended = train("run", *RESUME)
-    assert ended.code == 0
+    ended = train("run", *RESUME).check()
     assert "note           step 4 was fetched" in ended.out
     assert message in ended.out
     assert differences(straight, tmp_path / "run") == []
@@ -241,8 +239,7 @@ def test_without_the_network_training_goes_on(failing, train, straight, tmp_path
         upload(self, snapshot)
 
     monkeypatch.setattr(mirror.Mirror, "_upload", fail_from_step_4)
-    ended = train()
-    assert ended.code == 0
+    ended = train().check()
     assert ended.out.count("; trying again") == 1
     assert "step 4 is not uploaded (ConnectionError: no route to host by ***)" in ended.out
     last = ended.out.splitlines()[-1]
@@ -321,8 +318,7 @@ def test_the_second_run_takes_over_and_the_first_one_says_so(train, straight, tm
             file.write_text(written.pop(0))
 
     monkeypatch.setattr(mirror.Mirror, "_upload", another_begins)
-    ended = train()
-    assert ended.code == 0
+    ended = train().check()
     taken = "is not uploaded (process 1234 on node7 writes there now); "
     assert f"{taken}{(tmp_path / 'mirror').as_uri()} has step 2, since " in ended.out
     assert "; nothing more is uploaded" in ended.out

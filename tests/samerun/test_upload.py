@@ -59,8 +59,7 @@ def test_a_finished_run_stays_done_and_its_command_repeats_the_upload(script, hu
     assert (ended.code, hub.commits) == (0, [])
     assert "the upload to mine failed" in ended.out
     hub.refuses = None
-    ended = script("image_classify", command)
-    assert ended.code == 0, ended.err
+    ended = script("image_classify", command).check()
     assert "uploaded       me/mine" in ended.out
     assert {"README.md", "config.json", "model.safetensors"} <= set(hub.commits[0])
 

@@ -190,12 +190,10 @@ def test_an_exported_model_says_and_repeats_how_it_was_trained(bert_folder, data
         model_name_or_path=bert_folder, train_file=data, validation_file=data, test_file=data, max_steps=4,
         global_batch_size=4, learning_rate="1e-2", save_steps=2, output_dir=folder, **given,
     )  # fmt: skip
-    ended = script("classify", [*run, "--do_train", "--do_eval", "--do_predict"])
-    assert ended.code == 0, ended.err
+    script("classify", [*run, "--do_train", "--do_eval", "--do_predict"]).check()
     first = (folder / "predictions.jsonl").read_text()
     again = as_words(model_name_or_path=folder / "best", test_file=data, output_dir=tmp_path / "again")
-    ended = script("classify", ["--do_predict", *again])
-    assert ended.code == 0, ended.err
+    script("classify", ["--do_predict", *again]).check()
     assert (tmp_path / "again" / "predictions.jsonl").read_text() == first
 
     card = (folder / "README.md").read_text()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from classify import Arguments, TextClassification
+from launchers import as_words
 
 from samerun.data.batches import TrainBatches
 from samerun.data.stream import Stream
@@ -15,13 +16,10 @@ from samerun.errors import InputError
 from samerun.parsing import parse
 from samerun.plan import Modes, make_plan
 from samerun.runtime import Launch
+from samerun.tools.soak import differences
+from samerun.tools.trials import write_lines
 
 ROWS, BUFFER, BATCH = 40, 16, 4  # two and a half buffers a pass
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def row(number):
@@ -36,8 +34,8 @@ def row(number):
 def files(tmp_path):
     """Three files of training rows, and one of validation rows."""
     for number, rows in enumerate((range(12), range(12, 30), range(30, ROWS))):
-        write(tmp_path / f"part-{number}.jsonl", map(row, rows))
-    write(tmp_path / "valid.jsonl", map(row, range(6)))
+        write_lines(tmp_path / f"part-{number}.jsonl", map(row, rows))
+    write_lines(tmp_path / "valid.jsonl", map(row, range(6)))
     return tmp_path
 
 
@@ -81,7 +79,7 @@ def test_a_stream_is_trained_like_the_same_rows_in_files_of_one_epoch_each(files
         rows = []
         for number, text in enumerate(split.texts):
             rows.append({"text": text, "labels": ["ab"[label] for label in split.targets[number]]})
-        write(files / "one.jsonl", rows)
+        write_lines(files / "one.jsonl", rows)
         streaming = argv.index("--streaming")
         plain = [*argv[:streaming], *argv[streaming + 2 :], "--train_file", str(files / "one.jsonl")]
         plain = steps_of(plain[:2] + plain[4:])
@@ -126,8 +124,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(files, bert_folder, token_cache,
 
     monkeypatch.setattr(Stream, "enter", look)
     train = [*command(files, bert_folder), "--do_train", "--do_eval", "false"]
-    ended = script("classify", train)
-    assert ended.code == 0, ended.err
+    ended = script("classify", train).check()
     assert "an epoch is a buffer of 16 training rows (--streaming)" in ended.out
     assert [epoch for epoch, *_ in entered] == [0, 1, 2, 3]
     for epoch, there, mapped in entered:
@@ -141,8 +138,6 @@ def test_a_resumed_run_ends_with_the_same_bytes(files, bert_folder, token_cache,
     whole = shutil.copytree(folder, files / "whole")
     shutil.rmtree(folder / "checkpoints" / "step_14")
     entered.clear()
-    ended = script("classify", [*train, "--resume_from_checkpoint", "auto", "--dataloader_num_workers", "2"])
-    assert ended.code == 0, ended.err
+    script("classify", [*train, *as_words(resume_from_checkpoint="auto", dataloader_num_workers=2)]).check()
     assert [epoch for epoch, *_ in entered] == [1, 2, 3]
-    names = ["history.jsonl", *(f"checkpoints/step_14/{name}.safetensors" for name in ("model", "optimizer"))]
-    assert [name for name in names if (folder / name).read_bytes() != (whole / name).read_bytes()] == []
+    assert differences(whole, folder) == []
