@@ -27,7 +27,8 @@ from run_folders import check_run_folder
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SCRIPTS = REPOSITORY / "scripts"
-CLASSIFY = REPOSITORY / "app" / "classify.py"
+APP = REPOSITORY / "app"
+CLASSIFY = APP / "classify.py"
 ACCELERATE_CONFIGS = REPOSITORY / "accelerate_configs"
 DS_CONFIGS = REPOSITORY / "ds_configs"
 # Seconds. On two idle cores, the slowest launch takes 20 s and DeepSpeed's first compilation 40 s; beside the
@@ -168,8 +169,7 @@ def python() -> list[str]:
 
 def tool(name: str) -> list[str]:
     """The command `samerun NAME`, as an installation starts it."""
-    app = str(REPOSITORY / "app")
-    code = f"import sys; sys.path[0] = {app!r}\nfrom samerun.__main__ import main\nmain()"
+    code = f"import sys; sys.path[0] = {str(APP)!r}\nfrom samerun.__main__ import main\nmain()"
     return [sys.executable, "-c", code, name]
 
 
@@ -254,7 +254,7 @@ def observe_steps(home: Path) -> None:
     """Makes every training with `environment` record its steps in observed/ (see
     `samerun.tools.moving.observer`)."""
     with (home / "no_gpu" / "sitecustomize.py").open("a", encoding="utf-8") as file:
-        file.write(OBSERVER.format(app=str(CLASSIFY.parent), folder=str(home / "observed")))
+        file.write(OBSERVER.format(app=str(APP), folder=str(home / "observed")))
 
 
 def write_csv(path: Path, header: list[str], rows: list[tuple[str, ...]]) -> None:

@@ -5,14 +5,13 @@ import os
 import pty
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from launchers import APP
 
 from samerun import console
 from samerun.console import Phase
 
-APP = Path(__file__).parents[2] / "app"
 BODY = f"""
 import os, sys
 sys.path.insert(0, {str(APP)!r})

@@ -1,6 +1,5 @@
 import importlib
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import launchers
@@ -11,7 +10,7 @@ from samerun import checkpoint, deepspeed
 from samerun.plan import derive_batch
 from samerun.runtime import Run
 
-SHIPPED = sorted((Path(__file__).parents[2] / "ds_configs").glob("*.json"))
+SHIPPED = sorted(launchers.DS_CONFIGS.glob("*.json"))
 BATCH = derive_batch(4, 30, 2)  # 8 rows per process, 4 passes of 2
 PLAIN = {"zero_optimization": {"stage": 2}}
 
@@ -110,8 +109,8 @@ def test_deepspeed_gets_everything_back(tmp_path):
     """ZeRO-1, 2, 3 and 3 with weights left whole, fp32 and bf16, other optimizers, on two processes: see
     deepspeed_job.py."""
     launchers.hide_gpus(tmp_path)
-    script = Path(__file__).parents[1] / "deepspeed_job.py"
-    finished = launchers.run([*launchers.torchrun(2), str(script)], tmp_path).check()
+    script = str(launchers.REPOSITORY / "tests" / "deepspeed_job.py")
+    finished = launchers.run([*launchers.torchrun(2), script], tmp_path).check()
     assert finished.out.count("restored") == 13, finished.out
 
 

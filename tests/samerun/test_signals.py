@@ -8,17 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from launchers import APP
 
 from samerun import machines, signals
 from samerun.errors import InputError, StopRequested, TrainingError, process_name
 from samerun.run_folder import status
 from samerun.signals import failures_end_the_job
 
-APP = Path(__file__).parents[2] / "app"
 BEGIN = """
 import os, signal, sys, time
 sys.path.insert(0, {app!r})

@@ -6,15 +6,13 @@ import re
 import numpy as np
 import pytest
 from images_job import write_folder
-from launchers import REPOSITORY
+from launchers import APP, REPOSITORY
 from PIL import Image
 
 from samerun.task_scripts import run_tool
 from samerun.tools import data_report as script
 from samerun.tools.data_report import Rows, examine, of_texts
 from samerun.tools.trials import write_lines
-
-TASKS = REPOSITORY / "app"
 
 
 def tables(report):
@@ -92,7 +90,7 @@ def test_a_command_without_a_model_is_enough(ending, tmp_path, token_cache, caps
     rows = [{"text": f"<b>text</b> {number % 20}", "labels": ["a"]} for number in range(30)]
     write_lines(tmp_path / "train.jsonl", rows)
     output = tmp_path / f"report.{ending}"
-    task = str(TASKS / "classify.py")
+    task = str(APP / "classify.py")
     assert script.main(["--output", str(output), task, "--train_file", str(tmp_path / "train.jsonl")]) == 0
     said = capsys.readouterr().out
     assert re.search(r"^train +27 ", said, re.MULTILINE)
@@ -114,7 +112,7 @@ def test_images_are_compared_by_their_bytes_and_pixels(tmp_path, token_cache, ca
     again = next((tmp_path / "valid").rglob("*.png"))
     Image.open(again).save(again, compress_level=0)
     files = ["--train_file", str(tmp_path / "train"), "--validation_file", str(tmp_path / "valid")]
-    assert script.main([str(TASKS / "image_classify.py"), *files]) == 0
+    assert script.main([str(APP / "image_classify.py"), *files]) == 0
     said = capsys.readouterr().out
     assert "4 validation row(s) are in the training rows too, 1 of them only nearly" in said
     assert re.search(r"^light +4 \(50.0%\)", said, re.MULTILINE)

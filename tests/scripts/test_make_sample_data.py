@@ -3,16 +3,16 @@ run changes nothing."""
 
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import make_sample_data as sample_data
 import numpy as np
 import pytest
+from launchers import SCRIPTS
 from PIL import Image
 from sampling import digits, names, shapes, titles
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "make_sample_data.py"
+SCRIPT = SCRIPTS / "make_sample_data.py"
 # Parameters in the styles of NumPy, Google and Sphinx. Left out: what is short, and the others' code.
 LIBRARY = '''
 def solve(matrix, tol):

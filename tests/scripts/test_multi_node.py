@@ -9,11 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from launchers import SCRIPTS
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 SSH = """#!/usr/bin/env bash
 set -euo pipefail
 while [[ $1 == -* ]]; do if [[ $1 == -o ]]; then shift 2; else shift; fi; done

@@ -3,14 +3,13 @@
 import datetime
 import json
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from launchers import as_words
+from launchers import CLASSIFY, SCRIPTS, as_words
 from linear_task import make_plan
 from transformers import AutoModel, GenerationConfig
 
@@ -22,8 +21,7 @@ from samerun.tools import plan as planner
 from samerun.tools.moving import forecast, meter
 from samerun.tools.trials import write_lines
 
-ROOT = Path(__file__).parents[2]
-TASK = str(ROOT / "app" / "classify.py")
+TASK = str(CLASSIFY)
 PLAN = replace(make_plan(22, epochs=3), eval_steps=3, save_steps=4)  # 9 steps, 3 per epoch
 TIMES = forecast.Times(step=2.0, evaluation=5.0, save=0.5, outside=20.0)
 ROWS = [
@@ -175,7 +173,7 @@ def test_a_launch_file_that_is_not_there_and_one_that_is_no_yaml(tmp_path):
 
 def test_a_command_that_does_not_train_and_a_script_that_is_no_task(run, capsys):
     assert run((), "--do_eval")[2] == ["this command does not train; add --do_train"]
-    assert planner.main([str(ROOT / "scripts" / "make_sample_data.py")]) == 2
+    assert planner.main([str(SCRIPTS / "make_sample_data.py")]) == 2
     message = "make_sample_data.py: not a task's script; expected a class Arguments and one subclass"
     assert message in capsys.readouterr().err
 

@@ -4,10 +4,10 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
+from launchers import APP
 
 from samerun.kernels.common import in_threads
 
@@ -67,5 +67,4 @@ if child == 0:
     os._exit(len(done) - 4)
 assert os.waitpid(child, 0)[1] == 0
 """
-    app = Path(__file__).parents[3] / "app"
-    subprocess.run([sys.executable, "-c", code, str(app)], check=True, timeout=600)
+    subprocess.run([sys.executable, "-c", code, str(APP)], check=True, timeout=600)

@@ -2,15 +2,14 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from launchers import APP
 from transformers import AutoTokenizer
 
 from samerun.errors import InputError
 from samerun.text.tokenizer import SPECIAL_TOKENS, train_tokenizer
 
-APP = Path(__file__).parents[3] / "app"
 TEXTS = [
     "Returns the sorted eigenvalues of a matrix.",
     "Sort the values of a matrix and return them.",
