@@ -54,6 +54,11 @@ from samerun.main import run
 from samerun.task import Batch, Data, Split, Task
 
 FEATURES, TARGETS, ROWS = 64, 3, {"validation": 15, "test": 23}
+# The arguments of a short training, for tests.
+JOB = {
+    "learning_rate": 1e-2, "max_steps": 6, "global_batch_size": 15, "eval_strategy": "steps", "eval_steps": 3,
+    "save_steps": 2, "logging_steps": 1, "report_to": "none",
+}  # fmt: skip
 
 
 def build_model(kind: str) -> nn.Module:

@@ -18,14 +18,11 @@ pytestmark = pytest.mark.slow
 
 KILLS = 4
 UPLOAD_SECONDS = 1.0  # about what one takes
-JOB = {
-    "learning_rate": 1e-2, "global_batch_size": 15, "eval_strategy": "steps", "eval_steps": 6,
-    "save_steps": 4, "logging_steps": 1, "report_to": "none",
-}  # fmt: skip
+JOB = vector_task.JOB | {"eval_steps": 6, "save_steps": 4}
 
 
 def command(folder, steps, mirror=None):
-    words = as_words(**JOB, max_steps=steps, output_dir=folder, mirror_to=mirror and mirror.as_uri())
+    words = as_words(**JOB | {"max_steps": steps}, output_dir=folder, mirror_to=mirror and mirror.as_uri())
     return [*python(), slow_mirror_job.__file__, "--do_train", "--do_predict", *words]
 
 
@@ -82,7 +79,7 @@ def test_two_machines_without_a_shared_disk_go_on_from_the_mirror(home, tmp_path
     """Rank 0 fetches, and sends the checkpoint to the other machine as if it had been on its disk."""
 
     def train(steps, *folders):
-        words = as_words(**JOB, max_steps=steps, mirror_to=(tmp_path / "mirror").as_uri())
+        words = as_words(**JOB | {"max_steps": steps}, mirror_to=(tmp_path / "mirror").as_uri())
         script = [vector_task.__file__, "--do_train", *words, "--resume_from_checkpoint", "auto"]
         launchers = machines("multi_node_ddp.yaml", 2, 2)
         each = [

@@ -32,11 +32,10 @@ from samerun.plan import Modes
 from samerun.tools.soak import differences
 
 SCRIPT = vector_task.__file__
-JOB = {
-    "learning_rate": 1e-2, "optim_args": "eps=1e-6", "max_grad_norm": 0.05, "warmup_steps": 2, "max_steps": 6,
-    "global_batch_size": 15, "eval_strategy": "steps", "eval_steps": 3, "save_steps": 3, "logging_steps": 1,
+JOB = vector_task.JOB | {
+    "optim_args": "eps=1e-6", "max_grad_norm": 0.05, "warmup_steps": 2, "save_steps": 3,
     "per_device_eval_batch_size": 2,  # both processes have rows of the validation file
-    "report_to": "none", "do_train": True, "do_predict": True,
+    "do_train": True, "do_predict": True,
 }  # fmt: skip
 
 

@@ -13,10 +13,6 @@ from samerun.tools.soak import differences
 
 pytestmark = pytest.mark.slow
 
-JOB = {
-    "learning_rate": 1e-2, "global_batch_size": 15, "eval_strategy": "steps", "eval_steps": 3,
-    "save_steps": 2, "logging_steps": 1, "report_to": "none",
-}  # fmt: skip
 SECRET = "neither shown nor written"
 INSTALL = "(examples/requirements-mirror.txt)"
 
@@ -51,7 +47,9 @@ def train(home, tmp_path):
     """A function that trains vectors in `folder` for `steps` steps."""
 
     def begin(url, folder="run", steps=6, *more):
-        words = as_words(**JOB, max_steps=steps, output_dir=tmp_path / folder, mirror_to=url)
+        words = as_words(
+            **vector_task.JOB | {"max_steps": steps}, output_dir=tmp_path / folder, mirror_to=url
+        )
         command = [*python(), vector_task.__file__, "--do_train", "--do_predict", *words, *more]
         return run(command, home)
 

@@ -17,16 +17,13 @@ import numpy as np
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from launchers import as_words
+from vector_task import JOB, Regression
 
 from samerun import mirror, signals, transfers
 from samerun.files import read_lines
 from samerun.reports.tracker import show_image
 from samerun.tools.soak import differences
 
-JOB = {
-    "learning_rate": 1e-2, "max_steps": 6, "global_batch_size": 15, "eval_strategy": "steps",
-    "eval_steps": 3, "save_steps": 2, "logging_steps": 1, "report_to": "none",
-}  # fmt: skip
 SUBMIT = mirror.Mirror.submit
 SECRET = "correct horse battery"
 
@@ -286,9 +283,7 @@ def test_a_network_that_comes_back_is_said(failing, train, tmp_path, monkeypatch
     ],
 )
 def test_what_is_wrong_at_the_start_is_said_before_data_is_read(to, message, train, monkeypatch, tmp_path):
-    import vector_task
-
-    monkeypatch.delattr(vector_task.Regression, "load")
+    monkeypatch.delattr(Regression, "load")
     ended = train(to=to)
     assert ended.code == 2
     assert message in ended.err
