@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read by the Hugging Face libraries when they are imported
 # evaluate copies a metric's code there; two test processes must not make the folder at the same time.
@@ -87,15 +88,12 @@ def arguments():
 
 
 @pytest.fixture
-def environment(monkeypatch):
+def environment():
     """`os.environ` without launcher variables; restored after the test."""
-    for name in set(os.environ) - set(launchers.without_launcher()):
-        monkeypatch.delenv(name)
-    before = dict(os.environ)
-    yield os.environ
-    for name in set(os.environ) - set(before):
-        del os.environ[name]
-    os.environ.update(before)
+    with mock.patch.dict(os.environ):
+        for name in set(os.environ) - set(launchers.without_launcher()):
+            del os.environ[name]
+        yield os.environ
 
 
 @pytest.fixture

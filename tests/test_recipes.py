@@ -17,6 +17,7 @@ from sampling.names import draw_rows
 from transformers import BartConfig, BertTokenizer
 
 from samerun.text.tokenizer import SPECIAL_TOKENS
+from samerun.tools.trials import write_lines
 
 FOLDER = REPOSITORY / "app" / "recipes"
 RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml") if not path.name.startswith("quickstart_"))
@@ -55,14 +56,13 @@ def everyday(folder, model, **given):
         for number in range(20)
     ]
     folder.mkdir(exist_ok=True)
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_lines(folder / "rows.jsonl", rows)
     return {"model_name_or_path": model, "train_file": folder / "rows.jsonl", "max_length": 32, **given}
 
 
 def sentences(folder):
     for name, number in (("train", 20), ("valid", 5)):
-        rows = map(json.dumps, draw_rows(number, number))
-        (folder / f"{name}.jsonl").write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+        write_lines(folder / f"{name}.jsonl", draw_rows(number, number))
     files = {"train_file": folder / "train.jsonl", "validation_file": folder / "valid.jsonl"}
     return {**files, "max_length": 32, "vocab_size": 300}
 

@@ -26,22 +26,12 @@ from samerun.tools import plan
 
 OWN_TASK = "docs/write-your-own-task.md"
 FOLDERS = "app|scripts|accelerate_configs|ds_configs|tests|benchmarks|docs"
-# What starts a command of a page. Those of the second line are looked at no further.
+# What starts a command of a page. Those of the second set are looked at no further.
 LAUNCHERS = {"python", "samerun", "torchrun", "accelerate", "deepspeed", "bash", "sbatch", "salloc"}
 OTHERS = {
-    "pip",
-    "sky",
-    "export",
-    "source",
-    "printf",
-    "tensorboard",
-    "mkdocs",
-    "ruff",
-    "kubectl",
-    "head",
-    "curl",
+    "pip", "sky", "export", "source", "printf", "tensorboard", "mkdocs", "ruff", "kubectl", "head", "curl",
     "git",
-}
+}  # fmt: skip
 OTHER_COMMANDS = {"configs", "completion", "--help"}
 # What ARGS stands for.
 COMPLETE = ["--model_name_or_path", "MODEL", "--train_file", "train.csv", "--output_dir", "runs/a"]

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch.distributed as dist
+from launchers import free_port
 
 from samerun import machines
 from samerun.errors import InputError, process_name
@@ -19,9 +20,7 @@ from samerun.machines import cause_of_failure, differences, meet, open_store
 
 @pytest.fixture
 def port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return free_port()
 
 
 @pytest.fixture

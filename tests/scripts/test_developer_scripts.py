@@ -1,7 +1,7 @@
 """Scripts of developers: bench.py computes its numbers from what was measured, and runs quickly; scale.py at
 small sizes."""
 
-import importlib.util
+import importlib
 import json
 import subprocess
 import sys
@@ -131,15 +131,8 @@ def test_a_process_of_a_thousand_does_no_more_than_one_of_eight(tmp_path):
     assert float(few["a step"][3]) < float(many["a step"][3]) < 1.2 * float(few["a step"][3])
 
 
-@pytest.fixture
-def scale(environment):
-    spec = importlib.util.spec_from_file_location("scale", SCRIPTS / "scale.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_other_tables(scale):
+def test_the_other_tables(environment):
+    scale = importlib.import_module("scale")  # it sets variables
     small = SimpleNamespace(rows=[1000], processes=[8, 300])
     assert list(cells(scale.show_order(small)))[2:] == ["1,000"]
     assert len(scale.show_shares(small)) == 2 + 4
