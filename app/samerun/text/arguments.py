@@ -327,14 +327,15 @@ class TextArguments(
     vocab_size: int = option(8192, at_least=128, help="vocabulary size of --tokenizer_type train")
     max_length: int | None = option(
         at_least=4,
-        help="maximum length of a document in tokens; the rest is cut off (default: 512 or the model's "
-        "limit)",
+        help="maximum length of a document in tokens; the rest is cut off (default: 512, for titles 4096, at "
+        "most the model's limit; without training, as the model was trained)",
     )
     truncation_side: str = option(
         "right",
         choices=("right", "left"),
         needs="long_documents=truncate",
-        help="end at which longer documents are cut",
+        help="end at which longer documents are cut; without training, right stands for the end of the "
+        "model's training",
     )
 
     def problems(self) -> list[str]:

@@ -208,14 +208,18 @@ class TextTask(Task):
     def load_tokenizer(self, vocabulary: list[Cells], notes: list[str]) -> Any:
         """The tokenizer; --tokenizer_type train trains it on the columns `vocabulary`."""
         tokenizer = load_tokenizer(self.arguments, vocabulary, notes)
-        tokenizer.truncation_side = self.arguments.truncation_side
+        if self.modes.train or self.arguments.truncation_side != "right":  # else the exported model's own end
+            tokenizer.truncation_side = self.arguments.truncation_side
+            tokenizer.init_kwargs["truncation_side"] = tokenizer.truncation_side  # else it is not saved
         return tokenizer
 
     def use_tokenizer(self, tokenizer: Any, encoder: Any, default_max_length: int, notes: list[str]) -> None:
         """Sets `tokenizer`, `encoder_config`, `max_length`, `long_documents` and the padding of batches.
         `encoder`: the configuration of the encoder. Raises `InputError`."""
         arguments, self.tokenizer, self.encoder_config = self.arguments, tokenizer, encoder
-        self.max_length = choose_max_length(arguments.max_length, encoder, tokenizer, default_max_length)
+        self.max_length = choose_max_length(
+            arguments.max_length, encoder, tokenizer, default_max_length, self.modes.train
+        )
         self.long_documents = LongDocuments.of(arguments, self.config, tokenizer, self.max_length)
         self.limits = [f"Texts are cut to {self.long_documents.limit} tokens."]
         if self.pair_column is not None:

@@ -114,20 +114,23 @@ def check_reload(tokenizer: Any, config: Any, train_texts: Sequence[Cells], argu
         )
 
 
-def choose_max_length(requested: int | None, config: Any, tokenizer: Any, default: int) -> int:
-    """--max_length, or else the default, limited by the position table and the tokenizer. Raises `InputError`
-    for a requested length above the limit."""
+def choose_max_length(requested: int | None, config: Any, tokenizer: Any, default: int, trains: bool) -> int:
+    """--max_length; or else the default, or without training the length of the exported model, which its
+    tokenizer has. Both are limited by the position table and the tokenizer. Raises `InputError` for a
+    requested length above the limit."""
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and config.model_type in OFFSET_POSITIONS:
         positions -= (config.pad_token_id or 0) + 1
     # Models with relative positions have -1, tokenizers without a limit a number of 30 digits.
-    limit = min(
-        (n for n in (positions, tokenizer.model_max_length) if n is not None and 0 < n < 10**6), default=None
+    positions, own = (
+        n if n is not None and 0 < n < 10**6 else None for n in (positions, tokenizer.model_max_length)
     )
+    limit = min(filter(None, (positions, own)), default=None)
     if requested is not None and limit is not None and requested > limit:
         raise InputError(
             f"--max_length {requested} is more than the model can read ({limit} tokens); give at most {limit}"
         )
+    default = default if trains else own or default
     return requested or min(default, limit or default)
 
 

@@ -6,9 +6,11 @@ import pytest
 import torch
 from classify import Arguments, TextClassification
 from tables import table
+from transformers import BertConfig, BertForSequenceClassification
 
 from samerun.data.tables import FILE, Source
 from samerun.errors import InputError
+from samerun.export import export_model
 from samerun.parsing import SpaceSeparated
 from samerun.plan import Modes
 from samerun.text.text import mixture_of, pad_rows
@@ -60,6 +62,26 @@ def test_several_labels_a_row_need_more_updates_and_a_higher_rate(bert_folder, t
     assert data.splits["train"].collate(np.arange(2)).shape == (2, 4)
     data = task.load(SimpleNamespace(device_type="cuda"), Modes(True, False, False))
     assert data.splits["train"].collate(np.arange(2)).shape == (2, 8)
+
+
+def test_an_exported_model_reads_as_much_of_a_text_as_in_its_training(bert_folder, tmp_path):
+    folder, config = tmp_path / "best", BertConfig.from_pretrained(bert_folder, max_position_embeddings=1024)
+    model = BertForSequenceClassification(config)
+    (tmp_path / "a.csv").write_text("text,labels\na,x\nb,y\n")
+    files = dict.fromkeys(("train_file", "test_file"), str(tmp_path / "a.csv"))
+
+    def load(model, **given):
+        task = TextClassification(Arguments(output_dir="a", model_name_or_path=str(model), **files, **given))
+        task.load(SimpleNamespace(device_type="cpu"), Modes(not task.arguments.do_predict, False, False))
+        return task.max_length, task.tokenizer
+
+    trained = load(bert_folder, truncation_side="left")[1]
+    export_model(folder, model, model.state_dict(), lambda _: None, trained, 1000)
+    for given, expected in (({}, 1000), ({"max_length": 99}, 99)):
+        length, tokenizer = load(folder, do_predict=True, **given)
+        assert (length, tokenizer.truncation_side) == (expected, "left")
+    length, tokenizer = load(folder)
+    assert (length, tokenizer.truncation_side) == (512, "right")
 
 
 def test_the_fingerprint_knows_the_rows_and_how_they_are_mixed_but_not_the_files(bert_folder, tmp_path):

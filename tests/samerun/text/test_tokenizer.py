@@ -109,7 +109,7 @@ def test_a_fingerprint_tells_tokenizers_apart_and_not_what_was_done_before(bert_
 )
 def test_the_length_of_a_document(requested, config, limit, chosen):
     tokenizer = SimpleNamespace(model_max_length=limit)
-    assert choose_max_length(requested, config, tokenizer, 1024) == chosen
+    assert choose_max_length(requested, config, tokenizer, 1024, True) == chosen
 
 
 def test_models_whose_positions_start_behind_the_padding_are_known():
