@@ -59,9 +59,10 @@ class Regression(Problem):
 
     def __init__(self, arguments: Any) -> None:
         super().__init__(arguments)
-        named = is_given(arguments, "label_columns") or is_given(arguments, "label_column")
-        if not arguments.modes.train and not named:
-            self.columns = columns_of_model(arguments) or self.columns
+        are_named = is_given(arguments, "label_columns") or is_given(arguments, "label_column")
+        own = () if arguments.modes.train else columns_of_model(arguments)
+        if own and (not are_named or sorted(own) == sorted(self.columns)):  # in the order of the outputs
+            self.columns = own
         several = self.columns if len(self.columns) > 1 else ()
         by_column = (f"{metric}_{column}" for column in several for metric in METRICS)
         self.metric_names = (*self.shown_metrics, *by_column)

@@ -38,6 +38,13 @@ def test_numbers_and_texts_of_numbers_are_read():
         problem().read(table({"a": ["2020_01"], "b": [1]}), [])
 
 
+def test_columns_have_the_order_of_the_trained_model(tmp_path):
+    BertConfig(id2label={0: "a", 1: "b"}).save_pretrained(tmp_path)
+    given = {"model_name_or_path": str(tmp_path), "problem_type": "regression", "do_eval": True}
+    for named, expected in ((None, ("a", "b")), (("b", "a"), ("a", "b")), (("x", "y"), ("x", "y"))):
+        assert Regression(Arguments(label_columns=named, do_train=False, **given)).columns == expected
+
+
 @pytest.mark.parametrize("loss", ["mse", "huber"])
 def test_the_evaluated_loss_is_the_trained_one_before_and_after_the_export(loss):
     made = problem(loss=loss)
