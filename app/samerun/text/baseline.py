@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from samerun.text.tokenizer import CJK
+from samerun.text.tokenizer import WORD
 
 # Seconds per character of the training texts and output, with 10 outputs' worth for TF-IDF itself: one core
 # took 0.8 to 1.9 times as long (XED, Reuters, Hallmarks of Cancer; scikit-learn 1.9).
 SECONDS = 1e-7
-WORD = rf"[{CJK}]|[^\W{CJK}]+"  # a Chinese or Japanese character, else as many letters and digits as follow
 MOST_TERMS = 100_000  # bounds the memory: a float per term and output
 NEVER, ALWAYS = -1.0, 1.0  # decisions for a label that no training row, or every one, has
 

@@ -34,12 +34,12 @@ from samerun.reports.page import worst_rows
 from samerun.task import ModelCard, ReportContent
 from samerun.text.labels import OF_MODEL, Labelled, knows_none, read_label_file
 from samerun.text.long_documents import LongDocuments
-from samerun.text.tokenizer import CJK, IDS_ALONE, WIDE
+from samerun.text.tokenizer import IDS_ALONE, WIDE, WORD
 
 OUTSIDE = "O"
 PREFIXED = re.compile(r"[BILUES]-.+")
 RAW = "\2"  # begins the text of a sentence that was not split into words by its file
-WORD = re.compile(rf"[{CJK}]|(?:(?![{CJK}])\w)+|[^\w\s]")
+WORD_OR_SYMBOL = re.compile(rf"{WORD}|[^\w\s]")
 WIDE_CHARACTER = re.compile(f"[{WIDE}]")
 CONTEXT_DIVISOR = 8  # words around a window that are read but not tagged: tokens of --max_length / 8
 SPECIAL, PADDING = -1, -2  # in place of a word's number: special tokens and words around; padding of windows
@@ -56,7 +56,7 @@ tag("a text")"""
 
 def words_of(cell: str) -> list[str]:
     """The words of a sentence."""
-    return WORD.findall(cell[1:]) if cell.startswith(RAW) else cell.split("\n") if cell else []
+    return WORD_OR_SYMBOL.findall(cell[1:]) if cell.startswith(RAW) else cell.split("\n") if cell else []
 
 
 def text_of(cell: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copyreg
 import json
 import re
+import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -47,6 +48,12 @@ CJK = (
     "\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # kana
     "\u3005-\u3007\u3021-\u302f\uff10-\uff19\uff21-\uff3a\uff41-\uff5a"  # 々〇〡, full-width ０Ａａ
 )
+# Vowel signs, accents and joiners are parts of words, but not in \w: हिन्दी, می‌خواهم.
+MARKS = "\xad\u200c\u200d" + "".join(
+    mark for mark in map(chr, range(0x300, 0x10000)) if unicodedata.category(mark).startswith("M")
+)
+# A Chinese or Japanese character, else as many letters and digits as follow.
+WORD = rf"[{CJK}]|[^\W{CJK}]+(?:[{MARKS}]+[^\W{CJK}]*)*"
 PUNCTUATION = (  # 、。《》【】 and the full-width and vertical forms of ASCII's
     "\u3001-\u3004\u3008-\u3020\u3030-\u303f\ufe10-\ufe1f\ufe30-\ufe6f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
 )

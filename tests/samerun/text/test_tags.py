@@ -97,6 +97,10 @@ def test_a_text_is_split_into_words_whose_places_are_its_own():
     assert words == ["Mr", ".", "Müller", "'", "s", "flat", "in", "北", "京"]
     assert [text[start:end] for start, end in tags.spans_of(words, text)] == words
     assert tags.words_of("") == []
+    # Vowel signs, a joiner and an accent of its own are parts of words.
+    assert tags.words_of(f"{RAW}हिन्दी में, می\u200cخواهم cafe\u0301s ❤") == [
+        *("हिन्दी", "में", ",", "می\u200cخواهم", "cafe\u0301s", "❤")
+    ]
 
 
 WORDS = [f"{letter}{number}" for number in range(10) for letter in "abcde"]
