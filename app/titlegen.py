@@ -23,7 +23,7 @@ from dataclasses import dataclass
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
 from samerun.cli import read_arguments
-from samerun.parsing import changed_option, option
+from samerun.parsing import changed_option, is_given, option
 from samerun.text.arguments import SearchArguments, SourceArguments, TextArguments
 
 
@@ -67,7 +67,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from samerun.data.tables import Cells, Table, note_cut
 from samerun.data.tokens import Ragged, encode_cached
-from samerun.errors import InputError
+from samerun.errors import InputError, raise_problems
 from samerun.kernels.common import widest_float
 from samerun.main import run
 from samerun.models import encoder_decoder
@@ -104,6 +104,11 @@ class TitleGeneration(TextTask):
         self.config = encoder_decoder.load_title_config(a)
         check_weights(a)
         encoder_decoder.check_decoder(a, self.config)
+        if modes.train and self.config.is_encoder_decoder:
+            named = filter(partial(is_given, a), ("decoder_layers", "decoder_model_name_or_path"))
+            raise_problems(
+                [f"--{x} is for encoders, but the model has a decoder; leave it out" for x in named]
+            )
         self.source_prefix = a.source_prefix or getattr(self.config, "source_prefix", "")
 
         columns = (a.text_column, a.title_column) if modes.train else ()
