@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.nn.functional import cross_entropy, pad
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 from transformers.generation import logits_process as lp
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import cached_file
 
 from samerun import export
 from samerun.data.files import read_object
@@ -109,8 +111,11 @@ def token_losses(logits: torch.Tensor, batch: Batch, smoothing: float) -> torch.
 def with_search_defaults(arguments: Any) -> Any:
     """The arguments with values for search settings that are None: the exported model's, so that its
     evaluation repeats the metrics of its training; else those of `SEARCH`."""
-    own, file = {}, Path(arguments.model_name_or_path or "") / "generation_config.json"
-    if not arguments.modes.train and file.is_file():
+    own, file, name = {}, None, arguments.model_name_or_path
+    if not arguments.modes.train and name is not None:
+        with suppress(OSError):  # a model that has none; `load` reports one that is not there
+            file = cached_file(name, "generation_config.json", **arguments.hub_options(name))
+    if file is not None:
         stored = {name: value for name, value in read_object(file).items() if value is not None}
         own = {name: stored[name] for name in SEARCH if name in stored}
         # transformers counts the start token in `min_length`, and the end token, too, in `max_length`.

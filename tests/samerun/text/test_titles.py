@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -103,9 +104,17 @@ def test_what_is_refused(read, content, said):
 def test_an_exported_model_is_searched_as_it_was_trained(train, expected, tmp_path):
     stored = {"num_beams": 2, "length_penalty": 1.5, "min_length": 3, "max_length": 18}  # with start and end
     (tmp_path / "generation_config.json").write_text(json.dumps(stored))
+    cached = tmp_path / "hub" / "models--me--titles"  # the same model on the hub, after a download
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("1")
+    shutil.copytree(tmp_path, cached / "snapshots" / "1", ignore=lambda *_: ["hub"])
+    hub = Arguments(
+        model_name_or_path="me/titles", cache_dir=str(tmp_path / "hub"), do_train=train, do_eval=True
+    )
     asked = Arguments(model_name_or_path=str(tmp_path), do_train=train, do_eval=True)
-    found = with_search_defaults(asked)
-    assert tuple(getattr(found, name) for name in arguments.SEARCH) == expected
+    for given in (asked, hub):
+        found = with_search_defaults(given)
+        assert tuple(getattr(found, name) for name in arguments.SEARCH) == expected
     assert with_search_defaults(dataclasses.replace(asked, num_beams=3)).num_beams == 3
 
 
