@@ -485,7 +485,8 @@ def report_content(
     if types:
         names = [f"{kind[:NAME]} ({table[kind]['support']:.0f})" for kind in types]
         figure = bars("F1 by type", "F1", names, [table[kind]["f1"] for kind in types])
-        figures = {"tag_f1": figure, "tag_confusion": _confusion(truth, predicted, types)}
+        classes = [*types, OUTSIDE] if are_names(labels) else types
+        figures = {"tag_f1": figure, "tag_confusion": _confusion(truth, predicted, classes)}
 
     wrong = []
     for cell, *tags in zip(sentences, truth, predicted, strict=True):
@@ -495,9 +496,8 @@ def report_content(
     return ReportContent(figures, [worst_rows(losses, columns)])
 
 
-def _confusion(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], types: list[str]) -> Any:
+def _confusion(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], names: list[str]) -> Any:
     """The words of each type, by the type that they are taken for."""
-    names = [*types, OUTSIDE] if OUTSIDE not in types else types
     numbers = {name: number for number, name in enumerate(names)}
     counts = np.zeros((len(names), len(names)), dtype=np.int64)
     for pair in zip(chain.from_iterable(truth), chain.from_iterable(predicted), strict=True):

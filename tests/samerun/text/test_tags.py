@@ -195,6 +195,13 @@ def test_word_classes_are_scored_word_by_word():
     assert scores == {"accuracy": 2 / 3, "f1_macro": 0.4, "f1_N": 0.8, "f1_V": 0.0, "f1_A": None}
 
 
+@pytest.mark.parametrize(("labels", "shown"), [(["N", "V"], ["N", "V"]), (["O", "B-X", "I-X"], ["X", "O"])])
+def test_names_are_confused_with_other_words_and_word_classes_with_each_other(labels, shown):
+    truth, found = [labels[:2]], [labels[1::-1]]
+    figures = tags.report_content(truth, found, labels, np.ones(1), ["a\nb"]).figures
+    assert [tick.get_text() for tick in figures["tag_confusion"].axes[0].get_yticklabels()] == shown
+
+
 def test_the_commonest_tag_of_a_word():
     known, other = tags.commonest_tags(["a\nb", "a\nc", "a\nd"], Ragged.of([[1, 0], [2, 0], [2, 0]]))
     assert (known, other) == ({"a": 2, "b": 0, "c": 0, "d": 0}, 0)
