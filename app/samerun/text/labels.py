@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -170,6 +171,19 @@ def read_classes(table: Table, column: str, notes: list[str]) -> Labelled | None
             "need --problem_type multi_label"
         )
     return Labelled(rows, declared)
+
+
+def as_number(cell: Any) -> float | None:
+    """The finite number in a cell, which may be a text; None for other cells."""
+    if isinstance(cell, bool) or not isinstance(cell, int | float | str):
+        return None
+    if isinstance(cell, str) and "_" in cell:  # Python reads 2020_01 as 202001
+        return None
+    try:
+        number = float(cell)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) and abs(number) < 1e30 else None
 
 
 def read_label_file(path: str) -> list[str]:

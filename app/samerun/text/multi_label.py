@@ -26,7 +26,7 @@ from samerun.plan import ENOUGH_UPDATES
 from samerun.reports.card import markdown_table
 from samerun.task import ModelCard, Predictions, ReportContent
 from samerun.text import long_documents
-from samerun.text.labels import Labelled, choose_labels, label_ids, label_source, read_labels
+from samerun.text.labels import Labelled, as_number, choose_labels, label_ids, label_source, read_labels
 from samerun.text.losses import MultiLabelLoss, loss_of_arguments, loss_of_config
 from samerun.text.multi_label_scores import (
     METRICS,
@@ -300,9 +300,9 @@ def fixed_thresholds(parts: Sequence[str] | None, labels: Sequence[str]) -> np.n
     thresholds, problems = {}, []
     for part in parts:
         name, _, number = part.rpartition("=")
-        if _as_number(part) is not None:
+        if as_number(part) is not None:
             values = dict.fromkeys(labels, part)
-        elif name and _as_number(number) is not None:
+        elif name and as_number(number) is not None:
             values = {name: number}
         elif Path(part).suffix == ".json" or Path(part).is_file():
             try:
@@ -315,7 +315,7 @@ def fixed_thresholds(parts: Sequence[str] | None, labels: Sequence[str]) -> np.n
             )
             continue
         for label, value in values.items():
-            threshold = _as_number(value)
+            threshold = as_number(value)
             if label not in labels:
                 problems.append(
                     f"--threshold {part}: the model has no label {label!r}; it has {', '.join(labels[:20])}"
@@ -332,13 +332,6 @@ def fixed_thresholds(parts: Sequence[str] | None, labels: Sequence[str]) -> np.n
         )
     raise_problems(problems)
     return np.array([thresholds[label] for label in labels])
-
-
-def _as_number(value: Any) -> float | None:
-    try:
-        return None if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        return None
 
 
 # The exported model

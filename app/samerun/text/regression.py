@@ -3,7 +3,6 @@ output layer includes the scale, so that plain transformers gives the original u
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from samerun.reports.figures import BLUE, GREY, new_figure
 from samerun.task import ModelCard, Predictions, ReportContent
 from samerun.text import long_documents
 from samerun.text.head import output_layer
+from samerun.text.labels import as_number
 from samerun.text.multi_label_scores import worst_texts
 from samerun.text.problem import Problem
 from samerun.text.text import TextSplit
@@ -254,19 +254,6 @@ def columns_of_model(arguments: Any) -> tuple[str, ...]:
         return tuple(own_labels(load_config(arguments)) or ())
     except InputError:
         return ()
-
-
-def as_number(cell: Any) -> float | None:
-    """The finite number in a cell, which may be a text; None for other cells."""
-    if isinstance(cell, bool) or not isinstance(cell, int | float | str):
-        return None
-    if isinstance(cell, str) and "_" in cell:  # Python reads 2020_01 as 202001
-        return None
-    try:
-        number = float(cell)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) and abs(number) < 1e30 else None
 
 
 def named(columns: list[str], values: np.ndarray) -> dict[str, float]:

@@ -454,7 +454,7 @@ def test_thresholds_by_hand(tmp_path):
         (["high"], "--threshold high: expected a number, LABEL=NUMBER, or a json file of labels and numbers"),
         (["0.5", "d=0.1"], "--threshold d=0.1: the model has no label 'd'; it has a, b=c, 标签"),
         (["30"], "--threshold 30: '30' for 'a', expected a number from 0 to 1"),
-        (["nan"], "--threshold nan: 'nan' for 'a', expected a number from 0 to 1"),
+        (["nan"], "--threshold nan: expected a number, LABEL=NUMBER, or a json file of labels and numbers"),
         (["a=0.1"], "--threshold lacks 2 label(s): b=c, 标签; put a number for all other labels first"),
         (["missing.json"], "--threshold missing.json: "),
     ],
