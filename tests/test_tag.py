@@ -154,7 +154,8 @@ def test_windows_that_are_padded_otherwise_are_not_those_of_the_cache(
     for multiple in (1, 4):
         monkeypatch.setattr("samerun.text.text.padding_of", lambda _, multiple=multiple: multiple)
         task, _, _ = loaded(command, max_length=10, use_cpu="true")
-        split, whole = task.splits["train"], task.encode(list(task.splits["train"].texts[:12]))
+        split, encode = task.splits["train"], task.long_documents.encoder(task.tokenizer, "")
+        whole = encode(list(split.texts[:12]))
         assert [split.tokens[row].tolist() for row in range(12)] == whole["input_ids"]
 
 

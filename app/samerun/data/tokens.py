@@ -20,7 +20,7 @@ from samerun.data.cache import content_key, get_or_create
 from samerun.data.tables import CellPairs, Cells, open_rows
 from samerun.errors import InputError
 
-FORMAT_VERSION = "4"  # of the cached tokens; part of their cache key
+FORMAT_VERSION = "3"  # of the cached tokens; part of their cache key
 PARALLELISM = "TOKENIZERS_PARALLELISM"  # environment variable: whether the tokenizers library uses threads
 
 

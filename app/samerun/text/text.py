@@ -236,10 +236,6 @@ class TextTask(Task):
         notes += [note] if note else []
         self.padding_multiple = padding_of(encoder)
 
-    def encode(self, texts: list[str]) -> dict[str, list]:
-        """{"input_ids": ids of each text, "cut": whether it was cut}."""
-        return self.long_documents.encoder(self.tokenizer, self.source_prefix)(texts)
-
     def data(
         self, tables: dict[str, Table], targets: dict[str, Ragged], notes: list[str], own: dict[str, Any]
     ) -> Data:
@@ -281,11 +277,7 @@ class TextTask(Task):
         if name == "test":
             check_ids(table, arguments.id_column)
         texts = table.columns[arguments.text_column]
-        settings = f"{tokenizer} {self.max_length}"
-        settings += f" {self.source_prefix!r}" if self.source_prefix else ""
-        settings = " ".join([settings, *map(str, self.long_documents.fingerprint().values())])
-        if self.long_documents.max_length != self.max_length:  # windows filled up to the padding multiple
-            settings += f" windows of {self.long_documents.max_length}"
+        settings = f"{tokenizer} {self.max_length} {self.source_prefix!r} {self.long_documents}"
         encoder = self.long_documents.encoder(self.tokenizer, self.source_prefix)
         cells, has_types = texts, False
         if self.pair_column is not None:
@@ -413,8 +405,8 @@ class TextTask(Task):
                     f"text {number}: holds half of a character (a lone surrogate): remove or complete it"
                 ) from None
         if not self.reads_pairs:
-            texts = list(items)
-            encoded = {name: Ragged.of(rows) for name, rows in self.encode(texts).items() if name != "cut"}
+            texts, encode = list(items), self.long_documents.encoder(self.tokenizer, self.source_prefix)
+            encoded = {name: Ragged.of(rows) for name, rows in encode(texts).items() if name != "cut"}
             return self.make_split("texts", texts, encoded.pop("input_ids"), None, **encoded)
         texts, pairs = (list(column) for column in zip(*items, strict=True))
         encoded = PairEncoder(self.tokenizer, self.max_length, self.has_types)(texts, pairs)
