@@ -260,9 +260,8 @@ class TextClassification(TextTask):
         if "train" not in self.splits or wanted == "false":
             return {}
         texts = whole_texts(self.splits["train"])
-        if wanted == "auto" and expected_seconds(texts, len(self.labels)) > seconds:
-            return {}
-        if self.linear_model is None:
+        takes_long = wanted == "auto" and expected_seconds(texts, len(self.labels)) > seconds
+        if takes_long or self.linear_model is None:
             return {}
         problem = self.problem.of_model(self.linear_predictions, self.splits.get("validation"))
         scores = problem.score(self.linear_predictions(split), split)

@@ -194,14 +194,11 @@ class TitleGeneration(TextTask):
         return {**outputs, "ids": ids, "scores": scores}
 
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
-        metrics: dict[str, float | None] = {}
-        if "loss" in predictions:
-            check_outputs(predictions["loss"], "losses", split)
-            metrics["loss"] = sum(predictions["loss"].tolist()) / max(1, int(predictions["targets"].sum()))
-        metrics["gen_len"] = float(titles.title_lengths(self.tokenizer, predictions["ids"][:, 0]).mean())
-        generated, references = self.for_evaluate(predictions, split)
-        tokenizer = self.rouge_tokenizer(split)
-        return metrics | rouge_scores(generated, references, tokenizer)
+        check_outputs(predictions["loss"], "losses", split)
+        loss = sum(predictions["loss"].tolist()) / max(1, int(predictions["targets"].sum()))
+        length = float(titles.title_lengths(self.tokenizer, predictions["ids"][:, 0]).mean())
+        pair, tokenizer = self.for_evaluate(predictions, split), self.rouge_tokenizer(split)
+        return {"loss": loss, "gen_len": length, **rouge_scores(*pair, tokenizer)}
 
     def for_evaluate(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
         return titles.decode(self.tokenizer, predictions["ids"][:, 0]), list(split.titles)

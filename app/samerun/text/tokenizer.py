@@ -394,9 +394,7 @@ def train_tokenizer(texts: Collection[str], vocab_size: int) -> BertTokenizer:
 
     Raises InputError if the texts hold no word or if their characters do not fit into `vocab_size`.
     """
-    words = distinct_words(texts)
-    vocabulary = learn_vocabulary(texts, words, vocab_size)
-    return BertTokenizer(vocab=vocabulary)
+    return BertTokenizer(vocab=learn_vocabulary(texts, distinct_words(texts), vocab_size))
 
 
 def distinct_words(texts: Collection[str]) -> Collection[str]:
