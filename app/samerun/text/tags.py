@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, pairwise, repeat
+from itertools import chain, compress, pairwise, repeat
 from pathlib import Path
 from typing import Any
 
@@ -388,7 +388,7 @@ def inside_labels(labels: Sequence[str]) -> np.ndarray:
 
 def per_type(
     truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], labels: Sequence[str]
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, float | int]]:
     """precision, recall, f1 and support of each type of `types_of` that occurs or is predicted. Whole names
     are counted, by seqeval, and "micro avg" is that of all names; of other tags, words are counted."""
     if not are_names(labels):
@@ -399,14 +399,13 @@ def per_type(
         )
         confusion = confusion_matrix(found, true, len(labels))
         seen = confusion.any(axis=0) | confusion.any(axis=1)
-        table = zip(per_class_table(confusion, list(labels)), seen, strict=True)
-        rows = [row for row, is_seen in table if is_seen]
+        rows = compress(per_class_table(confusion, list(labels)), seen)
         return {row.pop("label"): row for row in rows}
     if {*chain.from_iterable(truth), *chain.from_iterable(predicted)} <= {OUTSIDE}:
         return {}
     report = classification_report(truth, predicted, output_dict=True, zero_division=0)
     return {
-        kind: {name.removesuffix("-score"): float(value) for name, value in report[kind].items()}
+        kind: {name.removesuffix("-score"): value.item() for name, value in report[kind].items()}
         for kind in [*types_of(labels), "micro avg"]
         if kind in report
     }
@@ -483,7 +482,7 @@ def report_content(
     types = sorted(table, key=lambda kind: -table[kind]["support"])[:MAX_TYPES]
     figures = {}
     if types:
-        names = [f"{kind[:NAME]} ({table[kind]['support']:.0f})" for kind in types]
+        names = [f"{kind[:NAME]} ({table[kind]['support']})" for kind in types]
         figure = bars("F1 by type", "F1", names, [table[kind]["f1"] for kind in types])
         classes = [*types, OUTSIDE] if are_names(labels) else types
         figures = {"tag_f1": figure, "tag_confusion": _confusion(truth, predicted, classes)}
@@ -541,7 +540,7 @@ def model_card(folder: Path, limits: list[str]) -> ModelCard:
     rows = json.loads((folder / "metrics.json").read_text(encoding="utf-8")).get("eval_per_type")
     sections = []
     if rows:
-        table = [[f"{cell:.4f}" if type(cell) is float else cell for cell in row.values()] for row in rows]
-        sections = ["## Types (validation)", "", *markdown_table(list(rows[0]), table)]
+        table = markdown_table(list(rows[0]), [list(row.values()) for row in rows])
+        sections = ["## Types (validation)", "", *table]
     metrics = ["loss", "precision", "recall", "f1", "f1_macro", "accuracy", "pipeline_agreement"]
     return ModelCard("Token classification", "token-classification", USAGE, metrics, sections, limits)
