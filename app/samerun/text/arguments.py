@@ -142,7 +142,6 @@ class ProblemArguments:
         help="multi_label: any number of labels a row; single_label: exactly one; regression: numbers; "
         "transformers' names are accepted (default: multi_label; without training, the model's own)",
     )
-
     text_pair_column: str | None = option(
         help="column of a second text of each row, such as an entailed sentence or a duplicate question; "
         "both are cut to --max_length together, the longer one first"

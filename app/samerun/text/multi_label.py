@@ -20,7 +20,7 @@ from torch import Tensor
 from samerun.data.files import read_object
 from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
-from samerun.errors import SHOWN, InputError, raise_problems
+from samerun.errors import InputError, listed, raise_problems
 from samerun.models.pretrained import labels_of, own_labels
 from samerun.plan import ENOUGH_UPDATES
 from samerun.reports.card import markdown_table
@@ -254,19 +254,15 @@ def note_labels(
             notes.append(f"{tables[name].path}: {unlabelled} row(s) have no label")
         unused = [label for label, count in zip(labels, counts[name], strict=True) if count == 0]
         if name == "train" and unused:
-            notes.append(f"no training row has {_first_names(unused)}")
+            notes.append(f"no training row has {listed(unused)}")
     if "validation" in targets:
         size = len(targets["validation"])
         undefined = [x for x, count in zip(labels, counts["validation"], strict=True) if count in (0, size)]
         if undefined:
             notes.append(
                 f"ROC AUC is undefined for {len(undefined)} label(s) that no or every validation row has, "
-                f"and left out of its average: {_first_names(undefined)}"
+                f"and left out of its average: {listed(undefined)}"
             )
-
-
-def _first_names(names: list[str]) -> str:
-    return f"{', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''}"
 
 
 # Training

@@ -213,12 +213,12 @@ class TextTask(Task):
             tokenizer.init_kwargs["truncation_side"] = tokenizer.truncation_side  # else it is not saved
         return tokenizer
 
-    def use_tokenizer(self, tokenizer: Any, encoder: Any, default_max_length: int, notes: list[str]) -> None:
+    def use_tokenizer(self, tokenizer: Any, encoder: Any, default: int, notes: list[str]) -> None:
         """Sets `tokenizer`, `encoder_config`, `max_length`, `long_documents` and the padding of batches.
-        `encoder`: the configuration of the encoder. Raises `InputError`."""
+        `encoder`: the configuration of the encoder; `default`: of --max_length. Raises `InputError`."""
         arguments, self.tokenizer, self.encoder_config = self.arguments, tokenizer, encoder
         self.max_length = choose_max_length(
-            arguments.max_length, encoder, tokenizer, default_max_length, self.modes.train
+            arguments.max_length, encoder, tokenizer, default, self.modes.train
         )
         self.long_documents = LongDocuments.of(arguments, self.config, tokenizer, self.max_length)
         self.limits = [f"Texts are cut to {self.long_documents.limit} tokens."]

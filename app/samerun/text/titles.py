@@ -111,17 +111,15 @@ def token_losses(logits: torch.Tensor, batch: Batch, smoothing: float) -> torch.
 def with_search_defaults(arguments: Any) -> Any:
     """The arguments with values for search settings that are None: the exported model's, so that its
     evaluation repeats the metrics of its training; else those of `SEARCH`."""
-    own, file, name = {}, None, arguments.model_name_or_path
-    if not arguments.modes.train and name is not None:
-        with suppress(OSError):  # a model that has none; `load` reports one that is not there
-            file = cached_file(name, "generation_config.json", **arguments.hub_options(name))
-    if file is not None:
-        stored = {name: value for name, value in read_object(file).items() if value is not None}
-        own = {name: stored[name] for name in SEARCH if name in stored}
-        # transformers counts the start token in `min_length`, and the end token, too, in `max_length`.
-        for name, special in (("min", 1), ("max", 2)):
-            if length := stored.get(f"{name}_length"):
-                own[f"{name}_title_length"] = length - special
+    stored, model = {}, arguments.model_name_or_path
+    if not arguments.modes.train and model is not None:
+        with suppress(OSError):  # it has no such file; `load` reports a model that is not there
+            stored = read_object(cached_file(model, "generation_config.json", **arguments.hub_options(model)))
+    own = {name: stored[name] for name in SEARCH if stored.get(name) is not None}
+    # transformers counts the start token in `min_length`, and the end token, too, in `max_length`.
+    for name, special in (("min", 1), ("max", 2)):
+        if length := stored.get(f"{name}_length"):
+            own[f"{name}_title_length"] = length - special
     unset = [name for name in SEARCH if getattr(arguments, name) is None]
     return replace(arguments, **{name: own.get(name, SEARCH[name]) for name in unset})
 

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from samerun.data.tokens import Ragged
-from samerun.errors import SHOWN, InputError, TrainingError
+from samerun.errors import InputError, TrainingError
 from samerun.export import export_model, rows_to_check
 from samerun.export import plain_model as exported
 from samerun.models.pretrained import labels_of, set_labels
@@ -140,11 +140,11 @@ def test_what_a_reader_of_the_figures_should_know_of_the_labels():
     assert notes[0] == "2 labels, 1.50 per training row"
     assert [note.rpartition(": ")[2] for note in notes[1:]] == ["x"]  # every validation row has it
     notes.clear()
-    many = [f"l{i}" for i in range(SHOWN + 1)]
+    many = [f"l{i}" for i in range(11)]
     note_labels(TABLES, {"train": Ragged.of([[], []])}, many, notes)
     assert notes[1:] == [
         "a.csv: 2 row(s) have no label",
-        f"no training row has {', '.join(many[:SHOWN])}, ...",
+        f"no training row has {', '.join(many[:10])}, ... 11 in all",
     ]
 
 
@@ -256,11 +256,11 @@ def fitted(*thresholds):
     return Thresholds(np.ones(len(thresholds)), thresholds)
 
 
-def chances_of(model, tokenizer, texts, max_length):
+def chances_of(model, tokenizer, texts, max_length, of_logits=sigmoid):
     """The model's probabilities by text."""
     encoded = tokenizer(texts, truncation=True, max_length=max_length, padding=True, return_tensors="pt")
     with torch.no_grad():
-        return dict(zip(texts, sigmoid(model(**encoded).logits.numpy()), strict=True))
+        return dict(zip(texts, of_logits(model(**encoded).logits.numpy()), strict=True))
 
 
 # As many units as labels: only the last layer of the head is the output.
@@ -377,12 +377,9 @@ def test_an_export_that_gives_other_probabilities_is_refused(
 
 def test_a_stock_pipeline_gives_the_calibrated_probabilities(model, tokenizer, tmp_path):
     found = Thresholds(np.array([2.0, 0.25, 1.5]), np.array([0.5, 0.25, 0.125]))
-    encoded = tokenizer(WORDS, truncation=True, max_length=16, padding=True, return_tensors="pt")
-    with torch.no_grad():
-        expected = found.probabilities(model(**encoded).logits.numpy())
+    checked = chances_of(model, tokenizer, WORDS, 16, found.probabilities)
     plain = plain_model(model, found, MultiLabelLoss())
     weights = rescaled(plain, found.temperatures, None, model.state_dict())
-    checked = dict(zip(WORDS, expected, strict=True))
     export_model(
         tmp_path / "best", plain, weights, lambda place: check_export(place, checked, "no"), tokenizer, 16
     )
@@ -465,9 +462,8 @@ def test_thresholds_that_are_wrong(parts, said):
     assert caught.value.problems[0].startswith(said)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_the_layer_divides_its_logits(bias):
-    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 3, bias=bias))
+def test_a_layer_without_a_bias_divides_its_logits():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 3, bias=False))
     model.base_model_prefix = "bert"
     x, temperatures, before = torch.randn(6, 4), np.array([2.0, 0.5, 1.0]), model.state_dict()
     expected = model(x) / torch.tensor([2.0, 0.5, 1.0])

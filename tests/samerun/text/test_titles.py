@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -103,17 +102,14 @@ def test_what_is_refused(read, content, said):
 @pytest.mark.parametrize(("train", "expected"), [(False, (2, 1.5, 0, 2, 16)), (True, (4, 1.0, 0, 0, 64))])
 def test_an_exported_model_is_searched_as_it_was_trained(train, expected, tmp_path):
     stored = {"num_beams": 2, "length_penalty": 1.5, "min_length": 3, "max_length": 18}  # with start and end
-    (tmp_path / "generation_config.json").write_text(json.dumps(stored))
-    cached = tmp_path / "hub" / "models--me--titles"  # the same model on the hub, after a download
-    (cached / "refs").mkdir(parents=True)
-    (cached / "refs" / "main").write_text("1")
-    shutil.copytree(tmp_path, cached / "snapshots" / "1", ignore=lambda *_: ["hub"])
-    hub = Arguments(
-        model_name_or_path="me/titles", cache_dir=str(tmp_path / "hub"), do_train=train, do_eval=True
-    )
-    asked = Arguments(model_name_or_path=str(tmp_path), do_train=train, do_eval=True)
-    for given in (asked, hub):
-        found = with_search_defaults(given)
+    cached = tmp_path / "models--me--titles"  # of the hub, after a download
+    for file, text in (("refs/main", "1"), ("snapshots/1/generation_config.json", json.dumps(stored))):
+        (cached / file).parent.mkdir(parents=True)
+        (cached / file).write_text(text)
+    given = {"cache_dir": str(tmp_path), "do_train": train, "do_eval": True}
+    for name in ("me/titles", str(cached / "snapshots" / "1")):
+        asked = Arguments(model_name_or_path=name, **given)
+        found = with_search_defaults(asked)
         assert tuple(getattr(found, name) for name in arguments.SEARCH) == expected
     assert with_search_defaults(dataclasses.replace(asked, num_beams=3)).num_beams == 3
 
