@@ -34,10 +34,5 @@ def test_chinese_is_split_into_characters_and_texts_without_words_have_no_model(
     assert linear_model(["!", "..."], np.array([0, 1]), 2) is None
 
 
-def test_a_word_has_its_vowel_signs():
-    outputs = linear_model(["हिन्दी", "हिन्दू"] * 4, np.array([0, 1] * 4), 2)(["हिन्दी", "हिन्दू"])
-    assert outputs.argmax(axis=1).tolist() == [0, 1]
-
-
 def test_the_expected_time_grows_with_texts_and_labels():
     assert expected_seconds(["a" * 1000] * 1000, 90) == pytest.approx(10.0)

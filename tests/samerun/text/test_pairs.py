@@ -74,17 +74,11 @@ def test_items_in_memory_are_what_the_model_reads(tokenizer):
     [
         (True, None, "reads pairs of texts; name the column of the second by --text_pair_column"),
         (False, "b", "--text_pair_column b: m was trained on single texts; leave it out"),
-        (True, "b", None),
-        (False, None, None),
-        (None, "b", None),
-        (None, None, None),
     ],
 )
 def test_a_model_is_given_what_it_was_trained_on(own, column, said):
     arguments = SimpleNamespace(model_name_or_path="m", text_pair_column=column)
-    config = SimpleNamespace() if own is None else SimpleNamespace(text_pair=own)
-    if said is None:
-        check_pairs(arguments, config)
-        return
     with pytest.raises(InputError, match=said):
-        check_pairs(arguments, config)
+        check_pairs(arguments, SimpleNamespace(text_pair=own))
+    check_pairs(arguments, SimpleNamespace(text_pair=not own))
+    check_pairs(arguments, SimpleNamespace())

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from classify import Arguments, TextClassification
-from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 from tables import table
 from tiny_models import sizes
@@ -77,7 +76,7 @@ def test_the_exported_layer_gives_the_original_units_and_is_undone_by_a_further_
         made.adopt_head(model, np.zeros(2, dtype=bool))
 
 
-def test_scores_are_scikit_learns_and_scipys():
+def test_scores_are_scikit_learns():
     generator = np.random.default_rng(0)
     true = generator.normal(size=(50, 2)) * [1, 10]
     found = true + generator.normal(size=(50, 2))
@@ -87,8 +86,6 @@ def test_scores_are_scikit_learns_and_scipys():
         "mse": [mean_squared_error(y, x) for x, y in pairs],
         "mae": [mean_absolute_error(y, x) for x, y in pairs],
         "r2": [r2_score(y, x) for x, y in pairs],
-        "pearson": [pearsonr(x, y)[0] for x, y in pairs],
-        "spearman": [spearmanr(x, y)[0] for x, y in pairs],
     }
     for name, (a, b) in expected.items():
         assert (scores[f"{name}_a"], scores[f"{name}_b"]) == pytest.approx((a, b))
@@ -101,12 +98,10 @@ def test_undefined_scores_are_none():
     assert set(regression_scores(np.zeros((0, 1)), np.zeros((0, 1)), ("a",)).values()) == {None}
 
 
-@pytest.mark.parametrize(
-    ("metric", "higher"),
-    [("mse", False), ("mae_price", False), ("r2", True), ("pearson_price", True), ("spearman_loss", True)],
-)
-def test_directions(metric, higher):
-    assert higher_is_better(TextClassification(Arguments(output_dir="runs/a")), metric) is higher
+def test_directions():
+    task = TextClassification(Arguments(output_dir="runs/a"))
+    metrics = ("mse", "mae_price", "r2", "pearson_price", "spearman_loss")
+    assert [higher_is_better(task, metric) for metric in metrics] == [False, False, True, True, True]
 
 
 def test_a_metric_of_one_column_does_not_need_the_others():

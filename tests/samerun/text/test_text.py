@@ -46,42 +46,44 @@ def test_weights_belong_to_files_and_patterns(mixed):
         mixture_of(mixed.take(np.arange(6)), (1, 1), [])
 
 
+TRAIN = Modes(True, False, False)
+
+
+def loaded(model, *files, modes=TRAIN, **given):
+    """(a task after `load`, its data)"""
+    given |= {"model_name_or_path": str(model), "train_file": SpaceSeparated(map(str, files))}
+    task = TextClassification(Arguments(output_dir="a", **given))
+    return task, task.load(SimpleNamespace(device_type="cpu"), modes)
+
+
 def test_several_labels_a_row_need_more_updates_and_a_higher_rate(bert_folder, tmp_path):
     file, enough, rates = tmp_path / "a.csv", [], []
     names = tmp_path / "labels.txt"
     names.write_text("\n".join(map(str, range(200))))  # more than the rows have
     for kind, labels in (("multi_label", 40), ("multi_label", 200), ("single_label", 40)):
         file.write_text("text,labels\n" + "".join(f"sort {number},{number}\n" for number in range(labels)))
-        given = {"train_file": SpaceSeparated([str(file)]), "problem_type": kind, "label_file": str(names)}
-        task = TextClassification(Arguments(output_dir="a", model_name_or_path=str(bert_folder), **given))
-        data = task.load(SimpleNamespace(device_type="cpu"), Modes(True, False, False))
+        task, data = loaded(bert_folder, file, problem_type=kind, label_file=str(names))
         enough.append(data.splits["train"].enough_updates)
         rates.append(task.arguments.learning_rate)
     assert enough == [600, 1500, 400]
     assert rates == [2e-4, 2e-4, 1e-4]
     assert data.splits["train"].collate(np.arange(2)).shape == (2, 4)
-    data = task.load(SimpleNamespace(device_type="cuda"), Modes(True, False, False))
+    data = task.load(SimpleNamespace(device_type="cuda"), TRAIN)
     assert data.splits["train"].collate(np.arange(2)).shape == (2, 8)
 
 
 def test_an_exported_model_reads_as_much_of_a_text_as_in_its_training(bert_folder, tmp_path):
-    folder, config = tmp_path / "best", BertConfig.from_pretrained(bert_folder, max_position_embeddings=1024)
+    folder, file = tmp_path / "best", tmp_path / "a.csv"
+    file.write_text("text,labels\na,x\nb,y\n")
+    config = BertConfig.from_pretrained(bert_folder, max_position_embeddings=1024)
     model = BertForSequenceClassification(config)
-    (tmp_path / "a.csv").write_text("text,labels\na,x\nb,y\n")
-    files = dict.fromkeys(("train_file", "test_file"), str(tmp_path / "a.csv"))
-
-    def load(model, **given):
-        task = TextClassification(Arguments(output_dir="a", model_name_or_path=str(model), **files, **given))
-        task.load(SimpleNamespace(device_type="cpu"), Modes(not task.arguments.do_predict, False, False))
-        return task.max_length, task.tokenizer
-
-    trained = load(bert_folder, truncation_side="left")[1]
-    export_model(folder, model, model.state_dict(), lambda _: None, trained, 1000)
-    for given, expected in (({}, 1000), ({"max_length": 99}, 99)):
-        length, tokenizer = load(folder, do_predict=True, **given)
-        assert (length, tokenizer.truncation_side) == (expected, "left")
-    length, tokenizer = load(folder)
-    assert (length, tokenizer.truncation_side) == (512, "right")
+    tokenizer = loaded(bert_folder, file, truncation_side="left")[0].tokenizer
+    export_model(folder, model, model.state_dict(), lambda _: None, tokenizer, 1000)
+    read = []
+    for given in ({"do_predict": True}, {"do_predict": True, "max_length": 99}, {}):
+        task, _ = loaded(folder, file, modes=Modes(not given, False, False), **given)
+        read.append((task.max_length, task.tokenizer.truncation_side))
+    assert read == [(1000, "left"), (99, "left"), (512, "right")]
 
 
 def test_the_fingerprint_knows_the_rows_and_how_they_are_mixed_but_not_the_files(bert_folder, tmp_path):
@@ -90,11 +92,7 @@ def test_the_fingerprint_knows_the_rows_and_how_they_are_mixed_but_not_the_files
         (tmp_path / f"{name}.csv").write_text("\n".join(["text,labels", *part]) + "\n")
 
     def load(*names, **given):
-        files = SpaceSeparated(str(tmp_path / name) for name in names)
-        task = TextClassification(
-            Arguments(output_dir="a", model_name_or_path=str(bert_folder), train_file=files, **given)
-        )
-        return task.load(SimpleNamespace(device_type="cpu"), Modes(True, False, False))
+        return loaded(bert_folder, *(tmp_path / name for name in names), **given)[1]
 
     whole, parts = load("whole.csv"), load("first.csv", "rest-*.csv")
     assert whole.fingerprint == parts.fingerprint
