@@ -182,7 +182,8 @@ class TextClassification(TextTask):
         ids = self.all_ids(tables, targets, notes)
         if modes.train:
             problem.prepare(tables, ids, notes)
-            head.set_default_rates(a, self.config, problem.enough_updates > ENOUGH_UPDATES, notes)
+            many = problem.enough_updates > ENOUGH_UPDATES
+            head.set_default_rates(a, self.config, problem.labels, many, notes)
             self.details, self.loss_settings = problem.details, problem.loss_settings
             if "validation" in ids and self.best_metric in self.metric_names:
                 problem.check_best_metric(self.best_metric, ids["validation"])

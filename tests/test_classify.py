@@ -6,6 +6,7 @@ import pytest
 import torch
 from classify import Arguments, TextClassification
 from text_tasks import classification
+from transformers import BertConfig
 
 from samerun.errors import TrainingError
 from samerun.main import baseline_remark
@@ -74,15 +75,19 @@ def test_the_head_may_learn_faster_and_lower_layers_slower():
 
 
 def test_the_default_rates_depend_on_the_encoder_the_labels_and_whether_the_head_is_new():
-    def rates(hidden_size, problem_type=None, many_labels=False, **given):
+    def rates(hidden_size, own=None, head=None, many_labels=False, **given):
         arguments, notes = Arguments(output_dir="runs/a", **given), []
-        config = SimpleNamespace(hidden_size=hidden_size, problem_type=problem_type)
-        set_default_rates(arguments, config, many_labels, notes)
+        names = own and dict(enumerate(own))
+        config = BertConfig(hidden_size=hidden_size, architectures=head, id2label=names)
+        set_default_rates(arguments, config, ["a", "b"], many_labels, notes)
         return arguments.learning_rate, arguments.head_learning_rate, len(notes)
 
     assert rates(384) == (1e-4, pytest.approx(1e-3), 1)
     assert rates(385) == (5e-5, pytest.approx(5e-4), 1)
-    assert rates(384, "multi_label_classification") == rates(384, from_scratch=True) == (1e-4, None, 0)
+    trained, head = (1e-4, None, 0), ["BertForSequenceClassification"]
+    assert rates(384, "ab", head) == rates(384, "cb", head) == rates(384, from_scratch=True) == trained
+    assert rates(384, None, head) == trained  # of two labels without names
+    assert rates(384, "cd", head) == rates(384, ["LABEL_0"], head) == rates(384, "ab") == rates(384)
     assert rates(384, many_labels=True) == (2e-4, pytest.approx(2e-3), 1)
     assert rates(385, many_labels=True) == rates(385)
     assert rates(384, head_learning_rate=1e-2) == (1e-4, 1e-2, 0)

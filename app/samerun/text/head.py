@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 from samerun.errors import InputError
 from samerun.export import check_agreement
 from samerun.models.adapters import loadable
-from samerun.models.pretrained import labels_of, load_config, set_labels
+from samerun.models.pretrained import labels_of, load_config, own_labels, set_labels
 from samerun.text import long_documents
 from samerun.text.arguments import problem_kind
 
@@ -29,16 +29,21 @@ TOLERANCE = {"no": 1e-5, "bf16": 5e-2, "fp16": 1e-2}
 NARROW = 384
 
 
-def set_default_rates(arguments: Any, config: Any, many_labels: bool, notes: list[str]) -> None:
+def set_default_rates(
+    arguments: Any, config: Any, labels: list[str], many_labels: bool, notes: list[str]
+) -> None:
     """Sets --learning_rate if it is not given, and then --head_learning_rate of a new head on a trained
-    encoder. `config`: the model's; `many_labels`: whether they lengthen the training."""
+    encoder. `config`: the model's; `many_labels`: whether `labels` lengthen the training."""
     if arguments.learning_rate is not None:
         return
     narrow = getattr(config, "hidden_size", math.inf) <= NARROW
     of_narrow = 2e-4 if many_labels else 1e-4
     object.__setattr__(arguments, "learning_rate", of_narrow if narrow else 5e-5)
-    is_new = config.problem_type is None and not arguments.from_scratch
-    if arguments.head_learning_rate is None and is_new:
+    own = own_labels(config)
+    fits = len(labels) == config.num_labels if own is None else not {*own}.isdisjoint(labels)
+    # An adapter's configuration has the architecture of its base model.
+    has_head = config.problem_type is not None or "ForSequenceClassification" in str(config.architectures)
+    if arguments.head_learning_rate is None and not (arguments.from_scratch or (fits and has_head)):
         object.__setattr__(arguments, "head_learning_rate", 10 * arguments.learning_rate)
         notes.append(f"the new head learns at {arguments.head_learning_rate:g} (--head_learning_rate)")
 
