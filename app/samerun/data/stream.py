@@ -208,14 +208,18 @@ class Buffers:
         self._next = None if buffer.is_short else (os.getpid(), buffer.end, rows)
 
     def _rows(self, start: Position) -> Iterator[tuple[Position, Shard, str, Row]]:
-        """Yields (position after the row, shard, its kind, row) from `start` on, in endless passes."""
+        """Yields (position after the row, shard, its kind, row) from `start` on, in passes that end only if
+        there are no rows at all."""
         number, first, skipped = start
-        while True:
+        is_empty = False
+        while not is_empty:
+            is_empty = number > start[0]  # unless a row comes; the first pass may begin behind its last one
             order = np.random.default_rng([self.seed, number, SHARDS]).permutation(len(self.shards)).tolist()
             for index in range(first, len(order)):
                 shard = self.shards[order[index]]
                 kind, rows = shard.read()
                 for rows_read, row in enumerate(islice(rows, skipped, None), skipped + 1):
+                    is_empty = False
                     yield (number, index, rows_read), shard, kind, row
                 skipped = 0
             number, first = number + 1, 0
@@ -251,7 +255,7 @@ class _Buffer:
             if taken == self.size:
                 return
         if not taken:
-            raise InputError(f"--streaming: every {self.text_column} is empty; nothing to train on")
+            raise InputError(f"--streaming: no row has a {self.text_column}; nothing to train on")
 
     def where(self, line: int) -> str:
         """The location of a row in the current shard, for messages."""

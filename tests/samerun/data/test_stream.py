@@ -175,7 +175,7 @@ def test_a_buffer_is_kept_until_it_is_removed_and_read_anew_when_a_file_changed(
     assert there() == ["0", "1"]
     for name in "abc":
         (tmp_path / f"{name}.csv").write_text("text,labels\n ,x\n")
-    with pytest.raises(InputError, match="--streaming: every text is empty; nothing to train on"):
+    with pytest.raises(InputError, match="--streaming: no row has a text; nothing to train on"):
         buffers(tmp_path, train_file=files).read(0)
 
 
@@ -219,3 +219,7 @@ def test_the_shards_of_a_data_set_with_names_of_classes(tmp_path, token_cache, a
         read_split(given, "test", ("text",))
     with pytest.raises(InputError, match="has no column 'title'; it has text, labels"):
         buffers(tmp_path / "run", dataset_name=str(tmp_path / "hub"), columns=("text", "title"))
+    for shard in data.glob("train-*"):
+        datasets.Dataset.from_dict({"text": [], "labels": []}, datasets.Features(kinds)).to_parquet(shard)
+    with pytest.raises(InputError, match="--streaming: no row has a text"):
+        buffers(tmp_path / "run", dataset_name=str(tmp_path / "hub")).read(0)
