@@ -121,7 +121,9 @@ def task_to_read(script: Path, words: list[str]) -> tuple[Any, Modes]:
 def write_settings(file: Path, arguments: dict[str, Any]) -> None:
     """Writes arguments, as run.json has them, to a file for --config."""
     settings = {
-        name: "none" if value is None else value for name, value in arguments.items() if name != "config"
+        name: json.dumps(value) if isinstance(value, dict) else value
+        for name, value in arguments.items()
+        if name != "config"
     }
     write_json(file, settings)
 

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samerun.arguments import RunArguments
+from samerun.arguments import OptimizationArguments, RunArguments
 from samerun.errors import InputError
 from samerun.parsing import SpaceSeparated, as_dict, option, parse, validate
+from samerun.task_scripts import write_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,12 @@ def test_what_is_written_down_is_read_again(values):
     found = parse(Small, argv)
     assert found == Small(**values)
     assert [type(getattr(found, name)) for name in values] == [type(value) for value in values.values()]
+
+
+def test_what_run_json_has_is_read_again(tmp_path):
+    found = parse(OptimizationArguments, ['--lr_scheduler_kwargs={"power": 2.0}', "--warmup_steps=0.1"])
+    write_settings(tmp_path / "a.json", as_dict(found))
+    assert parse(OptimizationArguments, ["--config", str(tmp_path / "a.json")]) == found
 
 
 @pytest.mark.parametrize(
