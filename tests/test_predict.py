@@ -62,7 +62,7 @@ def test_an_adapter_says_so_before_its_base_does(folder):
     ("config", "argv", "message"),
     [
         (None, ["rows.csv"], "is no exported model: it has no config.json"),
-        ("{", ["rows.csv"], r"config\.json: cannot be read"),
+        *((text, ["rows.csv"], r"config\.json: cannot be read") for text in ("{", "[1]", "7")),
         (
             {"architectures": ["BertForMaskedLM"]},
             ["rows.csv"],

@@ -141,10 +141,10 @@ def task_of(folder: Path) -> str:
     """The task of an exported model folder. Raises `InputError` for a folder of no known task."""
     for name in ("adapter_config.json", "config.json"):
         try:
-            config = json.loads((folder / name).read_text(encoding="utf-8"))
+            config = dict(json.loads((folder / name).read_text(encoding="utf-8")))
         except FileNotFoundError:
             continue
-        except (OSError, ValueError) as error:
+        except (OSError, TypeError, ValueError) as error:
             raise InputError(f"{folder / name}: cannot be read ({error})") from None
         task = BY_MODEL_TYPE.get(config.get("model_type")) or BY_ADAPTER.get(config.get("task_type"))
         model_class = (config.get("architectures") or [""])[0]
