@@ -171,7 +171,7 @@ def _rows_of_lines(path: str, arguments: Any) -> str:
     from samerun.data.files import text_lines
 
     column, encoding = arguments.text_column, arguments.encoding
-    first = next(line for line in text_lines(path, encoding, None) if line.strip())
+    first = next((line for line in text_lines(path, encoding, None) if line.strip()), "")
     cells = {cell.strip(' "\n').casefold() for cell in re.split("[,;\t]", first)}
     values = (value for name, value in vars(arguments).items() if name.endswith("_column"))
     if cells & {value.casefold() for value in values if value}:

@@ -64,6 +64,7 @@ def survive_a_lost_console() -> None:
             os.fstat(descriptor)
         except OSError:
             os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+    sys.stdin = sys.stdin or os.fdopen(0, encoding="utf-8", closefd=False)
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         encoding = getattr(getattr(sys, name), "encoding", "utf-8")
         raw = io.BufferedWriter(_LossyFile(descriptor, "w", closefd=False))

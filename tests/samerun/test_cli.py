@@ -60,6 +60,7 @@ def test_lines_without_a_header_are_texts(monkeypatch):
     lines = '\ufeffwon, at last\r\n\n"Go" away\n'
     for column in ("text", "tokens"):
         assert texts(monkeypatch, lines, text_column=column) == ["won, at last", "", '"Go" away']
+    assert texts(monkeypatch, "\u3000\n") == ["\u3000"]
     assert texts(monkeypatch, "caf\xe9\nb".encode("utf-16"), encoding="utf-16") == ["caf\xe9", "b"]
     for table in ("text\na\n", '"id","text"\n1,a\n', '{"text": "a"}', '[{"text": "a"}]'):
         assert texts(monkeypatch, table) == ["a"]

@@ -17,7 +17,7 @@ import os, sys
 sys.path.insert(0, {str(APP)!r})
 from samerun.console import survive_a_lost_console
 survive_a_lost_console()
-sys.stdin.read() if sys.stdin else None
+sys.stdin.read()
 for _ in range(10_000):
     print("a line", flush=True)
 print("a line", file=sys.stderr)
