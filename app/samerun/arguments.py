@@ -194,7 +194,8 @@ class DataArguments(FileArguments):
 
     def problems(self) -> list[str]:
         problems: list[str] = []
-        read_settings("dataset_split", "a dataset", DATASET_SPLITS, self.dataset_split, problems)
+        elsewhere = {"train": "the split to train on without a name"}
+        read_settings("dataset_split", "a dataset", DATASET_SPLITS, self.dataset_split, problems, elsewhere)
         return problems
 
 

@@ -95,7 +95,9 @@ def parse(
         print(_help(cls, description, everything=given["help"] == ["all"]))
         sys.exit(0)
     if "config" in given:
-        file = os.path.expanduser(" ".join(given.pop("config") or []))
+        file = os.path.expanduser(" ".join(given.pop("config")))
+        if not file:
+            raise InputError(*problems, "--config: has no value, expected a YAML file")
         found = translated(_read_config(file, cls, problems), fields, f"{file}: ", problems, renamed)
     found |= translated(given, fields, "--", problems, renamed)
     join_parts(found, problems)
@@ -320,7 +322,8 @@ def read_settings(
             name, value = "", name
         said = f"--{argument}: {name}".removesuffix(": ")
         if name not in known:
-            hint = f"give {elsewhere[name]}" if name in elsewhere else f"it has {', '.join(known) or 'none'}"
+            names = ", ".join(filter(None, known)) or "none"
+            hint = f"give {elsewhere[name]}" if name in elsewhere else f"it has {names}"
             problems.append(f"--{argument}: {owner} has no {name}; {hint}")
         elif name in values:
             problems.append(f"{said} is given twice; keep one")

@@ -118,6 +118,7 @@ def test_a_file_sets_what_the_command_line_does_not(tmp_path, monkeypatch):
         (["--inned", "4"], "unknown argument --inned (--help all lists the arguments)"),
         (["--count"], "--count: has no value, expected a whole number at least 1 and below 10"),
         (["a", "--count", "1"], "unexpected value 'a': arguments are written --name value"),
+        (["--config"], "--config: has no value, expected a YAML file"),
         (["--files", "a", ""], "--files: has no value, expected texts separated by spaces"),
         (["--weights", "1", "x"],
          "--weights: 'x' is not a number above 0; expected numbers separated by spaces"),
