@@ -32,7 +32,7 @@ from samerun.evaluate import eval_rows, evaluate, input_dtype
 from samerun.files import Background
 from samerun.graphs import Passes
 from samerun.kernels.common import widest_float
-from samerun.kernels.dropout import dropout_by_row, use_row_drop_path
+from samerun.kernels.dropout import dropout_by_row, use_row_modules
 from samerun.kernels.masks import use_known_masks
 from samerun.layers import checkpoint_activations, compile_layers, has_statistics, use_all_layers
 from samerun.memory import dry_run, layout_of, memory_lines
@@ -142,7 +142,7 @@ class Training:
         if run.device.type == "cuda":
             use_known_masks()
         if by_row:
-            use_row_drop_path(model)
+            use_row_modules(model)
         run.print(
             "dropout        by row: the same masks under every launcher"
             if by_row

@@ -2,10 +2,10 @@
 dropout call in the forward pass, position within the row).
 
 Replaces: in training steps, `torch.nn.functional.dropout`, which every `nn.Dropout` calls, its relatives for
-whole channels, `scaled_dot_product_attention` with dropout, and stochastic depth. Active: with --dropout_by
-row, the default on CPUs. Gain: masks do not depend on the number of processes, micro-batches, padding,
-gradient checkpointing or the device. On a CPU it is also faster than torch (2.13), which
-draws dropout element by element in one thread (benchmarks/notes.md).
+whole channels, `scaled_dot_product_attention` with dropout, stochastic depth, and DeBERTa's dropout of its
+relative positions. Active: with --dropout_by row, the default on CPUs. Gain: masks do not depend on the
+number of processes, micro-batches, padding, gradient checkpointing or the device. On a CPU it is also faster
+than torch (2.13), which draws dropout element by element in one thread (benchmarks/notes.md).
 
 Numbers: the engine seeds torch's generator by (seed, step) before the forward pass of each micro-batch, and
 each call draws one number from it. It tells which call it is, and gradient checkpointing restores it.
@@ -80,12 +80,15 @@ def recomputing() -> tuple[AbstractContextManager, AbstractContextManager]:
     return nullcontext(), dropout_by_row(*current_rows())
 
 
-def use_row_drop_path(model: nn.Module) -> None:
-    """Replaces every stochastic depth in `model`; its classes have this name in transformers and timm.
+def use_row_modules(model: nn.Module) -> None:
+    """Replaces every stochastic depth in `model`, whose classes have this name in transformers and timm, and
+    the dropout of DeBERTa's relative positions, which it normalizes before: that makes them no parameter.
     Parameters, state dict and configuration stay unchanged."""
     for module in model.modules():
         if type(module).__name__.endswith("DropPath") and hasattr(module, "drop_prob"):
             module.__class__ = DropPath
+        elif isinstance(getattr(module, "pos_dropout", None), nn.Dropout):
+            module.pos_dropout.__class__ = SharedDropout
 
 
 class DropPath(nn.Module):
@@ -96,6 +99,14 @@ class DropPath(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         ones = hidden_states.new_ones(len(hidden_states), *[1] * (hidden_states.dim() - 1))
         return hidden_states * functional.dropout(ones, self.drop_prob or 0.0, self.training)
+
+
+class SharedDropout(nn.Dropout):
+    """Dropout of a tensor that all rows share."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        with row_lengths(None, current_rows().places and (SHARED,)):
+            return super().forward(input)
 
 
 # Masks

@@ -17,7 +17,7 @@ from samerun.kernels.dropout import (
     _fill,
     dropout_by_row,
     recomputing,
-    use_row_drop_path,
+    use_row_modules,
 )
 
 PLACES = tuple(range(16))
@@ -173,7 +173,7 @@ class SomeDropPath(nn.Module):
 
 def test_stochastic_depth_drops_rows_as_a_whole(by_row):
     model = nn.ModuleList([SomeDropPath(0.5), SomeDropPath(0.0), SomeDropPath(None), nn.Dropout(0.5)])
-    use_row_drop_path(model)
+    use_row_modules(model)
     assert [isinstance(module, DropPath) for module in model] == [True, True, True, False]
     x = torch.ones(9, 4, 5)
     assert set(model[0](x).flatten(1).unique(dim=1).flatten().tolist()) == {0.0, 2.0}

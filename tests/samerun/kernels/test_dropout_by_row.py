@@ -27,7 +27,7 @@ from transformers import (
 
 from samerun.data.batches import TrainBatches
 from samerun.kernels.common import current_rows
-from samerun.kernels.dropout import dropout_by_row, use_row_drop_path
+from samerun.kernels.dropout import dropout_by_row, use_row_modules
 from samerun.kernels.last_layer import use_first_token
 from samerun.layers import checkpoint_activations
 from samerun.task import Batch, Split
@@ -51,8 +51,10 @@ def distilbert():
 
 
 def deberta():
+    """As version 3, with weights that make the relative positions count."""
     relative = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 8}
-    return DebertaV2ForSequenceClassification(DebertaV2Config(**SIZES, **relative))
+    large = {"norm_rel_ebd": "layer_norm", "initializer_range": 0.3}
+    return DebertaV2ForSequenceClassification(DebertaV2Config(**SIZES, **relative, **large))
 
 
 def big_bird():
@@ -148,7 +150,7 @@ def step_of(
     model = make().train()
     if change is not None:
         change(model)
-    use_row_drop_path(model)
+    use_row_modules(model)
     if checkpointing:
         checkpoint_activations(model, dropout_by_row=True)
     plan = make_plan(len(LENGTHS), global_batch_size=len(LENGTHS))
