@@ -20,10 +20,10 @@ from filelock import FileLock
 from huggingface_hub.constants import HF_HOME
 
 from samerun.errors import InputError, is_out_of_space
-from samerun.files import file_record, flush, write_json
+from samerun.files import file_record, flush
 
 CHECKSUMS = "checksums.json"  # in every cached folder: checksum by file name
-RECORD = "record.json"
+HASH = "hash"  # the name of a cached file
 GROUP = 4096  # texts hashed together
 SAMPLES, SAMPLE_BYTES = 64, 65536  # hashed pieces of a large file
 # seconds; a file may change twice within one tick of the file system's clock, so newer files count as unknown
@@ -116,15 +116,23 @@ def content_key(parts: Iterable[str | bytes]) -> str:
 
 
 def content_hash(path: str | Path) -> str:
-    """The SHA-256 of a file. A machine computes it once, and again when the file changes (`file_state`)."""
-    path = Path(path)
+    """The SHA-256 of a file. A machine computes it once, and again when the file changes (`file_state`).
+    Raises `InputError` for a file that cannot be read."""
     state = file_state(path)
     if state is None:
-        return file_record(path)["sha256"]
+        return hash_now(path)
     folder = get_or_create(
-        "hashes", content_key([state])[:40], lambda folder: write_json(folder / RECORD, file_record(path))
+        "sha256", content_key([state])[:40], lambda folder: (folder / HASH).write_text(hash_now(path))
     )
-    return json.loads((folder / RECORD).read_text(encoding="utf-8"))["sha256"]
+    return (folder / HASH).read_text()
+
+
+def hash_now(path: str | Path) -> str:
+    """The SHA-256 of a file, as it is now. Raises `InputError` for a file that cannot be read."""
+    try:
+        return file_record(Path(path))["sha256"]
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror.lower()})") from error
 
 
 def file_state(path: str | Path) -> str | None:

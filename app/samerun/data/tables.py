@@ -20,10 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from samerun.console import counted
-from samerun.data.cache import content_hash, content_key, get_or_create
+from samerun.data.cache import content_hash, content_key, get_or_create, hash_now
 from samerun.data.files import Row, file_kind, location, read_rows
 from samerun.errors import SHOWN, InputError, described, raise_problems
-from samerun.files import file_record
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -163,7 +162,7 @@ def _store(
     kind, rows = read_rows(path, encoding, required, names)
     rows = counted(rows, f"reading {path}", "rows")
     write_rows(folder / f"{kind}.arrow", rows, names, partial(location, path, kind))
-    if file_record(Path(path))["sha256"] != content:
+    if hash_now(path) != content:
         raise InputError(f"{path}: changed while it was read: start again when it is complete")
 
 

@@ -80,6 +80,18 @@ def test_a_cache_that_cannot_be_written(token_cache):
         get_or_create("rows", "a", full)
 
 
+@pytest.mark.parametrize("settled", [-1.0, 1e9])
+def test_a_file_that_cannot_be_read_is_no_fault_of_the_cache(token_cache, tmp_path, monkeypatch, settled):
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(cache, "file_record", refuse)
+    monkeypatch.setattr(cache, "SETTLED", settled)
+    (tmp_path / "a.csv").touch()
+    with pytest.raises(InputError, match=r"a\.csv: cannot be read \(permission denied\)"):
+        cache.content_hash(tmp_path / "a.csv")
+
+
 def test_processes_that_start_together_make_it_once(token_cache, tmp_path):
     def make(folder):
         time.sleep(0.3)
