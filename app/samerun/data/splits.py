@@ -124,8 +124,7 @@ def expand_patterns(argument: str, patterns: Sequence[str]) -> list[tuple[str, i
         f"{argument}: {path} is named twice, so its rows would count twice; name it once"
         for path in duplicates
     ]
-    if problems:
-        raise InputError(*problems)
+    raise_problems(problems)
     return files
 
 
@@ -251,7 +250,5 @@ def local_files(name: str) -> list[Path]:
 def check_columns(rows: datasets.Dataset, what: str, required: Sequence[str]) -> None:
     """Raises `InputError` for missing columns. `what`: the name of the rows in the message."""
     missing = [column for column in required if column not in rows.column_names]
-    if missing:
-        raise InputError(
-            *(f"{what}: has no column {c!r}; it has {', '.join(rows.column_names)}" for c in missing)
-        )
+    names = ", ".join(rows.column_names)
+    raise_problems([f"{what}: has no column {column!r}; it has {names}" for column in missing])

@@ -88,11 +88,8 @@ class Portion:
 
     def take(self, x: Tensor) -> Tensor:
         """Copies this portion of `x` (batch, width, heads, size)."""
-        taken = (
-            x[self.rows, : self.length, self.heads]
-            .transpose(1, 2)
-            .clone(memory_format=torch.contiguous_format)
-        )
+        taken = x[self.rows, : self.length, self.heads].transpose(1, 2)
+        taken = taken.clone(memory_format=torch.contiguous_format)
         return taken.view(-1, self.blocks, self.shape.block_size, x.shape[-1])
 
     def put(self, part: Tensor, whole: Tensor) -> None:
@@ -136,9 +133,8 @@ def portions_of(rows: Rows, drawn: list[Tensor | None], like: Tensor) -> Iterato
     group."""
     heads, size, block_size = *like.shape[2:], rows.shape.block_size
     for (blocks, chosen), plan in zip(rows.groups, drawn, strict=True):
-        mask = (rows.mask if chosen is None else rows.mask[chosen])[:, : blocks * block_size].unflatten(
-            1, (blocks, -1)
-        )
+        mask = rows.mask if chosen is None else rows.mask[chosen]
+        mask = mask[:, : blocks * block_size].unflatten(1, (blocks, -1))
         for row, head in _cuts(len(mask), heads, blocks * block_size * size, like.device):
             part = row if chosen is None else chosen[row]
             if chosen is not None and len(part) == 1 and part.device.type == "cpu":
@@ -318,13 +314,8 @@ def sparse_backward(x: Backward, table: Tensor | None, bias: Tensor) -> None:
     for piece in _pieces(x.q, table, bias):
         chunk, d_chunk, keys = piece.of(x.q), piece.of(x.d_out), piece.keys(x.k)
         weights = piece.weights(chunk, keys)
-        d_scores = (
-            piece.products(d_chunk, piece.keys(x.v))
-            .float()
-            .sub_(piece.of(x.delta))
-            .mul_(weights)
-            .to(x.q.dtype)
-        )
+        d_weights = piece.products(d_chunk, piece.keys(x.v)).float()
+        d_scores = d_weights.sub_(piece.of(x.delta)).mul_(weights).to(x.q.dtype)
         x.d_q[piece.pairs, piece.blocks] = piece.sums(d_scores, keys)
         piece.spread(d_scores, chunk, x.d_k)
         piece.spread(weights.to(x.q.dtype), d_chunk, x.d_v)

@@ -36,7 +36,6 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -189,9 +188,7 @@ def _mix(words: np.ndarray, scratch: np.ndarray) -> None:
             words *= _u64(factor)
 
 
-def _fill_on_cpu(
-    kept: Tensor, keys: np.ndarray, inner: list[tuple[int, int]], dropped_levels: int
-) -> None:  # fmt: skip
+def _fill_on_cpu(kept: Tensor, keys: np.ndarray, inner: list[tuple[int, int]], dropped_levels: int) -> None:
     """Fills `kept` (lines, elements of a line). `keys` (n,) uint64; `inner`: sizes and strides of the
     dimensions of each key, whose product with n is the number of lines."""
     for size, stride in inner:
@@ -199,18 +196,15 @@ def _fill_on_cpu(
     lines, elements = kept.shape
     words = np.arange(-(-elements // LANES), dtype=np.uint64) * _u64(INCREMENT)
     pieces = -(-lines * len(words) // WORDS_AT_ONCE)
-    step = -(-lines // pieces)
-    work = partial(_fill_piece, kept.numpy().view(np.bool_), keys.reshape(-1), words, dropped_levels)
-    in_threads(work, [slice(first, first + step) for first in range(0, lines, step)])
+    step, keys, filled = -(-lines // pieces), keys.reshape(-1), kept.numpy().view(np.bool_)
 
+    def fill(first: int) -> None:
+        random = keys[first : first + step, None] + words
+        _mix(random, np.empty_like(random))
+        levels = random.view(np.int16)[:, :elements]
+        np.greater_equal(levels, dropped_levels - LEVELS // 2, out=filled[first : first + step])
 
-def _fill_piece(
-    kept: np.ndarray, keys: np.ndarray, words: np.ndarray, dropped_levels: int, lines: slice
-) -> None:
-    random = keys[lines, None] + words
-    _mix(random, np.empty_like(random))
-    levels = random.view(np.int16)[:, : kept.shape[1]]
-    np.greater_equal(levels, dropped_levels - LEVELS // 2, out=kept[lines])
+    in_threads(fill, range(0, lines, step))
 
 
 def _fill(kept: Tensor, keys: np.ndarray, inner: list[tuple[int, int]], dropped_levels: int) -> None:
