@@ -128,11 +128,10 @@ def with_standard_input(arguments: Any, names: list[str]) -> Any:
     would get it.
     """
     values = {name: getattr(arguments, name) for name in names}
-    several = {name for name, value in values.items() if isinstance(value, SpaceSeparated)}
     places = [
         (name, path)
         for name, value in values.items()
-        for path in (value if name in several else (value,))
+        for path in (value if isinstance(value, SpaceSeparated) else (value,))
         if path in STANDARD_INPUT
     ]
     if not places:
@@ -153,7 +152,7 @@ def with_standard_input(arguments: Any, names: list[str]) -> Any:
         shutil.copyfileobj(sys.stdin.buffer, file)
     if copy.endswith(".csv") and start and name == "test_file" and hasattr(arguments, "text_column"):
         copy = _rows_of_lines(copy, arguments)
-    if name in several:
+    if isinstance(values[name], SpaceSeparated):
         copy = SpaceSeparated(copy if path in STANDARD_INPUT else path for path in values[name])
     return dataclasses.replace(arguments, **{name: copy})
 

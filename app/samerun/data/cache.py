@@ -23,7 +23,6 @@ from samerun.errors import InputError, is_out_of_space
 from samerun.files import file_record, flush
 
 CHECKSUMS = "checksums.json"  # in every cached folder: checksum by file name
-HASH = "hash"  # the name of a cached file
 GROUP = 4096  # texts hashed together
 SAMPLES, SAMPLE_BYTES = 64, 65536  # hashed pieces of a large file
 # seconds; a file may change twice within one tick of the file system's clock, so newer files count as unknown
@@ -122,9 +121,9 @@ def content_hash(path: str | Path) -> str:
     if state is None:
         return hash_now(path)
     folder = get_or_create(
-        "sha256", content_key([state])[:40], lambda folder: (folder / HASH).write_text(hash_now(path))
+        "sha256", content_key([state])[:40], lambda folder: (folder / "hash").write_text(hash_now(path))
     )
-    return (folder / HASH).read_text()
+    return (folder / "hash").read_text()
 
 
 def hash_now(path: str | Path) -> str:

@@ -148,22 +148,18 @@ def read_table(
     # Texts, targets, others: a CoNLL file has the first two.
     names = list(dict.fromkeys([*required[:1], *optional, *required[1:]]))
     key = content_key([FORMAT_VERSION, content, kind, encoding, str(len(required)), *required, *names])[:40]
-    store = partial(_store, path, content, encoding, required, names)
+
+    def store(folder: Path) -> None:
+        kind, rows = read_rows(path, encoding, required, names)
+        rows = counted(rows, f"reading {path}", "rows")
+        write_rows(folder / f"{kind}.arrow", rows, names, partial(location, path, kind))
+        if hash_now(path) != content:
+            raise InputError(f"{path}: changed while it was read: start again when it is complete")
+
     folder = get_or_create("rows", key, store)
     rows, kind = open_rows(folder), next(folder.glob("*.arrow")).stem
     empty = [name for name in names if name not in required and _is_empty(rows, name)]
     return Table(path, kind, rows.remove_columns(empty))
-
-
-def _store(
-    path: str, content: str, encoding: str, required: Sequence[str], names: Sequence[str], folder: Path
-) -> None:
-    """`content`: the hash of the file before reading."""
-    kind, rows = read_rows(path, encoding, required, names)
-    rows = counted(rows, f"reading {path}", "rows")
-    write_rows(folder / f"{kind}.arrow", rows, names, partial(location, path, kind))
-    if hash_now(path) != content:
-        raise InputError(f"{path}: changed while it was read: start again when it is complete")
 
 
 def write_rows(path: Path, rows: Iterable[Row], columns: Sequence[str], where: Callable[[int], str]) -> None:
