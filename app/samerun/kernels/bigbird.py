@@ -91,7 +91,7 @@ def random_blocks(blocks: int, shape: Shape, seed: int, device: torch.device) ->
 @functools.lru_cache(maxsize=256)
 def _draw(paper: bool, shape: Shape, seed: int) -> np.ndarray:
     """Draws by transformers' own methods, which use numpy's global generator; its state is restored."""
-    source, (_, heads, number, block_size, positions) = BigBirdBlockSparseAttention, shape
+    source, (heads, number, block_size, positions) = BigBirdBlockSparseAttention, shape
     layer = SimpleNamespace(
         training=True, _get_single_block_row_attention=source._get_single_block_row_attention
     )
@@ -157,10 +157,8 @@ def use_bigbird_attention(model: torch.nn.Module) -> bool:
         ):
             for layer in encoder.modules():
                 layer.__class__ = FAST.get(type(layer), type(layer))
-            layers = [layer for layer in encoder.modules() if isinstance(layer, _Fast)]
-            one, seeds = layers[0], tuple(layer.seed for layer in layers)
-            sizes = (one.num_attention_heads, one.num_random_blocks, one.block_size, one.max_seqlen)
-            shape = Shape(seeds, *sizes)
+            one = next(layer for layer in encoder.modules() if isinstance(layer, _Fast))
+            shape = Shape(one.num_attention_heads, one.num_random_blocks, one.block_size, one.max_seqlen)
             encoder.create_masks_for_block_sparse_attn = functools.partial(_masks, shape=shape)
             # transformers switches to full attention here, which our attention chooses row by row.
             encoder.set_attention_type = _keep_attention_type

@@ -39,9 +39,8 @@ PORTION = 2**17  # elements of a tensor per portion, or one head of a row if tha
 
 
 class Shape(NamedTuple):
-    """The settings of an encoder that determine its layers' random blocks, with the lengths of rows."""
+    """What determines the random blocks of a layer, beside its seed and the lengths of rows."""
 
-    seeds: tuple[int, ...]  # of the layers
     heads: int
     num_random_blocks: int  # per inner block
     block_size: int

@@ -56,7 +56,7 @@ def test_random_blocks_are_those_of_transformers(kind, number, block_size, posit
         for length in lengths:
             blocks = length // block_size
             assert blocks >= shortest_sparse(number)
-            ours = random_blocks(blocks, Shape((seed,), 2, number, block_size, positions), seed, CPU)
+            ours = random_blocks(blocks, Shape(2, number, block_size, positions), seed, CPU)
             theirs = transformers_plan(attention, blocks)
             np.testing.assert_array_equal(ours, theirs, err_msg=f"length {length}")
 
