@@ -158,12 +158,11 @@ class FileArguments:
                 object.__setattr__(self, name, SpaceSeparated([getattr(self, name)]))
 
     def problems(self) -> list[str]:
-        if self.mixing_weights is None or len(self.mixing_weights) == len(self.train_file or ()) > 1:
+        weights, files = len(self.mixing_weights or ()), len(self.train_file or ())
+        if self.mixing_weights is None or weights == files > 1:
             return []
-        files = len(self.train_file or ())
         return [
-            f"--mixing_weights has {len(self.mixing_weights)} value(s), but --train_file {files}: "
-            "give one weight for each of "
+            f"--mixing_weights has {weights} value(s), but --train_file {files}: give one weight for each of "
             "two or more files (a pattern counts once; quote it, so that the shell does not expand it)"
         ]
 

@@ -10,7 +10,6 @@ import dataclasses
 import importlib
 import os
 import random
-import typing
 from pathlib import Path
 
 import launchers
@@ -99,12 +98,3 @@ def test_a_command_of_random_arguments(number, script, tmp_path):
     # A path that the user gives may lie elsewhere.
     outside = {name for name in after.keys() - before.keys() if not name.startswith("run/")}
     assert not outside or any(fields[name].metadata["path"] for name in names), (outside, said)
-
-
-def test_every_argument_can_be_drawn():
-    fields: dict[str, typing.Any] = {}
-    for task in TASKS:
-        fields |= importlib.import_module(task).Arguments.__dataclass_fields__
-    assert fields.keys() >= LEFT_OUT - {"config"}
-    chance = random.Random(0)
-    assert all(isinstance(drawn(chance, field), str) for field in fields.values())

@@ -82,14 +82,9 @@ def test_a_cache_that_cannot_be_written(token_cache):
 
 @pytest.mark.parametrize("settled", [-1.0, 1e9])
 def test_a_file_that_cannot_be_read_is_no_fault_of_the_cache(token_cache, tmp_path, monkeypatch, settled):
-    def refuse(path):
-        raise PermissionError(errno.EACCES, "Permission denied", path)
-
-    monkeypatch.setattr(cache, "file_record", refuse)
     monkeypatch.setattr(cache, "SETTLED", settled)
-    (tmp_path / "a.csv").touch()
-    with pytest.raises(InputError, match=r"a\.csv: cannot be read \(permission denied\)"):
-        cache.content_hash(tmp_path / "a.csv")
+    with pytest.raises(InputError, match=f"^{tmp_path}: cannot be read .is a directory"):
+        cache.content_hash(tmp_path)
 
 
 def test_processes_that_start_together_make_it_once(token_cache, tmp_path):

@@ -1,4 +1,5 @@
 import os
+from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
@@ -97,25 +98,17 @@ def test_tokens_are_mapped(token_cache):
 ROWS = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=5), max_size=8)
 
 
-@given(ROWS)
-def test_rows_come_back(rows):
-    ragged = Ragged.of(rows)
-    assert len(ragged) == len(rows)
-    assert [ragged[i].tolist() for i in range(len(rows))] == rows
-    assert ragged.lengths.tolist() == [len(row) for row in rows]
-    assert ragged.values.dtype == np.int32
-
-
-@given(st.lists(ROWS.filter(bool), min_size=1, max_size=4))
-def test_chunks_of_arrow_are_viewed(chunks):
+@given(st.lists(ROWS, min_size=1, max_size=4))
+def test_rows_come_back_and_chunks_of_arrow_are_viewed(chunks):
     arrays = pa.chunked_array([pa.array(rows, pa.list_(pa.int32())) for rows in chunks])
-    ragged, rows = Ragged.from_arrow(arrays), [row for rows in chunks for row in rows]
-    assert [ragged[i].tolist() for i in range(len(ragged))] == rows
-    assert ragged.lengths.tolist() == list(map(len, rows))
-    assert ragged.lengths.dtype == np.int64
-    assert ragged.offsets.tolist() == Ragged.of(rows).offsets.tolist()
-    assert ragged.values.tolist() == [value for row in rows for value in row]
-    for chunk, array in zip(ragged.chunks, arrays.chunks, strict=True):
+    viewed, rows = Ragged.from_arrow(arrays), [row for rows in chunks for row in rows]
+    for ragged in (viewed, Ragged.of(rows)):
+        assert [ragged[i].tolist() for i in range(len(ragged))] == rows
+        assert ragged.lengths.tolist() == list(map(len, rows))
+        assert ragged.offsets.tolist() == [0, *accumulate(map(len, rows))]
+        assert ragged.values.tolist() == [value for row in rows for value in row]
+        assert (ragged.lengths.dtype, ragged.values.dtype) == (np.int64, np.int32)
+        with pytest.raises(IndexError):
+            ragged[len(rows)]
+    for chunk, array in zip(viewed.chunks, arrays.chunks, strict=True):
         assert not chunk[0].size or chunk[0].ctypes.data == array.values.buffers()[1].address
-    with pytest.raises(IndexError):
-        ragged[len(rows)]
