@@ -305,14 +305,8 @@ def drop_blank(table: Table, column: str, notes: list[str]) -> Table:
         raise InputError(f"{table.path}: every {column} is empty; nothing to train on")
     if not blank:
         return table
-    if table.sources:
-        shown = ", ".join(map(table.where, blank[:SHOWN]))
-    else:
-        shown = f"line {', '.join(str(table.lines[row]) for row in blank[:SHOWN])}"
-    notes.append(
-        f"{table.path}: {len(blank)} row(s) without a text left out "
-        f"({shown}{', ...' if len(blank) > SHOWN else ''})"
-    )
+    shown = ", ".join(map(table.where, blank[:SHOWN])) + (", ..." if len(blank) > SHOWN else "")
+    notes.append(f"{table.path}: {len(blank)} row(s) without a text left out ({shown})")
     return table.take(np.setdiff1d(np.arange(len(table)), blank))
 
 

@@ -132,7 +132,11 @@ def test_rows_without_a_text_are_left_out_and_named():
     notes = []
     kept = drop_blank(text_table("a", " ", "b", "\u200b"), "text", notes)
     assert (list(kept.columns["text"]), list(kept.lines)) == (["a", "b"], [2, 6])
-    assert notes == ["train.csv: 2 row(s) without a text left out (line 4, 8)"]
+    drop_blank(table({"text": ["a", ""]}, "a.json", "json", [1, 2]), "text", notes)
+    assert notes == [
+        "train.csv: 2 row(s) without a text left out (train.csv:4, train.csv:8)",
+        "a.json: 1 row(s) without a text left out (a.json element 2)",
+    ]
 
 
 def test_repeated_texts_are_counted():
