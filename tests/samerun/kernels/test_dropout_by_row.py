@@ -11,18 +11,11 @@ from tiny_models import big_bird_titles, collator, encoder_decoder, sizes
 from torch import nn
 from torch.nn import functional
 from transformers import (
+    AutoConfig,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
     BartConfig,
     BartForConditionalGeneration,
-    BertConfig,
-    BertForSequenceClassification,
-    DebertaV2Config,
-    DebertaV2ForSequenceClassification,
-    DistilBertConfig,
-    DistilBertForSequenceClassification,
-    SegformerConfig,
-    SegformerForImageClassification,
-    SwinConfig,
-    SwinForImageClassification,
 )
 
 from samerun.data.batches import TrainBatches
@@ -40,21 +33,25 @@ LENGTHS = np.array([23, 7, 7, 1, 40, 12, 3, 18, 30, 2, 25])
 CLASSIFY, TITLES = classification(3), titles(replace(SEARCH, start_id=1))
 
 
+def classifier(model_type, **given):
+    return AutoModelForSequenceClassification.from_config(AutoConfig.for_model(model_type, **given))
+
+
 def bert(**changes):
-    return BertForSequenceClassification(BertConfig(**{**SIZES, **changes}))
+    return classifier("bert", **SIZES | changes)
 
 
 def distilbert():
     sizes = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "vocab_size": 60, "num_labels": 3}
     rates = {"dropout": 0.2, "attention_dropout": 0.2, "seq_classif_dropout": 0.3}
-    return DistilBertForSequenceClassification(DistilBertConfig(**sizes, **rates))
+    return classifier("distilbert", **sizes, **rates)
 
 
 def deberta():
     """As version 3, with weights that make the relative positions count."""
     relative = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 8}
     large = {"norm_rel_ebd": "layer_norm", "initializer_range": 0.3}
-    return DebertaV2ForSequenceClassification(DebertaV2Config(**SIZES, **relative, **large))
+    return classifier("deberta-v2", **SIZES, **relative, **large)
 
 
 def big_bird():
@@ -82,13 +79,14 @@ def windows():
 def segformer():
     sizes = {"hidden_sizes": [8, 16], "depths": [2, 1], "num_attention_heads": [1, 2], "mlp_ratios": [2, 2]}
     more = {"sr_ratios": [2, 1], "patch_sizes": [7, 3], "strides": [4, 2], "num_encoder_blocks": 2}
-    config = SegformerConfig(**sizes, **more, num_labels=3, drop_path_rate=0.4)
-    return SegformerForImageClassification(config)
+    config = AutoConfig.for_model("segformer", **sizes, **more, num_labels=3, drop_path_rate=0.4)
+    return AutoModelForImageClassification.from_config(config)
 
 
 def swin():
     sizes = {"embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": 4, "patch_size": 4}
-    return SwinForImageClassification(SwinConfig(**sizes, **RATES, image_size=32, drop_path_rate=0.4))
+    config = AutoConfig.for_model("swin", **sizes, **RATES, image_size=32, drop_path_rate=0.4)
+    return AutoModelForImageClassification.from_config(config)
 
 
 class Own(nn.Module):
