@@ -1,5 +1,4 @@
-from dataclasses import dataclass, field
-from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -38,22 +37,9 @@ def folder(tmp_path, monkeypatch):
     return folder
 
 
-@dataclass
-class Fixed:
-    """An `evaluate.Metric` of fixed results."""
-
-    results: Any
-    given: dict[str, Any] = field(default_factory=dict)
-
-    def compute(self, **given):
-        self.given = given
-        if isinstance(self.results, Exception):
-            raise self.results
-        return self.results
-
-
 def fixed(results, spec="near", name="near", **settings):
-    return AdditionalMetric(spec, name, Fixed(results), settings)
+    """A metric with these results, or one that raises them."""
+    return AdditionalMetric(spec, name, Mock(compute=Mock(side_effect=[results])), settings)
 
 
 def test_a_local_metric_scores_decisions_with_its_settings(folder):
@@ -77,7 +63,7 @@ def test_numbers_of_every_kind_are_kept_and_names_stay_apart():
     metrics = [first, second, third, fixed(0.7, "far", "far")]
     expected = {"a": 0.5, "near_b": 3.0, "c": None, "d": 1.0, "near_a": 0.1, "near_x_1_a": 0.2, "far": 0.7}
     assert compute_additional(metrics, [1], [1], taken={"b"}) == expected
-    assert third.module.given == {"predictions": [1], "references": [1], "x": 1}
+    third.module.compute.assert_called_once_with(predictions=[1], references=[1], x=1)
 
 
 def test_a_metric_that_fails_is_named(folder):
