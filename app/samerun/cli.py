@@ -115,7 +115,8 @@ def read_arguments(cls: type[T], description: str) -> T:
 
 def shows_traces(argv: list[str]) -> bool:
     """Whether a command asks for stack traces, before its arguments are parsed."""
-    return "--debug" in argv or "--log_level debug" in " ".join(argv).replace("=", " ")
+    words = " ".join(argv).replace("=", " ").replace("-", "_")
+    return "--debug" in argv or "__log_level debug" in words
 
 
 def with_standard_input(arguments: Any, names: list[str]) -> Any:

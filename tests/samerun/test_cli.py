@@ -12,7 +12,7 @@ import pytest
 from launchers import CLASSIFY
 
 from samerun import kernels
-from samerun.cli import with_standard_input
+from samerun.cli import shows_traces, with_standard_input
 from samerun.console import say
 from samerun.data.files import read_rows
 from samerun.errors import SHOWN_AS, InputError
@@ -94,6 +94,12 @@ def test_what_cannot_share_it_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="--test_file -: only one process gets standard input"):
         read(monkeypatch, "", None, "-")
+
+
+def test_a_request_for_stack_traces_is_seen_before_arguments_are_read():
+    for asked in ("--debug", "a --log_level debug b", "--log-level=debug"):
+        assert shows_traces(asked.split())
+    assert not shows_traces(["--log_level", "info"])
 
 
 def run(*command, **environment):
