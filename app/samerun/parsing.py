@@ -360,6 +360,8 @@ def _read_command_line(argv: list[str], cls: type, problems: list[str]) -> dict[
         values = [value] if equals else []
         name = written.replace("-", "_")
         positive = name.removeprefix("no_")
+        if name in given and name in fields and kind_of(fields[name]).several is SpaceSeparated:
+            problems.append(f"--{name} is given twice; give it once, with all values: --{name} A B")
         if name in {*fields, *OTHER_NAMES, "help", "config"}:
             given[name] = values
         elif positive in fields and kind_of(fields[positive]) == KINDS["bool"] and not equals:

@@ -119,6 +119,8 @@ def test_a_file_sets_what_the_command_line_does_not(tmp_path, monkeypatch):
         (["--count"], "--count: has no value, expected a whole number at least 1 and below 10"),
         (["a", "--count", "1"], "unexpected value 'a': arguments are written --name value"),
         (["--config"], "--config: has no value, expected a YAML file"),
+        (["--files", "a", "--files", "b"],
+         "--files is given twice; give it once, with all values: --files A B"),
         (["--files", "a", ""], "--files: has no value, expected texts separated by spaces"),
         (["--weights", "1", "x"],
          "--weights: 'x' is not a number above 0; expected numbers separated by spaces"),

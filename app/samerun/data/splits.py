@@ -16,6 +16,7 @@ from samerun.data.cache import cache_folder, content_hash, content_key
 from samerun.data.files import matching
 from samerun.data.tables import FILE, Source, Table, dataset_table, read_table, split_off
 from samerun.errors import InputError, collecting, in_short, listed, raise_problems
+from samerun.parsing import is_given
 
 if TYPE_CHECKING:
     import datasets
@@ -74,6 +75,8 @@ def read_needed(
         train, held_out = split_off(splits["train"], arguments.validation_split, arguments.seed)
         splits |= {"train": splits["train"].take(train), "validation": splits["train"].take(held_out)}
         notes.append(f"{len(held_out)} training {unit} are kept for validation (--validation_split)")
+    elif is_given(arguments, "validation_split"):
+        notes.append("--validation_split is not used: no validation rows are taken from training rows")
     if arguments.test_file is not None and not predicts:
         notes.append(f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given")
     return splits

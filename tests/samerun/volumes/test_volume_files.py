@@ -54,7 +54,9 @@ def test_a_folder_without_a_split_keeps_volumes_for_validation(folder):
 
 def test_a_split_file_divides_a_folder(folder):
     (folder / "split.csv").write_text("file,split\nv2.nii.gz,train\nv0.nii.gz,validation\nv1.nii.gz,test\n")
-    assert ids(find(folder, (True, True, True))) == {"train": ["v2"], "validation": ["v0"], "test": ["v1"]}
+    notes, expected = [], {"train": ["v2"], "validation": ["v0"], "test": ["v1"]}
+    assert ids(find(folder, (True, True, True), notes)) == expected
+    assert notes == ["--validation_split is not used: no validation rows are taken from training rows"]
     assert ids(find(None, (False, False, True), test_file=str(folder))) == {"test": ["v1"]}
 
 
