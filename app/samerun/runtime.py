@@ -297,7 +297,7 @@ def _torch_compile(problems: list[str]) -> bool:
 
 
 def _launcher(local_rank: int | None) -> str:
-    if any(name.startswith("ACCELERATE_") and name != "ACCELERATE_USE_DEEPSPEED" for name in os.environ):
+    if "ACCELERATE_MIXED_PRECISION" in os.environ:  # users set others, such as ACCELERATE_LOG_LEVEL
         return "accelerate"
     if local_rank is not None or "CROSS_RANK" in os.environ:
         return "deepspeed"

@@ -83,6 +83,7 @@ DESCRIBED = [
     ({}, {"ddp_timeout": 77}, {"launcher": "python", "rank": 0, "world_size": 1, "local_world_size": 1,
                                "timeout_seconds": 77, "use_cpu": True, "backend": "gloo", "precision": "no",
                                "zero_stage": 0, "gathers_weights": False}),
+    ({"ACCELERATE_LOG_LEVEL": "info"}, {}, {"launcher": "python"}),  # set by the user
     (TORCHRUN, {}, {"launcher": "torchrun", **PLACE, "use_cpu": True, "backend": "gloo"}),
     (TORCHRUN, {"gpus": 2}, {"launcher": "torchrun", "use_cpu": False, "backend": "nccl"}),
     (ACCELERATE, {}, {"launcher": "accelerate", **PLACE, "backend": "gloo"}),
