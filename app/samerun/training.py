@@ -80,7 +80,7 @@ class Training:
         self.forecast: float | None = None  # train_runtime, from the first steps
         self.passes: Passes | None = None
         self.greater_is_better = higher_is_better(task, task.best_metric)
-        place = None
+        place, dropout_by = None, "row" if run.launch.dropout_by_row else "torch"
         if opened.resume is not None:
             # On other machines --output_dir, and so the checkpoint's path, may be another.
             place = checkpoint.fetch(run, opened.resume, self.folder / checkpoint.FOLDER)
@@ -90,17 +90,16 @@ class Training:
             self.state, notes = run.from_rank0(
                 lambda: best_models.recover(self.folder, self.state, task, *kept)
             )
-            dropout = self.state.dropout_by or "torch"
-            if dropout != ("row" if run.launch.dropout_by_row else "torch"):
+            before = self.state.dropout_by or "torch"
+            if before != dropout_by:
                 notes.append(
-                    f"the checkpoint's steps had dropout by {dropout}, from here on it is by "
-                    f"{'row' if run.launch.dropout_by_row else 'torch'} (--dropout_by): the masks are not "
-                    "those of a run without this change"
+                    f"the checkpoint's steps had dropout by {before}, from here on it is by {dropout_by} "
+                    "(--dropout_by): the masks are not those of a run without this change"
                 )
             run.print(*(f"note           {note}" for note in notes))
         if self.state.loss_settings is None:
             self.state.loss_settings = task.loss_settings
-        self.state.dropout_by = "row" if run.launch.dropout_by_row else "torch"
+        self.state.dropout_by = dropout_by
         self.batches = train_batches(arguments, data, plan, run.launch)
         self.batches.begin(self.state.step, self.state.stream)
         validation = data.splits.get("validation")
@@ -119,12 +118,7 @@ class Training:
             checkpoints = self.folder / checkpoint.FOLDER
             run.from_rank0(lambda: checkpoint.set_aside_later(checkpoints, self.state.step))
         self.tracker = Tracker(
-            run.accelerator,
-            self.folder,
-            plan.total_steps,
-            self.state.step,
-            place is not None,
-            self.state.unevaluated,
+            run.accelerator, self.folder, plan.total_steps, self.state.step, self.state.unevaluated
         )
         self.tracker.start_trackers(project_of(arguments, task.name), arguments.run_name, as_dict(arguments))
         if place is not None:

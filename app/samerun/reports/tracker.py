@@ -53,17 +53,11 @@ class Tracker:
     """Writes on rank 0, does nothing elsewhere."""
 
     def __init__(
-        self,
-        accelerator: Any,
-        output_dir: Path,
-        total_steps: int,
-        first_step: int,
-        resuming: bool,
-        unevaluated: bool = False,
+        self, accelerator: Any, output_dir: Path, total_steps: int, first_step: int, unevaluated: bool = False
     ) -> None:
-        """`unevaluated`: the run repeats the evaluation of its first step."""
+        """`first_step`: of the checkpoint, or 0; `unevaluated`: the run repeats that step's evaluation."""
         self.accelerator, self.is_main = accelerator, accelerator.is_main_process
-        self.folder, self.first_step = output_dir, first_step if resuming else 0
+        self.folder, self.first_step = output_dir, first_step
         self.step = first_step
         self.progress = Phase("training", "steps", total_steps, first_step, self.is_main)
         if not self.is_main:

@@ -43,10 +43,10 @@ def event(step, **more):
 
 
 @contextlib.contextmanager
-def tracking(folder, accelerator=None, first_step=None, **more):
-    """The tracker of a run, resumed from `first_step` if that is given."""
+def tracking(folder, accelerator=None, first_step=0, **more):
+    """The tracker of a run, resumed from `first_step` if that is not 0."""
     own = accelerator or Accelerator()
-    tracker = Tracker(own, folder, 10, first_step or 0, first_step is not None, **more)
+    tracker = Tracker(own, folder, 10, first_step, **more)
     yield tracker
     tracker.close()
 
@@ -58,7 +58,7 @@ def write_history(folder, steps):
 
 
 def test_a_history_that_has_no_room_is_named(tmp_path):
-    tracker = Tracker(Accelerator(), tmp_path, 10, 0, False)
+    tracker = Tracker(Accelerator(), tmp_path, 10, 0)
     tracker.files[HISTORY] = Path("/dev/full").open("w")  # noqa: SIM115 - it cannot be closed, having no room
     with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / HISTORY}'"):
         tracker.log(event(1))
@@ -106,7 +106,7 @@ def test_a_resume_without_room_leaves_the_history_as_it_was(tmp_path, monkeypatc
 
     monkeypatch.setattr("samerun.files.os.fsync", full)
     with pytest.raises(OSError, match=f"File too large: '{tmp_path / HISTORY}'"):
-        Tracker(Accelerator(), tmp_path, 10, 2, True)
+        Tracker(Accelerator(), tmp_path, 10, 2)
     assert (tmp_path / HISTORY).read_bytes() == before
 
 
@@ -176,7 +176,7 @@ class Started(Accelerator):
 
 def test_a_resumed_run_goes_on_with_the_same_run_of_a_service(tmp_path):
     first, resumed, again = (Started(log_with=[None] * number) for number in (1, 2, 3))
-    for accelerator, first_step in ((first, None), (resumed, 3), (again, None)):
+    for accelerator, first_step in ((first, 0), (resumed, 3), (again, 0)):
         with tracking(tmp_path, accelerator, first_step) as tracker:
             tracker.start_trackers("reviews", "mine", {"seed": 1})
     ids = [accelerator.trackers[0].tracker.info.run_id for accelerator in (first, resumed, again)]
