@@ -59,6 +59,7 @@ DETERMINISTIC_CUBLAS = (":4096:8", ":16:8")
 GATHERED_BYTES = 2**26  # of predictions that rank 0 receives at once
 PADDING = -100  # of predictions of different sizes, as in transformers' Trainer
 NETWORK_WORDS = ("gloo", "connect", "address", "interface", "socket", "timed out")
+_launcher_variables: dict[str, str | None] = {}  # what a run in this process has removed
 
 
 @dataclass(frozen=True)
@@ -545,7 +546,7 @@ def start(
         deepspeed.check_by_deepspeed(config, launch.deepspeed_file)
         deepspeed.skip_shared_memory_operator()
     settings = launch.fsdp if batch is not None else None
-    _clear_launcher_variables(keep_deepspeed=config is not None)
+    _clear_launcher_variables()
     # No broadcast of buffers: in encoders they are constants, and processes may evaluate different numbers of
     # batches.
     handlers: list[Any] = [
@@ -629,19 +630,19 @@ def _group_backend(launch: Launch) -> str:
     return "cuda:nccl,cpu:gloo" if needs_gloo else launch.backend
 
 
-def _clear_launcher_variables(keep_deepspeed: bool) -> None:
-    """Removes the variables whose settings the run applies itself: Accelerate would apply them again."""
-    names = [
+def _clear_launcher_variables() -> None:
+    """Removes the variables whose settings the run applies itself: Accelerate would apply them again, such as
+    DeepSpeed with the launcher's file. `forget_accelerator` restores them."""
+    for name in (
         "ACCELERATE_DYNAMO_BACKEND",
         fsdp.SWITCH,
         fsdp.BUILDS_ON_ONE_PROCESS,
         "ACCELERATE_CONFIG_DS_FIELDS",
         *deepspeed.INLINE_SETTINGS.values(),
-    ]
-    # Accelerate would start DeepSpeed with the launcher's file, or switch it off on CPUs.
-    names.append("ACCELERATE_USE_CPU" if keep_deepspeed else "ACCELERATE_USE_DEEPSPEED")
-    for name in names:
-        os.environ.pop(name, None)
+        "ACCELERATE_USE_DEEPSPEED",
+        "ACCELERATE_USE_CPU",  # switches DeepSpeed off
+    ):
+        _launcher_variables.setdefault(name, os.environ.pop(name, None))
 
 
 def describe_group() -> None:
@@ -659,9 +660,15 @@ def describe_group() -> None:
 
 
 def forget_accelerator() -> None:
-    """Lets the next run in this process have its own Accelerator: Accelerate keeps one state per process."""
+    """Lets the next run in this process have its own Accelerator, and the launcher's settings: Accelerate
+    keeps one state per process, and sets ACCELERATE_USE_DEEPSPEED."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
+    for name, value in _launcher_variables.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+    _launcher_variables.clear()
 
 
 def _set_single_process_variables(launcher: str) -> None:

@@ -52,7 +52,6 @@ def make_task(model="linear"):
 
 
 # Without a launch
-# ------------------------------------------------------------------------------------------------------
 
 
 def test_activations_are_computed_again_and_gradients_stay_the_same(monkeypatch):
@@ -95,7 +94,6 @@ def test_inputs_take_the_precision_of_the_weights_and_labels_keep_theirs():
 
 
 # Launched
-# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

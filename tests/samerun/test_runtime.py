@@ -241,6 +241,15 @@ def test_settings_of_deepspeed_in_the_accelerate_config_are_those_of_a_file(desc
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("variables", [{}, "fsdp2", "zero3_offload", "one_gpu_dynamo"])
+def test_the_next_run_in_a_process_has_the_launch_that_it_requests(describe, variables):
+    first = describe(variables, gpus=2)
+    runtime._clear_launcher_variables()
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"  # by Accelerate
+    runtime.forget_accelerator()
+    assert describe({}, gpus=2) == first
+
+
 def test_the_device_is_that_of_torch(monkeypatch):
     assert runtime.this_machine() == Machine(0, True) or torch.accelerator.is_available()
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("xpu"))
