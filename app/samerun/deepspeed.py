@@ -216,10 +216,10 @@ def check_by_deepspeed(config: dict[str, Any], source: str) -> None:
     raise only after the model is built."""
     from deepspeed.runtime.config import DeepSpeedConfig
 
-    # Without a process group DeepSpeed counts one process.
-    batch_size = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"]
+    # DeepSpeed derives the batch size: without a process group it counts one process.
+    checked = {key: value for key, value in copy.deepcopy(config).items() if key != "train_batch_size"}
     try:
-        DeepSpeedConfig(copy.deepcopy(config) | {"train_batch_size": batch_size})
+        DeepSpeedConfig(checked)
     except Exception as error:  # pydantic's, assertions and DeepSpeed's own
         field_errors = getattr(error, "errors", None)
         if field_errors is None:

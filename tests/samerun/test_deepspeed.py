@@ -111,3 +111,10 @@ def test_deepspeed_gets_everything_back(tmp_path):
     script = str(launchers.REPOSITORY / "tests" / "deepspeed_job.py")
     finished = launchers.run([*launchers.torchrun(2), script], tmp_path).check()
     assert finished.out.count("restored") == 13, finished.out
+
+
+def test_deepspeed_may_know_the_number_of_processes_already(monkeypatch):
+    """From an earlier run in this process."""
+    for name, number in (("get_rank", 0), ("get_world_size", 4)):
+        monkeypatch.setattr(f"deepspeed.runtime.config.dist.{name}", lambda number=number: number)
+    deepspeed.check_by_deepspeed(complete(PLAIN), "ds.json")
