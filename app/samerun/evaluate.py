@@ -222,7 +222,7 @@ def open_saved_parts(
     """Opens the saved parts of this command's test predictions. Returns None if the predictions go to
     standard output, or the rows have no content hash. `fingerprint`: `Data.fingerprint`."""
     path = output.path_of(arguments)
-    if rows.split.content is None or str(path) in STDOUT:
+    if rows.split.content is None or run.broadcast(str(path)) in STDOUT:  # on other machines it may differ
         return None
     key = run.from_rank0(lambda: _hash_of_causes(run, arguments, fingerprint, rows))
     resume = " with --resume_from_checkpoint auto" if arguments.modes.train else ""
