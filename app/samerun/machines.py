@@ -335,7 +335,7 @@ def _beat(own: _Heartbeat) -> None:
             record = {"beat": beat, "collectives": own.collectives, "host": socket.gethostname()}
             if notice:
                 record["notice"] = notice
-            own.store.set(_key(rank), json.dumps(record))
+            own.store.set(f"heartbeat/{rank}", json.dumps(record))
             if rank == 0:
                 _read_records(own)
                 own.store.set(SUMMARY, json.dumps(own.summary))
@@ -351,13 +351,9 @@ def _beat(own: _Heartbeat) -> None:
             own.finished.wait(INTERVAL_SECONDS)
 
 
-def _key(rank: int) -> str:
-    return f"heartbeat/{rank}"
-
-
 def _read_records(own: _Heartbeat) -> None:
     """Reads the records of all processes, and makes the summary of them; rank 0 only."""
-    values = own.store.multi_get([_key(rank) for rank in range(own.launch.world_size)])
+    values = own.store.multi_get([f"heartbeat/{rank}" for rank in range(own.launch.world_size)])
     records, suspended = [json.loads(value) for value in values], _answered(own)
     own.changed = [
         own.answered if suspended or not own.records or record != own.records[rank] else own.changed[rank]

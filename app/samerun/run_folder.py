@@ -263,7 +263,7 @@ class Status:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # the checkpoint and signal threads write it too
-        self.path: Path | None = None
+        self.path: Path | None = None  # None: this process writes no training run's status
         self.state: tuple[str, str | None] = "running", None  # and its reason
         self.step, self.micro_batch_parts = 0, 1
 
@@ -305,10 +305,6 @@ class Status:
     def failing(self, reason: str) -> None:
         """Writes a first reason of a failure. `end` may replace it, if this process lives that long."""
         self._write_if_possible(("failed", reason))
-
-    def has_begun(self) -> bool:
-        """Whether this process writes the status of a training run."""
-        return self.path is not None
 
     def end(self, state: str, reason: str | None = None) -> None:
         """Writes "done", "stopped" or "failed". Does nothing before `begin` or after another `end`."""

@@ -172,7 +172,7 @@ def on_immediate_stop(callback: Callable[[], None]) -> None:
     _requests.before_stop = callback
 
 
-def ignore_signals(_worker: int = 0) -> None:
+def ignore_signals() -> None:
     """Initialises a DataLoader worker: its parent handles signals to the process group."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -332,7 +332,7 @@ def _report_unknown(error: Exception) -> int:
 
 def _explain_shortage(error: Exception) -> str | None:
     """The message for a full disk or a lack of memory; None for other errors."""
-    again = RESUME if status.has_begun() else "Then run the same command again"
+    again = RESUME if status.path is not None else "Then run the same command again"
     if is_out_of_space(error):
         too_large = getattr(error, "errno", None) == errno.EFBIG or os.strerror(errno.EFBIG) in str(error)
         what = "a file would exceed the size limit" if too_large else "the disk is full"
