@@ -193,14 +193,8 @@ def test_a_stopped_prediction_says_how_to_go_on(arguments, start_run, tmp_path, 
     assert "the same command with --resume_from_checkpoint auto" in signals._requests.stop_message
     kept.remove()
     assert signals._requests.stop_message == signals.NOTHING_TO_SAVE
-
-
-def test_only_the_predictions_file_of_rank_0_counts(arguments, start_run, tmp_path, monkeypatch):
-    """--predictions_file may differ between machines; all processes must save parts, or none."""
-    monkeypatch.setattr(Run, "broadcast", lambda run, value: "-")
-    rows = replace(eval_rows(*points(3)), split=replace(eval_rows(*points(3)).split, content=lambda: "hash"))
-    asked = arguments(output_dir=str(tmp_path), do_predict=True)
-    assert open_saved_parts(start_run(), asked, {}, rows) is None
+    monkeypatch.setattr(Run, "broadcast", lambda run, value: "-")  # rank 0's, which decides for all
+    assert open_saved_parts(start_run(), arguments(**given), {}, rows) is None
 
 
 def test_another_prediction_begins_anew_and_is_not_mixed_with_the_old_parts(attempt):
