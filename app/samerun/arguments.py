@@ -410,7 +410,7 @@ class RunArguments:
         help="warning: print only warnings and errors; debug: show the stack trace of an error, too",
     )
 
-    test_file = None  # an argument of tasks with DataArguments
+    test_file = validation_file = None  # arguments of tasks with DataArguments
     streaming = None  # an argument of text tasks (samerun/text/arguments.py)
 
     @property

@@ -53,14 +53,16 @@ def folder_of(arguments: Any) -> Path:
 
 
 def _beside_a_run(arguments: Any, name: str) -> str:
-    """`name`, or with the test file's name appended if the command only predicts in the folder of a finished
-    run: it must not replace that run's own predictions and metrics, nor those of another test file."""
+    """`name`, or with a file's name appended if the command only predicts or evaluates that file in the
+    folder of a finished run: it must not replace that run's own predictions and metrics, nor those of another
+    file."""
     modes, folder = arguments.modes, Path(arguments.output_dir)
     holds_a_run = any((folder / name).exists() for name in (run_folder.BEST, run_folder.RUN_FILE))
-    if modes.train or not modes.predict or not holds_a_run:
+    if modes.train or not holds_a_run:
         return name
-    first, *others = arguments.test_file or ["test"]
-    data = WILDCARDS.sub("", DATA_SUFFIX.sub("", Path(first).name)) or "test"
+    unnamed = "test" if modes.predict else "validation"
+    first, *others = _files(arguments) or [unnamed]
+    data = WILDCARDS.sub("", DATA_SUFFIX.sub("", Path(first).name)) or unnamed
     if others:
         data += f"_and_{len(others)}_more"
     stem, suffix = os.path.splitext(name)
@@ -71,9 +73,14 @@ def _beside_a_run(arguments: Any, name: str) -> str:
     return f"{stem}_{ending}{suffix}"
 
 
+def _files(arguments: Any) -> tuple[str, ...]:
+    """The files that a command predicts, or else evaluates."""
+    return (arguments.test_file if arguments.modes.predict else arguments.validation_file) or ()
+
+
 def _predicted_files(arguments: Any) -> list[str]:
-    """The test files of a command as absolute paths."""
-    return [os.path.realpath(path) for path in arguments.test_file or ()]
+    """The same as absolute paths."""
+    return [os.path.realpath(path) for path in _files(arguments)]
 
 
 def problem(path: Path, folder: Path) -> str | None:

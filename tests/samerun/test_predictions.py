@@ -100,6 +100,8 @@ def test_a_finished_runs_predictions_and_metrics_are_kept(tmp_path, train, train
     assert predictions.folder_of(asked) == tmp_path / expected.removesuffix(".jsonl")
     metrics = expected.replace("predictions", "metrics").replace("jsonl", "json")
     assert predictions.metrics_name(asked) == metrics
+    asked.modes, asked.validation_file = Modes(train, True, False), asked.test_file  # only evaluates
+    assert predictions.metrics_name(asked) == metrics
 
 
 def test_test_files_of_one_name_do_not_replace_each_others_predictions(tmp_path):
