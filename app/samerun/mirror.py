@@ -88,7 +88,6 @@ class Mirror:
         self.failures = 0
         self.taken_by: str | None = None  # another process that writes to this mirror now
         self.changed = threading.Condition()
-        self.thread = threading.Thread(target=self._work, name="mirror", daemon=True)
         self.transfers: Transfers | None = None
         try:
             self._connect()
@@ -217,10 +216,10 @@ class Mirror:
         with self.changed:
             passed, self.pending = self.pending, snapshot
             self.changed.notify_all()
-            if passed is not None and passed is not self.uploading:
+            if passed is None:
+                threading.Thread(target=self._work, name="mirror", daemon=True).start()
+            elif passed is not self.uploading:
                 shutil.rmtree(passed.place, ignore_errors=True)
-        if self.thread.ident is None:
-            self.thread.start()
 
     def wait(self, seconds: float) -> None:
         """Waits until everything is uploaded, at most this long or for some failed attempts."""
@@ -241,9 +240,9 @@ class Mirror:
                     "with --resume_from_checkpoint auto uploads it")  # fmt: skip
 
     def _work(self) -> None:
+        """Uploads until nothing is pending."""
         while self.taken_by is None:
             with self.changed:
-                self.changed.wait_for(lambda: self.pending is not None)
                 self.uploading = snapshot = self.pending
             problem = None
             try:
@@ -266,6 +265,8 @@ class Mirror:
                 self.changed.notify_all()
                 if problem is not None:
                     self.changed.wait(RETRY_SECONDS)
+                if self.pending is None:
+                    return
         self.transfers.close()
 
     def _behind(self, snapshot: Snapshot) -> str:
@@ -316,6 +317,8 @@ _mirror: Mirror | None = None
 def connect(url: str | None) -> None:
     """Connects to --mirror_to; None: this process has no mirror. Raises `InputError`."""
     global _mirror
+    if _mirror is not None and _mirror.pending is None:  # of an earlier run in this process, which failed
+        _mirror.transfers.close()
     _mirror = None if url is None else Mirror(url)
 
 

@@ -80,3 +80,11 @@ def test_one_that_has_ended_is_replaced(tmp_path, monkeypatch, capfd):
     assert len(notes) == 2
     assert "step 1 is not uploaded (the process that uploads ended with code -9); file:///" in notes[0]
     assert notes[1].endswith(f"{url} has step 1 again")
+
+
+def test_it_ends_with_the_next_run_of_a_program_if_its_own_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(mirror, "_mirror", None)
+    mirror.connect((tmp_path / "mirror").as_uri())
+    process = mirror._mirror.transfers.process
+    mirror.connect(None)
+    assert process.poll() is not None
