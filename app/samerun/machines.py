@@ -186,9 +186,10 @@ def differences(infos: list[dict[str, Any]]) -> list[str]:
             for name in sorted(own.keys() | expected.keys()):
                 if own.get(name) == expected.get(name):
                     continue
-                value, other = (
-                    "absent" if x.get(name) is None else f"{x[name]!s:.80}" for x in (own, expected)
-                )
+                texts = ["absent" if x.get(name) is None else str(x[name]) for x in (own, expected)]
+                # Long lists may differ at their end.
+                start = max(0, len(os.path.commonprefix(texts)) - 40)  # noqa: RUF071 - of characters
+                value, other = (text[start : start + 80] for text in texts)
                 line = f"{name} is {value}, but {other}"
                 message = f"rank {info['rank']} ({info['host']}): {line} on rank 0 ({first['host']})"
                 lines.setdefault((info["host"], line), message)

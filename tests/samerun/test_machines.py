@@ -91,6 +91,13 @@ def test_a_difference_is_told_once_per_machine():
     assert differences(infos[:1]) == []
 
 
+def test_the_place_is_shown_where_long_values_differ():
+    labels = [f"label {number}" for number in range(30)]
+    values = enumerate((labels, [*labels[:-1], "other"]))
+    infos = [{"rank": rank, "host": "m", "compared": {"data": {"labels": value}}} for rank, value in values]
+    assert "'label 28', 'other'], but " in differences(infos)[0]
+
+
 @pytest.mark.slow
 def test_a_machine_that_does_not_come_is_named(job, port):
     job[machines.MACHINE_NAMES] = "node7,node9"
