@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from linear_task import FINGERPRINT, opener
+from run_folders import contents
 
 from samerun import checkpoint, start
 from samerun.errors import InputError
@@ -85,10 +86,6 @@ def leave_run(opened, folder, state="done", step=6, **given):
     write_json(folder / "status.json", {"state": state, "step": step})
 
 
-def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
-
-
 def test_a_finished_run_without_checkpoints_is_complete_and_stays(opened, tmp_path, capsys):
     leave_run(opened, tmp_path / "run")
     before = contents(tmp_path / "run")
@@ -131,7 +128,7 @@ def test_a_run_whose_facts_are_lost_is_not_replaced(opened, tmp_path):
     with pytest.raises(InputError, match=r"run\.json or status\.json cannot be read"):
         opened()
     (tmp_path / "run" / "run.json").unlink()
-    del before[tmp_path / "run" / "run.json"]
+    del before["run.json"]
     with pytest.raises(InputError, match=r"status\.json, history\.jsonl would be replaced"):
         opened()
     assert contents(tmp_path / "run") == before

@@ -45,8 +45,7 @@ def event(step, **more):
 @contextlib.contextmanager
 def tracking(folder, accelerator=None, first_step=0, **more):
     """The tracker of a run, resumed from `first_step` if that is not 0."""
-    own = accelerator or Accelerator()
-    tracker = Tracker(own, folder, 10, first_step, **more)
+    tracker = Tracker(accelerator or Accelerator(), folder, 10, first_step, **more)
     yield tracker
     tracker.close()
 
