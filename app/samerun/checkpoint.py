@@ -88,9 +88,8 @@ class TrainState:
     best_step: int | None = None
     loss_settings: dict[str, Any] | None = None  # `Task.loss_settings` of `best_loss`
     evaluations_without_best: int = 0
-    kept: list[dict[str, Any]] = field(
-        default_factory=list
-    )  # {"step", "metric", "loss"} of the best models (see `best_models`)
+    # {"step", "metric", "loss"} of the best models (see `best_models`)
+    kept: list[dict[str, Any]] = field(default_factory=list)
     unevaluated: bool = False  # the run stopped before it finished the evaluation due at `step`
     loss_scale: dict[str, Any] | None = None
     stream: Any = None  # start of the current epoch's rows (see `data.stream`)

@@ -45,9 +45,8 @@ FETCHED = ".mirror_fetched"  # in the run's folder
 # Files that grow or are written in place; others are replaced.
 GROWING = (run_folder.HISTORY, run_folder.SPEED, run_folder.TENSORBOARD, run_folder.PLOTS, STATUS)
 START_SECONDS = 20.0  # for the first answer
-STOP_SECONDS = (
-    100.0  # for the last upload after a request to stop; clouds announce the end 30 to 120 s before
-)
+# For the last upload after a request to stop; clouds announce the end 30 to 120 s before.
+STOP_SECONDS = 100.0
 END_SECONDS = 3600.0  # for the last upload of a finished run
 RETRY_SECONDS = 10.0
 ATTEMPTS = 5  # that may fail while the end of the process waits

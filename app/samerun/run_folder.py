@@ -45,9 +45,8 @@ CHECKPOINTS = "checkpoints"
 PLOTS = "plots"
 TENSORBOARD = "tensorboard"
 PROFILE = "profile"
-LOSSES = (
-    "SAMERUN_LOSSES"  # variable: our launching scripts count lost processes there; a checkpoint removes it
-)
+# A variable: our launching scripts count lost processes there; a checkpoint removes it.
+LOSSES = "SAMERUN_LOSSES"
 START_FILES = (STATUS, HISTORY, SPEED, TRACKERS, TENSORBOARD, PROFILE)  # a failed start may leave them
 # run.json is the last that is removed: it says that the others are a run's.
 OURS = (
