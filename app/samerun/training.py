@@ -196,6 +196,8 @@ class Training:
             self._run_steps(clock)
         if stop_requested(run):
             self._save_and_stop(unevaluated=False)
+        if self.plan.save_steps is None and self.tracker.first_step:
+            self._save()  # otherwise a later start would go on from the checkpoint of an earlier stop
         self._wait_for_checkpoint()
         self.passes = None
         synchronise_buffers(run, self.model)

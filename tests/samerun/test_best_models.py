@@ -88,13 +88,17 @@ def test_a_resumed_run_forgets_what_is_gone(begin, tmp_path, capsys):
     assert "the kept models of step 2 are missing in" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("changed", ["metric", "loss"])
-def test_values_of_another_metric_or_loss_are_never_compared(begin, tmp_path, changed):
-    state, task = begin(keep_best=2).state, NearOne(best_metric="f1" if changed == "metric" else None)
-    state.loss_settings = task.loss_settings = {"kind": "bce"}
+@pytest.mark.parametrize(
+    ("metric", "loss", "said"),
+    [("f1", "bce", "was chosen by loss, not by f1"), (None, "focal", "has a loss of other settings")],
+)
+def test_values_of_another_metric_or_loss_are_never_compared(begin, tmp_path, metric, loss, said):
+    state, task = begin(keep_best=2).state, NearOne(best_metric=metric)
+    state.loss_settings, task.loss_settings = {"kind": "bce"}, {"kind": loss}
     shutil.rmtree(tmp_path / "best")
     (note,) = recover(tmp_path, replace(state), task, 2, complete=True)[1]
     assert note.endswith(f"is not in {tmp_path}; the last model is exported")
-    if changed == "loss":
-        task.loss_settings = {"kind": "focal"}
-    assert recover(tmp_path, state, task, 2, False)[0].kept == []
+    state, (note,) = recover(tmp_path, state, task, 2, False)
+    assert (state.kept, state.best_metric, state.best_step) == ([], None, None)
+    assert f"(step 4) {said}" in note
+    assert note.endswith("; later evaluations choose a new one")

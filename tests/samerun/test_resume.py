@@ -246,13 +246,6 @@ def test_a_best_model_that_is_lost_damaged_or_replaced_is_chosen_anew(prepare, t
     assert (state.best_step, state.best_metric is None) == ((3, False) if best == "there" else (None, True))
 
 
-@pytest.mark.usefixtures("finished")
-def test_a_best_model_is_never_compared_by_another_metric(prepare, capsys):
-    state = prepare(step=3, metric_for_best_model="eval_f1").state
-    assert (state.best_metric, state.best_step) == (None, None)
-    assert "(step 3) was chosen by loss, not by f1; later evaluations choose a new" in capsys.readouterr().out
-
-
 def test_losses_of_other_settings_are_never_compared(request, prepare, capsys, monkeypatch):
     """Such as those of --loss bce and --loss focal: one is always lower."""
     monkeypatch.setattr(Exports, "loss_settings", {"kind": "bce"})
@@ -310,6 +303,13 @@ def test_a_run_killed_before_its_next_checkpoint_goes_on_from_where_it_resumed(p
     prepare(step=3).tracker.close()
     folder = tmp_path / "checkpoints"
     assert checkpoint.find(folder, "auto") == folder / "step_3"
+
+
+@pytest.mark.usefixtures("finished")
+def test_a_run_that_saves_only_on_request_is_complete_when_it_ends(prepare, tmp_path):
+    """A later start trained again from the checkpoint of the request."""
+    prepare(step=3, plan=make_plan(22)).fit()
+    assert checkpoint.find(tmp_path / "checkpoints", "auto") == tmp_path / "checkpoints" / "step_6"
 
 
 @pytest.mark.usefixtures("finished")
