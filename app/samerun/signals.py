@@ -403,12 +403,12 @@ def finish(run: Run, left: str | None = None) -> None:
     """Closes trackers and waits for the other processes. `left`: the message of a stop from now on, if more
     remains to be done; otherwise a request then ends the process with 0."""
     machines.stop()
+    status.end("done")
     if left is None:
         exit_with(0, reported=True)
     else:
         set_stop_message(left)
         exit_with(EXIT_STOPPED)
-    status.end("done")
     for tracker in run.accelerator.trackers:
         tracker.finish()
     run.wait()

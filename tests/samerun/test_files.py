@@ -10,6 +10,7 @@ import threading
 
 import pytest
 import torch
+from in_process import ProcessExit
 from safetensors.torch import save_file
 
 from samerun.errors import InputError, is_out_of_space
@@ -169,10 +170,6 @@ def test_json_is_written_whole_not_through_a_link_and_without_what_json_cannot_h
     assert (tmp_path / "mine").read_text() == "mine"
 
 
-class Crash(BaseException):
-    """The process is gone."""
-
-
 DISK = ((os, "rename"), (os, "replace"), (os, "fsync"), (shutil, "rmtree"))
 
 
@@ -188,7 +185,7 @@ def crashes(point, work):
         def guarded(*args, **kwargs):
             calls.append(name)
             if len(calls) > point:
-                raise Crash
+                raise ProcessExit
             return real(*args, **kwargs)
 
         return guarded
@@ -198,7 +195,7 @@ def crashes(point, work):
             patch.setattr(module, name, guard(getattr(module, name), name))
         try:
             work()
-        except Crash:
+        except ProcessExit:
             return True, calls
     return False, calls
 

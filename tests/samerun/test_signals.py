@@ -11,6 +11,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from in_process import ProcessExit
 from launchers import APP
 
 from samerun import machines, signals
@@ -213,24 +214,20 @@ def test_listening_leaves_everything_as_it_was():
 # The end of a job
 
 
-class Exit(BaseException):
-    pass
-
-
 @pytest.fixture
 def ended(monkeypatch, environment, capsys):
     """Raises an error inside the guard; returns (exit code, stderr, seconds slept)."""
     slept = []
 
     def leave(code):
-        raise Exit(code)
+        raise ProcessExit(code)
 
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(time, "sleep", slept.append)
     monkeypatch.setattr(status, "path", None)  # another test may have opened a run in this process
 
     def work(error, debug=False):
-        with pytest.raises(Exit) as caught, failures_end_the_job(debug):
+        with pytest.raises(ProcessExit) as caught, failures_end_the_job(debug):
             raise error
         return caught.value.args[0], capsys.readouterr().err, sum(slept)
 
@@ -305,7 +302,7 @@ def test_the_cause_is_printed_before_its_echoes(ended, environment, monkeypatch)
 
 def test_the_heartbeat_ends_a_process_that_waits_in_vain(ended, monkeypatch, tmp_path, capsys):
     status.begin(tmp_path, 3)
-    with pytest.raises(Exit) as caught, failures_end_the_job(False):
+    with pytest.raises(ProcessExit) as caught, failures_end_the_job(False):
         signals.end_after_lost_peer("rank 1 (beta) did not enter")
     assert caught.value.args == (69,)
     assert "): rank 1 (beta) did not enter. The same command with" in capsys.readouterr().err
@@ -357,14 +354,15 @@ def test_a_good_end_and_help_are_no_failures(monkeypatch):
 
 
 def test_only_a_command_closes_the_process_group(monkeypatch):
-    monkeypatch.setattr(status, "path", None)
     calls, accelerator = [], SimpleNamespace(trackers=[])
+    # A request ends a run with 0 only when its status is written.
+    monkeypatch.setattr(status, "end", lambda state: calls.append((state, signals._requests.exit_code)))
     run = SimpleNamespace(
         accelerator=accelerator, wait=lambda: None, close_process_group=lambda: calls.append("closed")
     )
     signals.finish(run)  # `samerun.train`, perhaps in Ray's group
     signals.forget()
-    assert calls == []
+    assert calls == [("done", 75)]
     with signals.listen():
         signals.finish(run)
-    assert calls == ["closed"]
+    assert calls == [("done", 75), ("done", 75), "closed"]
