@@ -4,6 +4,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from in_process import ProcessExit
 from linear_task import LinearTask, eval_rows, linear_layer, points
 from titlegen import Arguments
 
@@ -130,10 +131,6 @@ def test_all_of_a_prediction_has_the_runs_precision(start_run, precision):
 ROWS, BATCH = 203, 2
 
 
-class KilledError(Exception):
-    """What the tests have in place of a SIGKILL."""
-
-
 class Counts(LinearTask):
     """Counts rows; is killed before it predicts another one."""
 
@@ -143,7 +140,7 @@ class Counts(LinearTask):
 
     def predict(self, model, batch):
         if self.done >= self.most:
-            raise KilledError
+            raise ProcessExit
         self.done += len(batch.rows)
         return {**super().predict(model, batch), "numbers": batch.rows}
 
@@ -159,7 +156,7 @@ def attempt(start_run, tmp_path):
         kept = SavedParts(run, folder, f"hash {model}", rows)
         try:
             predictions, _ = predict(run, linear_layer(), task, rows, saved=kept)
-        except KilledError:
+        except ProcessExit:
             predictions = None
         return task, predictions, kept
 

@@ -47,10 +47,6 @@ def content(path):
     return text
 
 
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
 @contextlib.contextmanager
 def small_files():
     """No file may have more than 4096 bytes, as by `ulimit -f`. No fixture: pytest's own output may be a
@@ -74,7 +70,7 @@ def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path):
         replace_folder(
             tmp_path / "best", lambda place: save_file({"x": torch.zeros(9999)}, place / "model.safetensors")
         )
-    assert names(tmp_path) == ["best", "predictions.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "predictions.jsonl"]
     assert (path.read_text(), content(tmp_path / "best")) == ("old", "old")
 
 

@@ -345,6 +345,12 @@ def test_a_shortage_is_one_message_and_a_run_that_does_not_train_is_not_told_to_
     assert text.endswith("Then run the same command again\n")
 
 
+def test_in_a_training_every_process_says_how_to_resume(monkeypatch):
+    monkeypatch.setattr(status, "path", None)  # as on all ranks but 0
+    monkeypatch.setattr(signals._requests, "exit_code", None)
+    assert signals._explain_shortage(MemoryError()).endswith(signals.RESUME)
+
+
 def test_a_good_end_and_help_are_no_failures(monkeypatch):
     monkeypatch.setattr(os, "_exit", pytest.fail)
     with failures_end_the_job(False):
