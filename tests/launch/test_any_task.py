@@ -28,7 +28,6 @@ from samerun.evaluate import input_dtype
 from samerun.files import read_lines
 from samerun.layers import checkpoint_activations
 from samerun.plan import Modes
-from samerun.tools.soak import differences
 
 SCRIPT = vector_task.__file__
 JOB = vector_task.JOB | {
