@@ -69,7 +69,7 @@ def read_options(argv: list[str] | None = None) -> argparse.Namespace:
     if options.text is not None and task not in ("classify", "titlegen", "tag"):
         raise InputError(f"--text: {options.model} is a model of {task}, which takes files; name a FILE")
     if options.text == ["-"]:
-        options.text = sys.stdin.read().splitlines()
+        options.text = [line.removesuffix("\n") for line in sys.stdin]
         if not options.text:
             raise InputError("--text -: standard input is empty; expected a text on each line")
     if options.text_pair is not None and (task != "classify" or options.text is None):
