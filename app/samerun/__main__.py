@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 from samerun.files import shipped
-from samerun.task_scripts import run_tool, scripts, tools
+from samerun.task_scripts import parser, run_tool, scripts, tools
 
 OLD_NAMES = {"compare": "diff"}
 CONFIGS = ("accelerate_configs", "ds_configs")
@@ -39,16 +39,15 @@ def main() -> None:
     # deepspeed inserts --local_rank before the name
     given = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     name = OLD_NAMES.get(given, given.replace("-", "_"))
-    if name in files:
+    if name in {*files, "configs"}:
         sys.argv.remove(given)
-    if name in tools():
+    if name in {*tools(), "configs"}:
         sys.argv[0] = f"samerun {dashed(name)}"  # by which argparse names it
-        sys.exit(run_tool(importlib.import_module(f"samerun.tools.{name}").main, sys.argv[1:]))
+        tool = copy_configs if name == "configs" else importlib.import_module(f"samerun.tools.{name}").main
+        sys.exit(run_tool(tool, sys.argv[1:]))
     elif name in files:
         sys.argv[0] = str(files[name])  # in whose folder the task is
         runpy.run_path(sys.argv[0], run_name="__main__")
-    elif name == "configs":
-        copy_configs(Path(sys.argv[2] if len(sys.argv) > 2 else "."))
     elif name == "completion":
         print(COMPLETION.format(names=" ".join([*map(dashed, files), "configs"])))
     elif not given and {"--help", "-h"} & {*sys.argv}:
@@ -80,8 +79,11 @@ def usage(files: dict[str, Path]) -> str:
     )
 
 
-def copy_configs(folder: Path) -> None:
-    """Copies the launchers' configuration files to `folder`. Replaces none."""
+def copy_configs(argv: list[str]) -> int:
+    """Copies the launchers' configuration files to a folder. Replaces none."""
+    own = parser("Copies accelerate_configs/ and ds_configs/ to FOLDER (default: here). Replaces no file.")
+    own.add_argument("folder", nargs="?", type=Path, default=Path(), metavar="FOLDER")
+    folder = own.parse_args(argv).folder
     for name in CONFIGS:
         for file in sorted(shipped(name).iterdir()):
             target = folder / name / file.name
@@ -91,6 +93,7 @@ def copy_configs(folder: Path) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, target)
             print(f"wrote {target}")
+    return 0
 
 
 if __name__ == "__main__":

@@ -173,11 +173,20 @@ def test_anything_else_is_an_error(monkeypatch, words):
         call(monkeypatch, *words)
 
 
+@pytest.mark.parametrize(("word", "code"), [("--help", 0), ("--all", 2)])
+def test_no_option_of_configs_is_a_folder(monkeypatch, tmp_path, word, code):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        call(monkeypatch, "configs", word)
+    assert (ended.value.code, list(tmp_path.iterdir())) == (code, [])
+
+
 def test_configs_are_copied_and_those_of_the_user_kept(monkeypatch, tmp_path, capsys):
     mine = tmp_path / "ds_configs" / "zero2.json"
     mine.parent.mkdir()
     mine.write_text("mine")
-    call(monkeypatch, "configs", str(tmp_path))
+    with pytest.raises(SystemExit, match="0"):
+        call(monkeypatch, "configs", str(tmp_path))
     for folder in ("accelerate_configs", "ds_configs"):
         names = {path.name for path in (REPOSITORY / folder).iterdir()}
         assert {path.name for path in (tmp_path / folder).iterdir()} == names
