@@ -16,7 +16,7 @@ works in any thread. Several processes: call `train` on each of them, for exampl
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,7 +103,7 @@ def load(model: str | Path, **values: Any) -> Predictor:
     return load_predictor(name, str(model), str(temporary_folder("predict_")), words)
 
 
-def predict(model: str | Path, items: Sequence[Any], **values: Any) -> list[dict[str, Any]]:
+def predict(model: str | Path, items: Iterable[Any], **values: Any) -> list[dict[str, Any]]:
     """Predicts texts, or images as bytes, with an exported model, as `load(model, **values)(items)`."""
     return load(model, **values)(items)
 

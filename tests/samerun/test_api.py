@@ -49,9 +49,12 @@ def test_rows_of_every_kind_train_as_their_file_does(train, tmp_path):
             run.best / "model.safetensors"
         ).read_bytes()
     texts = [row["text"] for row in ROWS[:3]]
-    lines = samerun.predict(run.best, texts, max_length=16)
+    lines = samerun.predict(run.best, iter(texts), max_length=16)
     assert [set(line["probabilities"]) for line in lines] == [{"good", "bad"}] * 3
-    assert samerun.load(run.best)(texts) == lines
+    model = samerun.load(run.best)
+    assert (model(texts), model([])) == (lines, [])
+    with pytest.raises(samerun.InputError, match="expected a list of texts or images, found a single one"):
+        model(texts[0])
 
 
 def test_a_frame_may_have_empty_cells(train):

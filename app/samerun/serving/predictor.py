@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -40,8 +40,13 @@ class Predictor:
         self.model = task.load_exported(arguments.model_name_or_path).to(self.device).eval()
         self.batch = evaluation_batch(arguments, task.evaluates_by_tokens and self.device.type == "cpu")
 
-    def __call__(self, items: Sequence[Any]) -> list[dict[str, Any]]:
+    def __call__(self, items: Iterable[Any]) -> list[dict[str, Any]]:
         """One line per item. Raises `InputError` for a bad item."""
+        if isinstance(items, str | bytes):  # whose characters would be items
+            raise InputError("expected a list of texts or images, found a single one; put it into a list")
+        items = list(items)
+        if not items:
+            return []
         split = self.task.rows_in_memory(items)
         return list(self.task.lines(self._predict(split), split))
 
