@@ -159,6 +159,13 @@ def test_launch_files_that_accelerate_would_not_take(tmp_path, problem):
     assert any(problem in line for line in caught.value.problems)
 
 
+@pytest.mark.parametrize(("kind", "problems"), [("MULTI_GPU", 0), ("NO", 1)])
+def test_the_kind_of_a_launch_file_decides_whether_it_starts_several_processes(tmp_path, kind, problems):
+    file = planner.read_launch_file(launch_file(tmp_path, distributed_type=kind, use_cpu=True))
+    for name in ("my_cpu.yaml", "mine.yaml"):
+        assert len(planner.launch_problems(replace(file, name=name), 2)) == problems
+
+
 def test_a_launch_file_that_is_not_there_and_one_that_is_no_yaml(tmp_path):
     broken = tmp_path / "broken.yaml"
     broken.write_text("a: 1\nb: [\n")

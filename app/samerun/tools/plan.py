@@ -64,7 +64,7 @@ DEEPSPEED_FILE_KEYS = (
 )
 PLANNED = "this setup"
 KINDS = ("NO", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU", "DEEPSPEED", "FSDP")
-DEVICES = {"MULTI_XPU": "xpu", "MULTI_NPU": "npu"}
+DEVICES = {"MULTI_XPU": "xpu", "MULTI_NPU": "npu"}  # as torch names the GPUs; others: cuda
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,7 @@ class LaunchFile:
     use_cpu: bool
     precision: str
     deepspeed_file: str | None
-    deepspeed: bool
-    device: str  # as torch names the GPUs
-    fsdp: bool
+    kind: str  # one of KINDS
     variables: dict[str, str]  # set by `accelerate launch`
 
 
@@ -138,7 +136,8 @@ def plan(options: argparse.Namespace) -> int:
     use_cpu = use_cpu or like.get("device") == "cpu" or (bool(setups) and not parity.gpus("any"))
     before = dict(os.environ)
     set_launch_variables(launch_file, processes, use_cpu)
-    machine = Machine(0 if use_cpu else processes, True, launch_file.device if launch_file else "cuda")
+    device = DEVICES.get(launch_file.kind, "cuda") if launch_file is not None else "cuda"
+    machine = Machine(0 if use_cpu else processes, True, device)
     launch = collect(problems, lambda: start.check(arguments, machine))
     task = collect(problems, lambda: task_class(arguments))
     # To look for problems of the data, too, if those of the launch end the plan.
@@ -224,7 +223,6 @@ def read_launch_file(name: str) -> LaunchFile:
         )
     if problems := file_problems(name, content):
         raise InputError(*problems)
-    kind = content.get("distributed_type")
     return LaunchFile(
         name=name,
         processes=int(content.get("num_processes") or 1),
@@ -232,9 +230,7 @@ def read_launch_file(name: str) -> LaunchFile:
         use_cpu=bool(content.get("use_cpu", False)),
         precision=str(content.get("mixed_precision") or "no").lower(),
         deepspeed_file=(content.get("deepspeed_config") or {}).get("deepspeed_config_file"),
-        deepspeed=kind == "DEEPSPEED",
-        fsdp=kind == "FSDP",
-        device=DEVICES.get(kind, "cuda"),
+        kind=content.get("distributed_type") or "NO",  # YAML reads a bare NO as false
         variables=launch_variables(content),
     )
 
@@ -268,7 +264,7 @@ def file_problems(name: str, content: dict[str, Any]) -> list[str]:
     problems = [
         f"unknown key {key}" for key in sorted(set(content) - set(ClusterConfig.__dataclass_fields__))
     ]
-    kind = content.get("distributed_type", "NO") or "NO"  # YAML reads a bare NO as false
+    kind = content.get("distributed_type") or "NO"
     if kind == "MULTI_CPU":
         problems.append(
             "MULTI_CPU starts one process without MPI; use MULTI_GPU with use_cpu: true (cpu_ddp.yaml)"
@@ -294,7 +290,7 @@ def launch_problems(file: LaunchFile, processes: int | None) -> list[str]:
     number, problems = processes or file.processes, []
     if number % file.machines:
         problems.append(f"{number} processes cannot be divided evenly over {file.machines} machines")
-    if number > 1 and file.name.endswith(("cpu.yaml", "single_gpu.yaml")):
+    if number > 1 and file.kind == "NO":
         problems.append(f"starts one process, --num_processes is {number}; use ddp.yaml or cpu_ddp.yaml")
     return [f"{file.name}: {problem}" for problem in problems]
 
@@ -452,17 +448,18 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
         file = read_launch_file(f"{LAUNCH_FILES.name}/{path.name}")
         if file.use_cpu or (file.machines > 1) != several_machines:
             continue
-        if file.fsdp and planned.precision == "fp16":
+        if file.kind == "FSDP" and planned.precision == "fp16":
             continue
-        shards, usable_precision = file.deepspeed or file.fsdp, file.precision in ("no", planned.precision)
+        shards = file.kind in ("DEEPSPEED", "FSDP")
+        usable_precision = file.precision in ("no", planned.precision)
         if not shards and ((file.processes > 1) != several or not usable_precision):
             continue
         same_precision = file.precision == planned.precision
         name = file.name if same_precision else f"{file.name} --mixed_precision {planned.precision}"
-        if file.deepspeed:
+        if file.kind == "DEEPSPEED":
             config = deepspeed.read_config(file.deepspeed_file)
             layouts.append((name, replace(plain, zero=config["zero_optimization"])))
-        elif file.fsdp:
+        elif file.kind == "FSDP":
             layouts.append((name, replace(plain, fsdp=fsdp.read_settings(file.variables, []))))
         elif same_precision or not several or several_machines:  # or another file has this precision
             layouts.append((name, plain))
