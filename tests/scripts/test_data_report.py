@@ -59,6 +59,14 @@ def test_labels_are_counted_with_those_that_come_together():
     assert set(report.shown.figures) == {"data_lengths", "data_labels"}
 
 
+def test_a_label_counts_once_for_each_row():
+    """As a tag, which several words have."""
+    rows = of_texts(["Mary eats fish", "Mary eats"], None, [("PER", "O", "O"), ("PER", "O")])
+    found = tables(examine({"train": rows}))
+    assert [row["train"] for row in found["Labels"]] == ["2 (100.0%)"] * 2
+    assert [[*row.values()] for row in found["Labels that come together"]] == [["O", "PER", "2", "100.0%"]]
+
+
 def test_classes_of_masks_are_counted_by_area():
     areas = {"train": [[990, 5, 0], [1000, 0, 0]], "validation": [[500, 0, 500]]}
     splits = {}

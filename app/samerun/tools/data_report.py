@@ -83,7 +83,7 @@ class Rows(NamedTuple):
     similar: Sequence[Hashable]  # equal for near duplicates
     similarity: str  # what near duplicates are, such as "equal but for case"
     answers: Sequence[Hashable] | None = None  # targets, which should be equal for duplicates
-    labels: Sequence[tuple[str, ...]] | None = None  # label names of each row
+    labels: Sequence[tuple[str, ...]] | None = None  # label names of each row, without repetitions
     blank: Sequence[bool] = ()
     lengths: np.ndarray | None = None  # (rows,) in `unit`
     unit: str = ""
@@ -141,8 +141,8 @@ def of_texts(
         contents,
         similar,
         "equal but for case, spaces and punctuation",
-        titles if labels is None else [tuple(sorted(labels_of_row)) for labels_of_row in labels],
-        labels,
+        titles if labels is None else [tuple(sorted(of_row)) for of_row in labels],
+        labels and [tuple(dict.fromkeys(of_row)) for of_row in labels],  # several words may have a tag
         blank,
         lengths,
         "words" if tokens is None else "tokens",
