@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from samerun.errors import EXIT_BAD_INPUT, InputError
+from samerun.errors import EXIT_BAD_INPUT, EXIT_STOPPED, InputError, StopRequested, TrainingError
 from samerun.files import write_json
 from samerun.parsing import parse, validate
 from samerun.plan import Modes
@@ -125,11 +125,20 @@ def write_settings(file: Path, arguments: dict[str, Any]) -> None:
 
 
 def run_tool(main: Callable[[list[str]], int], argv: list[str]) -> int:
-    """The exit code of a tool. Prints the problems of its input."""
+    """The exit code of a tool. Prints why it failed, such as the problems of its input, or was stopped."""
     try:
         return main(argv)
-    except InputError as error:
-        print(*(f"error: {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
+    except (InputError, TrainingError) as error:
+        problems = getattr(error, "problems", [str(error)])
+        print(*(f"error: {problem}" for problem in problems), sep="\n", file=sys.stderr)
+        return error.exit_code
+    except (StopRequested, KeyboardInterrupt) as error:
+        print(f"stopped: {error}", file=sys.stderr)
+        return EXIT_STOPPED
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error}", file=sys.stderr)  # such as a file in place of a folder
         return EXIT_BAD_INPUT
 
 

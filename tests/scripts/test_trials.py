@@ -14,6 +14,7 @@ from launchers import CLASSIFY, as_words
 
 from samerun.errors import InputError
 from samerun.files import lock, read_lines
+from samerun.task_scripts import run_tool
 from samerun.tools import cross_validate, learning_curve
 from samerun.tools.moving.setups import APART
 from samerun.tools.trials import Command, read_rows, write_lines
@@ -81,8 +82,8 @@ def test_a_sweep_goes_on_and_names_the_best_command(command, tmp_path, capsys):
     search += ["--processes", "2"]
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "command.json").write_text('["of a command whose input was rejected"]')
-    assert sweep.main(["--trials", "3", *search, *command]) == 0
-    assert sweep.main(["--trials", "9", *search, *command]) == 0
+    assert run_tool(sweep.main, ["--trials", "3", *search, *command]) == 0
+    assert run_tool(sweep.main, ["--trials", "9", *search, *command]) == 0
     said = capsys.readouterr().out
     again = shlex.split(said.splitlines()[-1])
     assert again[again.index("--learning_rate") + 1] == "1e-3"
@@ -92,42 +93,42 @@ def test_a_sweep_goes_on_and_names_the_best_command(command, tmp_path, capsys):
     assert {path.read_text() for path in (tmp_path / "runs").glob("trial_*/runs")} == {"2000"}  # each once
     failed = [path for path in runs if path.is_dir() and not (path / "metrics.json").exists()]
     assert said.count("failed:") == len(failed)
-    assert sweep.main(["--trials", "9", *search, *command, "--seed", "7"]) == 2
+    assert run_tool(sweep.main, ["--trials", "9", *search, *command, "--seed", "7"]) == 2
     assert "has runs of another command" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["stopped", "stopped_launcher"])
 def test_a_stopped_trial_goes_on_first(name, command, tmp_path, capsys):
     words = ["--trials", "2", "--search", "weight_decay=0:1", *command, "--run_name", name]
-    assert sweep.main(words) == 75
-    assert sweep.main(words) == 75  # the second trial stops, too
-    assert sweep.main(words) == 0
+    assert run_tool(sweep.main, words) == 75
+    assert run_tool(sweep.main, words) == 75  # the second trial stops, too
+    assert run_tool(sweep.main, words) == 0
     assert [path.read_text() for path in sorted((tmp_path / "runs").glob("trial_*/runs"))] == ["x", "x"]
 
 
 def test_a_sweep_needs_the_direction_of_a_metric_of_the_user(command, tmp_path, capsys):
     words = ["--trials", "1", "--search", "weight_decay=0:1", *command, "--metrics", "mine"]
     words += ["--metric_for_best_model", "error_rate"]
-    assert sweep.main(words) == 2
+    assert run_tool(sweep.main, words) == 2
     assert "add --greater_is_better true or false" in capsys.readouterr().err
-    assert sweep.main([*words, "--greater_is_better", "false"]) == 0
+    assert run_tool(sweep.main, [*words, "--greater_is_better", "false"]) == 0
     study = sweep.open_study(tmp_path / "runs", sweep.read_space(words[2:4][1:]), "error_rate", False, 0)
     assert study.direction == optuna.study.StudyDirection.MINIMIZE
 
 
 def test_a_sweep_goes_on_after_a_combination_that_only_the_run_refuses(command, tmp_path, capsys):
     words = ["--trials", "5", "--search", "learning_rate=2,0.25", *command]
-    assert sweep.main(words) == 0
+    assert run_tool(sweep.main, words) == 0
     said = capsys.readouterr().out
     done = list((tmp_path / "runs").glob("trial_*/metrics.json"))
     assert said.count("failed:") == 5 - len(done) > 0 < len(done)
-    assert sweep.main(words) == 0
+    assert run_tool(sweep.main, words) == 0
     assert "failed:" not in capsys.readouterr().out
 
 
 def test_a_trial_whose_model_was_chosen_by_the_loss_has_no_score(command, tmp_path, capsys):
     words = ["--trials", "6", "--search", "learning_rate=0.25,0.5", *command, "--run_name", "fell back"]
-    assert sweep.main(words) == 0
+    assert run_tool(sweep.main, words) == 0
     said = capsys.readouterr().out
     assert "failed:" in said
     assert "9.0" not in said
@@ -136,28 +137,28 @@ def test_a_trial_whose_model_was_chosen_by_the_loss_has_no_score(command, tmp_pa
 @pytest.mark.parametrize("rate", ["2", "3"])
 def test_a_sweep_whose_every_combination_is_refused_ends(rate, command, tmp_path, capsys):
     search = ["--search", f"learning_rate={rate}:{rate}", "--search", "seed=0:9"]
-    assert sweep.main(["--trials", "9", *search, *command]) == 2
+    assert run_tool(sweep.main, ["--trials", "9", *search, *command]) == 2
     assert len(list((tmp_path / "runs").glob("trial_?"))) == 3
     assert "failed (" in capsys.readouterr().err
 
 
 def test_a_sweep_refuses_other_choices_and_a_folder_in_use(command, tmp_path, capsys):
     first = "learning_rate=0.25,0.5"
-    assert sweep.main(["--trials", "1", "--search", first, *command]) == 0
+    assert run_tool(sweep.main, ["--trials", "1", "--search", first, *command]) == 0
     for other in ("learning_rate=0.25,0.75", "learning_rate=0.1:0.5"):
-        assert sweep.main(["--trials", "2", "--search", other, *command]) == 2
+        assert run_tool(sweep.main, ["--trials", "2", "--search", other, *command]) == 2
         assert "(0.25,0.5); give those, or name another --output_dir" in capsys.readouterr().err
     with lock(tmp_path / "runs"):
-        assert sweep.main(["--trials", "2", "--search", first, *command]) == 2
+        assert run_tool(sweep.main, ["--trials", "2", "--search", first, *command]) == 2
     assert "in use by another run" in capsys.readouterr().err
-    assert sweep.main(["--trials", "2", "--search", first, *command]) == 0
+    assert run_tool(sweep.main, ["--trials", "2", "--search", first, *command]) == 0
 
 
 def test_folds_hold_every_row_once_and_their_predictions_are_in_its_order(command, tmp_path, capsys):
     command += as_words(validation_file=tmp_path / "train.jsonl", max_eval_samples="3", encoding="latin-1")
-    assert cross_validate.main(["--folds", "20", *command]) == 2
+    assert run_tool(cross_validate.main, ["--folds", "20", *command]) == 2
     assert "expected from 2 to 15" in capsys.readouterr().err
-    assert cross_validate.main(["--folds", "3", "--processes", "2", *command]) == 0
+    assert run_tool(cross_validate.main, ["--folds", "3", "--processes", "2", *command]) == 0
     folder = tmp_path / "runs"
     found = list(read_lines(folder / "predictions.jsonl"))
     assert [line["id"] for line in found] == [f"r{row}" for row in range(30)]
@@ -172,7 +173,7 @@ def test_folds_hold_every_row_once_and_their_predictions_are_in_its_order(comman
 
 def test_folds_of_other_rows_numbers_or_seeds_are_not_reused(command, tmp_path, capsys):
     command += as_words(validation_file=tmp_path / "train.jsonl", max_eval_samples=3)
-    assert cross_validate.main(["--folds", "3", *command]) == 0
+    assert run_tool(cross_validate.main, ["--folds", "3", *command]) == 0
     before = {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file()}
     for options, said in [
         (["--folds", "5"], "other --folds"),
@@ -183,7 +184,7 @@ def test_folds_of_other_rows_numbers_or_seeds_are_not_reused(command, tmp_path, 
         if said == "other rows":
             train = tmp_path / "train.jsonl"
             train.write_text(train.read_text().replace("text 7", "another text"), encoding="utf-8")
-        assert cross_validate.main([*options, *command]) == 2
+        assert run_tool(cross_validate.main, [*options, *command]) == 2
         assert said in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file()}
 
@@ -207,8 +208,8 @@ def test_the_same_seed_deals_the_same_folds():
 
 def test_a_learning_curve_has_the_scores_by_rows(command, tmp_path, capsys):
     words = ["--rows", "10,all,1000", "--repeats", "3", *command]
-    assert learning_curve.main(words) == 0
-    assert learning_curve.main(words) == 0  # nothing runs twice
+    assert run_tool(learning_curve.main, words) == 0
+    assert run_tool(learning_curve.main, words) == 0  # nothing runs twice
     folder = tmp_path / "runs"
     assert {path.read_text() for path in folder.glob("rows_*/runs")} == {"x"}
     found = json.loads((folder / "learning_curve.json").read_text())
@@ -223,8 +224,8 @@ def test_a_learning_curve_has_the_scores_by_rows(command, tmp_path, capsys):
     assert (len(set(few)), all_rows) == (10, [f"r{row}" for row in range(30)])
     assert few not in (all_rows[:10], again)
     assert "0.1010  0.1000  0.1020" in capsys.readouterr().out
-    assert learning_curve.main(["--rows", "10", *command]) == 2
-    assert learning_curve.main(["--rows", "ten", *command]) == 2
+    assert run_tool(learning_curve.main, ["--rows", "10", *command]) == 2
+    assert run_tool(learning_curve.main, ["--rows", "ten", *command]) == 2
     assert "expected numbers and all" in capsys.readouterr().err
 
 

@@ -102,6 +102,7 @@ def test_steps_are_chosen_so_that_one_was_logged(tmp_path, logged, saved, steps,
         ((2, 4), ["--checkpoint", "step_7"], "--checkpoint step_7: no such checkpoint; there are step_4"),
         ((2, 4), ["--checkpoint", "step_4"], "--checkpoint step_4: no step after it was logged"),
         ((), [], "has no step to compare with"),
+        ((2, 4), ["--work_dir", "/dev/null"], "Not a directory: '/dev/null'"),
         (None, [], "holds no training"),
     ],
 )

@@ -29,7 +29,6 @@ from samerun.errors import (
     EXIT_STOPPED,
     InputError,
     StopRequested,
-    TrainingError,
     collecting,
     raise_problems,
 )
@@ -107,33 +106,25 @@ def run_script(
     argv: list[str],
     work: Callable[[argparse.Namespace, Command, Path], None],
 ) -> int:
-    """Adds the options that both scripts share, parses them, locks --output_dir and calls `work`(options,
-    command, folder), which calls `claim`. Returns the exit code."""
+    """Adds the options that the scripts share, parses them, locks --output_dir and calls `work`(options,
+    command, folder), which calls `claim`. Raises as `work` does, and `InputError`."""
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--launch", metavar='"..."')
     options = parser.parse_args(argv)
-    try:
-        launcher = shlex.split(options.launch) if options.launch else [sys.executable]
-        if shutil.which(launcher[0]) is None:
-            raise InputError(
-                f"--launch {options.launch}: {launcher[0]} is no program here; correct its name, or "
-                "install it"
-            )
-        if options.processes < 1:
-            raise InputError(f"--processes {options.processes}: expected at least 1")
-        task_class = task_scripts.load(options.script)[1]
-        command = Command(launcher, options.script, options.arguments, task_class, options.processes > 1)
-        folder = Path(command.arguments({}).output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        with lock(folder):
-            work(options, command, folder)
-    except (InputError, TrainingError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except (StopRequested, KeyboardInterrupt) as error:
-        print(f"stopped: {error}", file=sys.stderr)
-        return EXIT_STOPPED
+    launcher = shlex.split(options.launch) if options.launch else [sys.executable]
+    if shutil.which(launcher[0]) is None:
+        raise InputError(
+            f"--launch {options.launch}: {launcher[0]} is no program here; correct its name, or install it"
+        )
+    if options.processes < 1:
+        raise InputError(f"--processes {options.processes}: expected at least 1")
+    task_class = task_scripts.load(options.script)[1]
+    command = Command(launcher, options.script, options.arguments, task_class, options.processes > 1)
+    folder = Path(command.arguments({}).output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock(folder):
+        work(options, command, folder)
     return 0
 
 
