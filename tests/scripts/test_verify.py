@@ -112,6 +112,13 @@ def test_a_run_without_steps_to_compare_is_refused(tmp_path, capsys, logged, wor
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["--steps", "0"], ["--tolerance", "0"], ["--tolerance", "nan"]])
+def test_numbers_out_of_range_are_refused(words, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        verify.read_options(["run", *words])
+    assert f"{' '.join(words)}: expected " in capsys.readouterr().err
+
+
 def test_only_what_it_wrote_is_removed(tmp_path, monkeypatch, capsys):
     run, work = run_folder(tmp_path / "run", (2, 4), ()), tmp_path / "work"
     monkeypatch.setattr(
