@@ -2,12 +2,14 @@
 
 import json
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import tag
 from launchers import CLASSIFY, as_words
@@ -104,6 +106,18 @@ def test_a_stopped_trial_goes_on_first(name, command, tmp_path, capsys):
     assert run_tool(sweep.main, words) == 75  # the second trial stops, too
     assert run_tool(sweep.main, words) == 0
     assert [path.read_text() for path in sorted((tmp_path / "runs").glob("trial_*/runs"))] == ["x", "x"]
+
+
+def test_a_signal_stops_the_runs_too(command, tmp_path, capsys):
+    """Not as with Ctrl-C, which a terminal sends to them as well."""
+    lines = ["import os, signal, time", "os.kill(os.getppid(), signal.SIGTERM)", "time.sleep(600)"]
+    (tmp_path / "command.py").write_text("\n".join(lines))
+    children = psutil.Process().children()
+    assert run_tool(cross_validate.main, ["--folds", "3", *command]) == 75
+    assert "stopped: by a signal; the same command resumes" in capsys.readouterr().err
+    assert psutil.Process().children() == children
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert not (tmp_path / "runs" / "fold_1.log").exists()
 
 
 def test_a_sweep_needs_the_direction_of_a_metric_of_the_user(command, tmp_path, capsys):

@@ -4,12 +4,14 @@ folder, with different arguments or on a part of a text task's rows."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +21,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from samerun import task_scripts
 from samerun.cli import SPINS
@@ -34,7 +38,7 @@ from samerun.errors import (
 )
 from samerun.files import lock, write_json, write_text
 from samerun.run_folder import CHECKPOINTS, METRICS, STATUS, read_metrics
-from samerun.tools.moving.setups import APART
+from samerun.tools.moving.setups import APART, signals_unwind
 
 LOG_LINES = 5  # of a rejected run, shown in the error message
 # Arguments that files of some rows replace.
@@ -94,7 +98,8 @@ class Command:
                     f"{shlex.join(words)} failed ({log}): {' '.join((errors or lines)[-LOG_LINES:])}"
                 )
             after = _status(folder)
-            if code == EXIT_STOPPED or (after != before and after[0] == "stopped"):
+            # By the signal: before it handles signals.
+            if code in (EXIT_STOPPED, -signal.SIGTERM) or (after != before and after[0] == "stopped"):
                 raise StopRequested(f"{folder}; the same command resumes it")
             if code:
                 return None
@@ -157,12 +162,23 @@ def has_runs(folder: Path) -> bool:
 
 def run_all(jobs: list[Callable[[], Any]], processes: int) -> list[Any]:
     """Runs the jobs, `processes` at a time, and returns their results. After an error no further job starts;
-    the error is raised when the running ones have ended."""
-    stop = threading.Event()
+    the error is raised when the running ones have ended. Raises `StopRequested` after SIGTERM or SIGHUP, by
+    which it stops their processes too: unlike Ctrl-C, these may reach this process alone."""
+    stop, own = threading.Event(), psutil.Process()
+    told = {*own.children()}  # others' processes, then also runs that were asked to stop
     with ThreadPoolExecutor(processes) as pool:
         futures = [pool.submit(_run_unless, stop, job) for job in jobs]
         try:
-            wait(futures)
+            with signals_unwind():
+                wait(futures)
+        except SystemExit:
+            stop.set()
+            while wait(futures, timeout=1).not_done:
+                for process in {*own.children()} - told:  # a second signal would end a run at once
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.terminate()
+                    told.add(process)
+            raise StopRequested("by a signal; the same command resumes") from None
         finally:
             stop.set()  # also after Ctrl-C
     return [future.result() for future in futures]
