@@ -16,6 +16,7 @@ from transformers import AutoModel, GenerationConfig
 from samerun.data.tokens import Ragged
 from samerun.errors import InputError
 from samerun.plan import BatchShape
+from samerun.task_scripts import run_tool
 from samerun.text import titles
 from samerun.tools import plan as planner
 from samerun.tools.moving import forecast, meter
@@ -41,9 +42,9 @@ def run(environment, tmp_path, bert_folder, token_cache, capsys):
     )  # fmt: skip
 
     def plan(options=(), *more):
-        code = planner.main([*options, TASK, *command, *more])
+        code = run_tool(planner.main, [*options, TASK, *command, *more])
         out, err = capsys.readouterr()
-        return code, out, [x.removeprefix("  - ") for x in err.splitlines() if not x.endswith("problem(s):")]
+        return code, out, [line.removeprefix("error: ") for line in err.splitlines()]
 
     return plan
 
@@ -180,7 +181,7 @@ def test_a_launch_file_that_is_not_there_and_one_that_is_no_yaml(tmp_path):
 
 def test_a_command_that_does_not_train_and_a_script_that_is_no_task(run, capsys):
     assert run((), "--do_eval")[2] == ["this command does not train; add --do_train"]
-    assert planner.main([str(SCRIPTS / "make_sample_data.py")]) == 2
+    assert run_tool(planner.main, [str(SCRIPTS / "make_sample_data.py")]) == 2
     message = "make_sample_data.py: not a task's script; expected a class Arguments and one subclass"
     assert message in capsys.readouterr().err
 

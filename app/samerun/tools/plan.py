@@ -34,7 +34,6 @@ import argparse
 import datetime
 import math
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,7 +43,7 @@ import numpy as np
 import yaml
 
 from samerun import deepspeed, fsdp, optim_arguments, start, task_scripts
-from samerun.errors import EXIT_BAD_INPUT, InputError, collecting
+from samerun.errors import InputError, collecting
 from samerun.files import shipped
 from samerun.parsing import parse, validate
 from samerun.plan import Plan, batch_of, describe, make_plan
@@ -81,16 +80,6 @@ class LaunchFile:
     variables: dict[str, str]  # set by `accelerate launch`
 
 
-def main(argv: list[str]) -> int:
-    options = read_options(argv)
-    try:
-        return plan(options)
-    except InputError as error:
-        lines = [f"{len(error.problems)} problem(s):", *(f"  - {problem}" for problem in error.problems)]
-        print(*lines, sep="\n", file=sys.stderr)
-        return EXIT_BAD_INPUT
-
-
 def read_options(argv: list[str]) -> argparse.Namespace:
     parser = task_scripts.tool_parser(__doc__)
     parser.add_argument("--launch", metavar="FILE")
@@ -118,8 +107,9 @@ def gigabytes(text: str) -> float:
     return number
 
 
-def plan(options: argparse.Namespace) -> int:
+def main(argv: list[str]) -> int:
     """Prints the plan. Raises `InputError` with all contradictions. Returns the exit code."""
+    options = read_options(argv)
     arguments_class, task_class = task_scripts.load(options.script)
     problems: list[str] = []
     launch_file = collect(problems, lambda: read_launch_file(options.launch)) if options.launch else None
