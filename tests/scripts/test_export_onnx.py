@@ -67,7 +67,7 @@ def test_a_classifier_under_onnx_runtime_and_what_int8_costs(
     assert export_onnx.main([str(bert_folder), "--output_dir", str(output), "--int8", *measured]) == 0
     said = capfd.readouterr().out.splitlines()
     assert said[0].startswith("difference     ")
-    assert said[2].split() == ["torch", "onnx", "int8"]
+    assert said[2].split() == ["results", "torch", "onnx", "int8"]
     table = {line.rsplit(maxsplit=3)[0].strip(): line.split()[-3:] for line in said[3:]}
     assert table["loss"][0] == table["loss"][1]
     assert float(table["loss"][2]) == pytest.approx(float(table["loss"][0]), rel=0.05)

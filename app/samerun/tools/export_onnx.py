@@ -35,6 +35,7 @@ from transformers import AutoImageProcessor, AutoTokenizer
 from samerun import runtime, start, task_scripts
 from samerun.errors import InputError, in_short
 from samerun.evaluate import eval_rows, predict, score
+from samerun.main import metrics_table
 from samerun.models.adapters import loadable
 from samerun.models.small_cnn import load_small_cnn, read_config
 
@@ -52,6 +53,7 @@ NOT_SUPPORTED = {
 }
 QUANTIZED = ["Gather", "Gemm", "MatMul"]  # int8 convolutions are slow in ONNX Runtime
 MAX_TOKENS = 512  # of a text in the comparison
+SPEED = "rows per second of CPU time"  # which is independent of other processes
 
 
 class OnnxModel(torch.nn.Module):
@@ -194,8 +196,7 @@ def save(exported: Any, folder: Path, source: Path, processor: Any) -> float:
 
 
 def measure(folder: Path, task_name: str, graphs: dict[str, OnnxModel], argv: list[str]) -> list[str]:
-    """The lines of a table: metrics and rows per second of CPU time, for torch's model and the graphs, on a
-    test file."""
+    """The lines of a table: metrics and `SPEED`, for torch's model and the graphs, on a test file."""
     with tempfile.TemporaryDirectory() as run_folder:
         fixed = ["--do_predict", "--use_cpu", "--model_name_or_path", str(folder), "--output_dir", run_folder]
         arguments, task_class = task_scripts.read_command(
@@ -210,19 +211,13 @@ def measure(folder: Path, task_name: str, graphs: dict[str, OnnxModel], argv: li
             }
         run = runtime.start(launch, None)
         rows, models = eval_rows(run, arguments, task, split), {"torch": task.load_exported(folder), **graphs}
-        seconds, scores = {}, {}
+        scores = {}
         for name, model in models.items():
-            began = time.process_time()  # CPU time: independent of other processes
+            began = time.process_time()
             predictions, _ = predict(run, model, task, rows)
-            seconds[name] = time.process_time() - began
-            scores[name] = score(task, predictions, split) if split.labelled else {}
-    shown = [metric for metric in task.shown_metrics if metric in scores["torch"]]
-    table = {metric: [scores[name][metric] for name in models] for metric in shown}
-    table["rows per second of CPU time"] = [len(split) / seconds[name] for name in models]
-    width = max(map(len, table)) + 2
-    cells = {row: ["-" if x is None else f"{x:.4f}" for x in values] for row, values in table.items()}
-    rows = {"": models, **cells}
-    return [f"{name:<{width}}{''.join(f'{cell:>12}' for cell in row)}" for name, row in rows.items()]
+            speed = len(split) / (time.process_time() - began)
+            scores[name] = (score(task, predictions, split) if split.labelled else {}) | {SPEED: speed}
+    return metrics_table(scores, (*task.shown_metrics, SPEED))
 
 
 def main(argv: list[str]) -> int:
