@@ -26,7 +26,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from samerun import task_scripts
 from samerun.console import plain_table
@@ -37,7 +36,7 @@ from samerun.files import write_json, write_text
 from samerun.images.data import map_rows
 from samerun.images.image_task import ImageTask
 from samerun.plan import Modes
-from samerun.reports.figures import COLORS, NAME, as_image, bars, legend_below, new_figure
+from samerun.reports.figures import COLORS, DPI, NAME, bars, legend_below, new_figure
 from samerun.reports.page import render
 from samerun.runtime import Launch
 from samerun.task import ReportContent, Section, Task
@@ -454,7 +453,7 @@ def write_page(path: Path, report: DataReport, notes: list[str]) -> None:
     plots = {}
     for name, figure in report.shown.figures.items():
         file = io.BytesIO()
-        Image.fromarray(as_image(figure)).save(file, "PNG")
+        figure.savefig(file, dpi=DPI)
         plots[name] = file.getvalue()
     more = [Section("Notes of the readers", "", ["note"], [[note] for note in notes])] if notes else []
     findings = [list(finding) for finding in report.findings] or [["nothing unusual", ""]]

@@ -79,9 +79,9 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     options, options.arguments = parser.parse_known_args(argv[:split])
     options.launcher = argv[split + 1 :] or [sys.executable]
     if options.steps < 1:
-        parser.error(f"--steps {options.steps}: expected at least 1")
+        raise InputError(f"--steps {options.steps}: expected at least 1")
     if options.tolerance is not None and not options.tolerance > 0:
-        parser.error(f"--tolerance {options.tolerance:g}: expected more than 0")
+        raise InputError(f"--tolerance {options.tolerance:g}: expected more than 0")
     return options
 
 
