@@ -26,7 +26,7 @@ LIMITS = (
 SPLITS = {"eval": "validation", "test": "test"}  # prefix of metrics -> split
 
 
-def write_card(folder: Path, card: ModelCard, arguments: Any = None) -> None:
+def write_card(folder: Path, card: ModelCard, arguments: Any) -> None:
     """Writes the model card of the run in `folder` from its run.json, metrics.json and plots/, and from the
     task's part.
 
@@ -57,9 +57,8 @@ def write_card(folder: Path, card: ModelCard, arguments: Any = None) -> None:
     body += markdown_table(["metric", *(SPLITS[prefix] for prefix in prefixes)], rows)
     plots = [f"![{path.stem}]({PLOTS}/{path.name})\n" for path in sorted((folder / PLOTS).glob("*.png"))]
     body += ["", *plots, *card.sections, "", "## Training", "", *_facts(run, values), ""]
-    if arguments is not None:
-        changed = yaml.safe_dump(_changed(arguments), allow_unicode=True, sort_keys=False)
-        body += ["```yaml", changed.strip(), "```", ""]
+    changed = yaml.safe_dump(_changed(arguments), allow_unicode=True, sort_keys=False)
+    body += ["```yaml", changed.strip(), "```", ""]
     body += ["## Limits", "", *(f"- {limit}" for limit in [*card.limits, *LIMITS]), ""]
     if foreign(folder, CARD):
         say(f"note           no model card is written: {folder / CARD} is not a run's file")

@@ -54,7 +54,7 @@ def write_reports(run: Run, arguments: Any, task: Task, splits: Mapping[str, Spl
                 sections = _draw_figures(run, folder, task, splits)
     except Exception as error:
         say(f"note           no figures for {folder / REPORT}: {in_short(error)}")
-    write_card(folder, card, arguments=arguments)
+    write_card(folder, card, arguments)
     try:
         if with_page:
             write_page(folder, card, task.shown_metrics, sections, task.best_metric)

@@ -7,9 +7,9 @@ from samerun.reports.card import write_card
 from samerun.task import ModelCard
 
 
-def card(folder, metrics=("loss", "auc"), sections=(), limits=(), **metadata):
-    content = ModelCard("A title", "text-classification", "usage()", metrics, sections, limits)
-    write_card(folder, content, **metadata)
+def card(folder, arguments, sections=(), limits=()):
+    content = ModelCard("A title", "text-classification", "usage()", ("loss", "auc"), sections, limits)
+    write_card(folder, content, arguments)
     return (folder / "README.md").read_text(encoding="utf-8")
 
 
@@ -18,10 +18,10 @@ def metadata(text):
     return yaml.safe_load(head)
 
 
-def test_the_whole_card(folder):
+def test_the_whole_card(folder, arguments):
     (folder() / "plots").mkdir()
     (folder() / "plots" / "slices.png").write_bytes(b"")
-    found = card(folder(), sections=["## More"], limits=["No poems."])
+    found = card(folder(), arguments(max_length=64), sections=["## More"], limits=["No poems."])
     assert found == Path(__file__).with_name("card.md").read_text(encoding="utf-8")
 
 
@@ -36,10 +36,10 @@ def test_the_whole_card(folder):
         ({"model_name_or_path": "../models/bert"}, None),
     ],
 )
-def test_only_a_hub_model_is_the_base_model(folder, changes, expected, tmp_path, monkeypatch):
+def test_only_a_hub_model_is_the_base_model(folder, arguments, changes, expected, tmp_path, monkeypatch):
     (tmp_path / "models" / "local").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    found = metadata(card(folder({"dataset_name": "org/rows", **changes})))
+    found = metadata(card(folder({"dataset_name": "org/rows", **changes}), arguments()))
     assert (found.get("base_model"), found["datasets"]) == (expected, "org/rows")
     assert found["model-index"][0]["results"][0]["dataset"]["type"] == "org/rows"
 
@@ -48,7 +48,7 @@ def test_license_languages_arguments_and_limits(folder, arguments, tmp_path):
     files = {"train_file": (str(tmp_path / "a.csv"), "data/b*.csv"), "model_name_or_path": str(tmp_path)}
     given = arguments(output_dir=str(tmp_path), **files, dataset_name="org/rows", max_length=64)
     made = folder({"model_card": ["en", "license=cc-by-4.0", "zh"]}, {"hardware": "a GPU"})
-    text = card(made, arguments=given, limits=["No poems."])
+    text = card(made, given, limits=["No poems."])
     assert (metadata(text)["license"], metadata(text)["language"]) == ("cc-by-4.0", ["en", "zh"])
     shown = yaml.safe_load(text.split("```yaml")[1].split("```")[0])
     names = {"train_file": ["a.csv", "b*.csv"], "model_name_or_path": tmp_path.name}

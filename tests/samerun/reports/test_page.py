@@ -1,4 +1,3 @@
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -6,7 +5,6 @@ import pytest
 from linear_task import LinearTask
 
 from samerun.files import foreign_files
-from samerun.parsing import option
 from samerun.reports import figures
 from samerun.reports import page as pages
 from samerun.task import ReportContent, Section
@@ -38,23 +36,21 @@ def finished(folder):
     return path
 
 
-@dataclass
-class Asked:
-    output_dir: str = option(help="where", per_machine=True)
-    report_to: tuple[str, ...] = option(("html",), help="whom")
+@pytest.fixture
+def write(finished, arguments):
+    def reports(task):
+        run, given = SimpleNamespace(accelerator=SimpleNamespace(trackers=[])), {"report_to": ("html",)}
+        pages.write_reports(run, arguments(output_dir=str(finished), **given), task, {"validation": range(3)})
 
-
-def write(folder, task, report_to=("html",)):
-    run = SimpleNamespace(accelerator=SimpleNamespace(trackers=[]))
-    pages.write_reports(run, Asked(str(folder), report_to), task, {"validation": range(3)})
+    return reports
 
 
 def content(folder):
     return {path: path.read_bytes() for path in (folder / "report.html", *(folder / "plots").iterdir())}
 
 
-def test_the_page_has_figures_tables_and_no_text_that_is_run(finished):
-    write(finished, Judged())
+def test_the_page_has_figures_tables_and_no_text_that_is_run(finished, write):
+    write(Judged())
     page = (finished / "report.html").read_text(encoding="utf-8")
     names = {path.stem for path in (finished / "plots").glob("*.png")}
     assert names == {"curve_loss", "curve_learning_rate", "curve_grad_norm", "errors"}
@@ -68,16 +64,16 @@ def test_the_page_has_figures_tables_and_no_text_that_is_run(finished):
     assert "http" not in page  # nothing is loaded
     assert foreign_files(finished / "plots") == []
     before = content(finished)
-    write(finished, Judged())
+    write(Judged())
     assert content(finished) == before
 
 
-def test_a_figure_that_cannot_be_drawn_does_not_fail_a_run_that_is_done(finished, capsys):
+def test_a_figure_that_cannot_be_drawn_does_not_fail_a_run_that_is_done(finished, write, capsys):
     class Broken(LinearTask):
         def figures(self, best, split):
             raise ZeroDivisionError("no rows")
 
-    write(finished, Broken())
+    write(Broken())
     assert "note           no figures for" in capsys.readouterr().out
     assert (finished / "report.html").exists()
     assert (finished / "README.md").exists()
