@@ -54,10 +54,7 @@ def run_fold(
     command: Command, folder: Path, rows: list[dict[str, Any]], fold: np.ndarray, number: int
 ) -> dict[str, Any]:
     """Writes a fold's files, runs it and returns its metrics. Raises `TrainingError` if the run fails."""
-    files = {
-        "train_file": folder / f"fold_{number}_train.jsonl",
-        "test_file": folder / f"fold_{number}_test.jsonl",
-    }
+    files = {f"{split}_file": folder / f"fold_{number}_{split}.jsonl" for split in ("train", "test")}
     for path, chosen in zip(files.values(), (fold != number, fold == number), strict=True):
         write_lines(path, [rows[row] for row in np.flatnonzero(chosen)])
     changes = files_of(folder, **files) | {"do_train": "true", "do_predict": "true"}

@@ -43,6 +43,7 @@ import numpy as np
 import yaml
 
 from samerun import deepspeed, fsdp, optim_arguments, start, task_scripts
+from samerun.console import plain_table
 from samerun.errors import InputError, collecting
 from samerun.files import shipped
 from samerun.parsing import parse, validate
@@ -462,13 +463,12 @@ def table(rows: list[Row], gpu_memory: float | None) -> list[str]:
 
     titles = ("weights", "gradients", "optimizer", "activations", "exchange", "  peak", "  host")
     names = [row.name if row.name == PLANNED else Path(row.name.partition(" ")[0]).name for row in rows]
-    width = max(map(len, names))
-    lines = ["  ".join([f"{'':{width}}", *titles, *(["needs"] if gpu_memory else [])])]
+    cells = []
     for name, row in zip(names, rows, strict=True):
         numbers = [f"{getattr(row.estimate, title.strip()) / memory.GIB:{len(title)}.2f}" for title in titles]
-        if gpu_memory and row.layout.on_gpu:
-            numbers.append(f"{row.estimate.needed / memory.GIB:5.1f}")
-        lines.append("  ".join([f"{name:{width}}", *numbers]))
+        needed = f"{row.estimate.needed / memory.GIB:5.1f}" if row.layout.on_gpu else ""
+        cells.append([name, *numbers, *([needed] if gpu_memory else [])])
+    lines = plain_table(["", *titles, *(["needs"] if gpu_memory else [])], cells)
     lines.append("peak: the maximum during a step; host: CPU memory per process")
     if gpu_memory:
         lines.append(
