@@ -17,6 +17,7 @@ import re
 import runpy
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 from samerun.files import shipped
@@ -43,8 +44,7 @@ def main() -> None:
         sys.argv.remove(given)
     if name in {*tools(), "configs"}:
         sys.argv[0] = f"samerun {dashed(name)}"  # by which argparse names it
-        tool = copy_configs if name == "configs" else importlib.import_module(f"samerun.tools.{name}").main
-        sys.exit(run_tool(tool, sys.argv[1:]))
+        sys.exit(run_tool(copy_configs if name == "configs" else partial(call, name), sys.argv[1:]))
     elif name in files:
         sys.argv[0] = str(files[name])  # in whose folder the task is
         runpy.run_path(sys.argv[0], run_name="__main__")
@@ -54,6 +54,11 @@ def main() -> None:
         print(usage(files))
     else:
         sys.exit(f"{f'error: no command {given}' if given else usage(files)}\n\nsamerun --help lists all")
+
+
+def call(tool: str, argv: list[str]) -> int:
+    """Imports a tool, which may lack a library, and runs it."""
+    return importlib.import_module(f"samerun.tools.{tool}").main(argv)
 
 
 def dashed(name: str) -> str:

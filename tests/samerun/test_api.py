@@ -197,6 +197,14 @@ def test_configs_are_copied_and_those_of_the_user_kept(monkeypatch, tmp_path, ca
     assert f"kept {mine}" in capsys.readouterr().out
 
 
+def test_a_tool_whose_library_is_missing_names_its_requirements(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.delitem(sys.modules, "samerun.tools.sweep", raising=False)
+    with pytest.raises(SystemExit, match="2"):
+        call(monkeypatch, "sweep", "--help")
+    assert "optuna is not installed: pip install -r requirements-sweep.txt" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_shell_completes_commands_and_arguments(tmp_path):
     (tmp_path / "samerun").write_text(f'#!/bin/sh\nexec {sys.executable} -m samerun "$@"\n')

@@ -27,12 +27,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import optuna
-
 from samerun import task_scripts
 from samerun.errors import InputError
 from samerun.task import check_metric, higher_is_better
 from samerun.tools.trials import Command, claim, has_runs, print_table, run_all, run_script
+
+try:
+    import optuna
+except ImportError as error:
+    raise InputError(f"{error.name} is not installed: pip install -r requirements-sweep.txt") from None
 
 REFUSED = 3  # so many refused trials without any run mean that the command itself is at fault
 
