@@ -53,8 +53,9 @@ def test_rows_of_every_kind_train_as_their_file_does(train, tmp_path):
     assert [set(line["probabilities"]) for line in lines] == [{"good", "bad"}] * 3
     model = samerun.load(run.best)
     assert (model(texts), model([])) == (lines, [])
-    with pytest.raises(samerun.InputError, match="expected a list of texts or images, found a single one"):
-        model(texts[0])
+    for wrong in (texts[0], {"text": texts}, pandas.DataFrame({"text": texts})):
+        with pytest.raises(samerun.InputError, match="expected a list of texts or images, found a "):
+            model(wrong)
 
 
 def test_a_frame_may_have_empty_cells(train):

@@ -42,8 +42,9 @@ class Predictor:
 
     def __call__(self, items: Iterable[Any]) -> list[dict[str, Any]]:
         """One line per item. Raises `InputError` for a bad item."""
-        if isinstance(items, str | bytes):  # whose characters would be items
-            raise InputError("expected a list of texts or images, found a single one; put it into a list")
+        # Characters, keys and the names of columns would be predicted.
+        if isinstance(items, str | bytes | dict) or hasattr(items, "columns"):
+            raise InputError(f"expected a list of texts or images, found a {type(items).__name__}")
         items = list(items)
         if not items:
             return []
