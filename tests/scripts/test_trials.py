@@ -60,6 +60,8 @@ if folder.name.startswith("rows_"):
     assert words["--do_train"] == "true"  # also where --do_predict asks for the test rows
     ids = [json.loads(line)["id"] for line in open(words["--train_file"])]
     metrics |= {"eval_average_precision_micro": len(ids) / 100 + int(words["--seed"]) / 1000, "ids": ids}
+    if len(ids) < 4:
+        metrics["eval_average_precision_micro"] = None
 (folder / "metrics.json").write_text(json.dumps(metrics))
 (folder / "status.json").write_text(json.dumps({"state": "done"}))
 """
@@ -221,7 +223,7 @@ def test_the_same_seed_deals_the_same_folds():
 
 
 def test_a_learning_curve_has_the_scores_by_rows(command, tmp_path, capsys):
-    words = ["--rows", "10,all,1000", "--repeats", "3", *command]
+    words = ["--rows", "3,10,all,1000", "--repeats", "3", *command]
     assert run_tool(learning_curve.main, words) == 0
     assert run_tool(learning_curve.main, words) == 0  # nothing runs twice
     folder = tmp_path / "runs"
@@ -237,7 +239,11 @@ def test_a_learning_curve_has_the_scores_by_rows(command, tmp_path, capsys):
     )
     assert (len(set(few)), all_rows) == (10, [f"r{row}" for row in range(30)])
     assert few not in (all_rows[:10], again)
-    assert "0.1010  0.1000  0.1020" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "0.1010  0.1000  0.1020" in said
+    assert "eval_average_precision_micro is undefined in 3 run(s) with 3 rows" in said
+    undefined = ["--rows", "3", *command, "--output_dir", str(tmp_path / "few")]
+    assert run_tool(learning_curve.main, undefined) == 2
     assert run_tool(learning_curve.main, ["--rows", "10", *command]) == 2
     assert run_tool(learning_curve.main, ["--rows", "ten", *command]) == 2
     assert "expected numbers and all" in capsys.readouterr().err

@@ -73,9 +73,11 @@ def learning_curve(options: argparse.Namespace, command: Command, folder: Path) 
     metrics, curve = run_all(jobs, options.processes), []
     for place, number in enumerate(numbers):
         of_rows = metrics[place * len(repeats) : (place + 1) * len(repeats)]
-        scores = [each.get(metric) for each in of_rows]
-        if None in scores:
-            raise InputError(f"--metric_for_best_model {task.best_metric}: undefined with {number} rows")
+        scores = [each[metric] for each in of_rows if each.get(metric) is not None]
+        if missing := len(of_rows) - len(scores):
+            print(f"note           {metric} is undefined in {missing} run(s) with {number} rows")
+        if not scores:
+            continue
         curve.append(
             {
                 "rows": of_rows[0]["rows"],
@@ -85,6 +87,8 @@ def learning_curve(options: argparse.Namespace, command: Command, folder: Path) 
                 "baseline": of_rows[0].get(metric.replace("_", "_baseline_", 1)),
             }
         )
+    if not curve:
+        raise InputError(f"--metric_for_best_model {task.best_metric}: undefined in all runs")
     # A number above that of the rows there are repeats the run on all of them.
     curve = sorted({point["rows"]: point for point in curve}.values(), key=lambda point: point["rows"])
     write_json(folder / "learning_curve.json", {"metric": metric, "curve": curve})
