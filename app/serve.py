@@ -99,8 +99,7 @@ def make_server(options: argparse.Namespace, task_arguments: list[str], folder: 
     queue = options.max_batch, options.max_wait / 1000, options.queue_size
     limits = Limits(*queue, megabytes, pixels, options.allowed_hosts)
     about = {"task": task, "model": model, "labels": labels}
-    if getattr(predictor.task, "reads_pairs", False):
-        about["pairs"] = True
+    about["pairs"] = getattr(predictor.task, "reads_pairs", False)
     return Server(predictor, Path(folder), about, limits)
 
 

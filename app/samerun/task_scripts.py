@@ -78,6 +78,17 @@ def parser(description: str, **settings: Any) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=description, formatter_class=layout, **settings)
 
 
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of an option for whole numbers."""
+
+    def number(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text}: expected at least {least}")
+        return int(text)
+
+    return number
+
+
 def tool_parser(description: str) -> argparse.ArgumentParser:
     """A `parser` for a tool's own options, then TASK and the command's ARGS."""
     made = parser(description)

@@ -43,7 +43,8 @@ def test_repetitions_leaks_and_contradictions_are_counted():
 
 
 def test_labels_are_counted_with_those_that_come_together():
-    labels = [("a", "b")] * 12 + [("c",)] * 20 + [("c", "d")] * 3 + [()]
+    """Each once for a row, as a tag that several of its words have."""
+    labels = [("a", "b", "a")] * 12 + [("c",)] * 20 + [("c", "d")] * 3 + [()]
     train = of_texts([f"text {row}" for row in range(len(labels))], None, labels)
     validation = of_texts(["other"], None, [("c",)])
     report = examine({"train": train, "validation": validation})
@@ -57,14 +58,6 @@ def test_labels_are_counted_with_those_that_come_together():
     assert "3 labels of the training rows have no validation row: a, b, d" in said
     assert "1 pairs of labels always come together: a and b" in said
     assert set(report.shown.figures) == {"data_lengths", "data_labels"}
-
-
-def test_a_label_counts_once_for_each_row():
-    """As a tag, which several words have."""
-    rows = of_texts(["Mary eats fish", "Mary eats"], None, [("PER", "O", "O"), ("PER", "O")])
-    found = tables(examine({"train": rows}))
-    assert [row["train"] for row in found["Labels"]] == ["2 (100.0%)"] * 2
-    assert [[*row.values()] for row in found["Labels that come together"]] == [["O", "PER", "2", "100.0%"]]
 
 
 def test_classes_of_masks_are_counted_by_area():

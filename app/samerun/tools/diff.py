@@ -153,8 +153,8 @@ def scores_of_masks(lines: Sequence[Mapping[str, Any]]) -> Scores:
     names = {kind: f"mean_{kind}" if "hd95" in kinds else f"{kind} of an image" for kind in kinds}
 
     def scores(rows: np.ndarray) -> dict[str, float]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # nanmean of a class that no row has
+        # nanmean of a class that no row has
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
             return {names[kind]: float(np.nanmean(np.nanmean(values[kind][rows], axis=0))) for kind in kinds}
 
     return scores

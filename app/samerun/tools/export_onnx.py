@@ -272,8 +272,7 @@ def quiet() -> Any:
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logging.disable(before)

@@ -64,8 +64,6 @@ def learning_curve(options: argparse.Namespace, command: Command, folder: Path) 
     """Runs all numbers of rows and writes the table and the plot. Raises `InputError`, `TrainingError`,
     `StopRequested`."""
     numbers, repeats = read_numbers(options.rows), range(options.seed, options.seed + options.repeats)
-    if not repeats:
-        raise InputError(f"--repeats {options.repeats}: expected at least 1")
     settings = {"--rows": numbers, "--seed": options.seed, "--repeats": options.repeats}
     task, rows, _ = open_rows(command, folder, **settings)
     metric = f"{'test' if task.arguments.do_predict else 'eval'}_{task.best_metric}"
@@ -114,5 +112,5 @@ def plot(path: Path, curve: list[dict[str, Any]], metric: str, baseline: str) ->
 def main(argv: list[str]) -> int:
     parser = task_scripts.tool_parser(__doc__)
     parser.add_argument("--rows", default=f"100,300,1000,{ALL}")
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--repeats", type=task_scripts.at_least(1), default=1)
     return run_script(parser, argv, learning_curve)

@@ -83,18 +83,14 @@ def main(argv: list[str]) -> int:
 def read_options(argv: list[str]) -> argparse.Namespace:
     parser = task_scripts.tool_parser(__doc__)
     parser.add_argument("--setups", "--cells", metavar="NAME,...")  # --cells: before 0.9
-    parser.add_argument("--steps", type=int, default=6, metavar="N")
-    parser.add_argument("--processes", type=int, default=2, metavar="N")
+    parser.add_argument("--steps", type=task_scripts.at_least(1), default=6, metavar="N")
+    parser.add_argument("--processes", type=task_scripts.at_least(2), default=2, metavar="N")
     parser.add_argument("--device", choices=("any", "cpu"), default="any")
     parser.add_argument("--timeout", type=float, default=1800, metavar="SECONDS")
     parser.add_argument(
         "--output_dir", type=lambda p: Path(p).expanduser(), default=Path("runs/parity"), metavar="FOLDER"
     )
-    options = parser.parse_args(argv)
-    for name, minimum in (("steps", 1), ("processes", 2)):
-        if getattr(options, name) < minimum:
-            parser.error(f"--{name} {getattr(options, name)}: expected at least {minimum}")
-    return options
+    return parser.parse_args(argv)
 
 
 def gpus(device: str) -> int:

@@ -84,7 +84,7 @@ class LaunchFile:
 def read_options(argv: list[str]) -> argparse.Namespace:
     parser = task_scripts.tool_parser(__doc__)
     parser.add_argument("--launch", metavar="FILE")
-    parser.add_argument("--num_processes", type=int, metavar="N")
+    parser.add_argument("--num_processes", type=task_scripts.at_least(1), metavar="N")
     parser.add_argument("--gpu_memory", type=gigabytes, metavar="GIB")
     parser.add_argument("--lost_every", type=float, metavar="HOURS")
     parser.add_argument("--like", type=Path, metavar="RUN")
@@ -95,8 +95,6 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     known = options.like is not None or options.measure is not None
     if options.lost_every is not None and not (known and options.lost_every > 0):
         parser.error("--lost_every HOURS needs a number above 0, and --like RUN or --measure here")
-    if options.num_processes is not None and options.num_processes < 1:
-        parser.error(f"--num_processes {options.num_processes}: expected at least 1")
     return options
 
 

@@ -199,7 +199,7 @@ def main(argv: list[str]) -> int:
 
 def read_options(argv: list[str]) -> argparse.Namespace:
     parser = task_scripts.tool_parser(__doc__)
-    parser.add_argument("--kills", type=int, default=25, metavar="N")
+    parser.add_argument("--kills", type=task_scripts.at_least(1), default=25, metavar="N")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--launch", type=shlex.split, metavar="LAUNCHER ...")
     parser.add_argument("--timeout", type=float, default=600, metavar="SECONDS")
@@ -207,8 +207,6 @@ def read_options(argv: list[str]) -> argparse.Namespace:
         "--output_dir", type=lambda p: Path(p).expanduser(), default=Path("runs/soak"), metavar="FOLDER"
     )
     options = parser.parse_args(argv)
-    if options.kills < 1:
-        parser.error(f"--kills {options.kills}: expected at least 1")
     if not options.script.is_file():
         parser.error(f"{options.script}: no such file; name a task's script, such as app/classify.py")
     options.script = options.script.resolve()
@@ -331,16 +329,11 @@ def _compared_files(folder: Path) -> set[str]:
     compared)."""
     from samerun.checkpoint import list_checkpoints  # imports torch
 
-    files = [
-        *folder.glob("best/*"),
-        *folder.glob("best_models/*/*"),
-        folder / "history.jsonl",
-        folder / "metrics.json",
-        folder / "predictions.jsonl",
-    ]
+    names = ("best/*", "best_models/*/*", "history.jsonl", "metrics.json", "predictions.jsonl")
+    files = [path for name in names for path in folder.glob(name)]
     for newest in list_checkpoints(folder / "checkpoints")[-1:]:
         files += [path for path in newest.iterdir() if path.name != "manifest.json"]
-    return {str(path.relative_to(folder)) for path in files if path.exists()}
+    return {str(path.relative_to(folder)) for path in files}
 
 
 def _json_differences(name: str, one: Path, two: Path) -> list[str]:

@@ -147,8 +147,6 @@ def report(study: optuna.Study, command: Command, folder: Path, space: Space) ->
 
 def sweep(options: argparse.Namespace, command: Command, folder: Path) -> None:
     """Runs the remaining trials, stopped ones first. Raises `InputError`, `StopRequested`."""
-    if options.trials < 1:
-        raise InputError(f"--trials {options.trials}: expected at least 1")
     space = read_space(options.search)
     for changes in [{}, *({name: value} for name, values in space.items() for value in _values(values))]:
         arguments = command.arguments(changes)
@@ -161,11 +159,9 @@ def sweep(options: argparse.Namespace, command: Command, folder: Path) -> None:
     study = open_study(folder, space, metric, higher_is_better(task, metric), options.seed)
     stopped = [trial for trial in study.trials if trial.state == optuna.trial.TrialState.RUNNING]
     remaining = [*stopped, *[None] * (options.trials - len(study.trials))]
+    jobs = [partial(run_trial, study, command, folder, space, trial) for trial in remaining]
     try:
-        run_all(
-            [partial(run_trial, study, command, folder, space, trial) for trial in remaining],
-            options.processes,
-        )
+        run_all(jobs, options.processes)
     finally:
         report(study, command, folder, space)
 
@@ -173,6 +169,6 @@ def sweep(options: argparse.Namespace, command: Command, folder: Path) -> None:
 def main(argv: list[str]) -> int:
     parser = task_scripts.tool_parser(__doc__)
     parser.add_argument("--search", action="append", required=True, metavar="NAME=VALUES")
-    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--trials", type=task_scripts.at_least(1), default=20)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return run_script(parser, argv, sweep)

@@ -71,15 +71,13 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     split = argv.index("--") if "--" in argv else len(argv)
     parser = task_scripts.parser(__doc__, allow_abbrev=False)
     parser.add_argument("run", type=Path, metavar="RUN")
-    parser.add_argument("--steps", type=int, default=10, metavar="N")
+    parser.add_argument("--steps", type=task_scripts.at_least(1), default=10, metavar="N")
     parser.add_argument("--tolerance", type=float, metavar="X")
     parser.add_argument("--checkpoint", metavar="NAME")
     parser.add_argument("--timeout", type=float, default=1800, metavar="SECONDS")
     parser.add_argument("--work_dir", type=Path, default=Path("runs/verify"), metavar="FOLDER")
     options, options.arguments = parser.parse_known_args(argv[:split])
     options.launcher = argv[split + 1 :] or [sys.executable]
-    if options.steps < 1:
-        raise InputError(f"--steps {options.steps}: expected at least 1")
     if options.tolerance is not None and not options.tolerance > 0:
         raise InputError(f"--tolerance {options.tolerance:g}: expected more than 0")
     return options

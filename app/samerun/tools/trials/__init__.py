@@ -113,7 +113,7 @@ def run_script(
 ) -> int:
     """Adds the options that the scripts share, parses them, locks --output_dir and calls `work`(options,
     command, folder), which calls `claim`. Raises as `work` does, and `InputError`."""
-    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--processes", type=task_scripts.at_least(1), default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--launch", metavar='"..."')
     options = parser.parse_args(argv)
@@ -122,8 +122,6 @@ def run_script(
         raise InputError(
             f"--launch {options.launch}: {launcher[0]} is no program here; correct its name, or install it"
         )
-    if options.processes < 1:
-        raise InputError(f"--processes {options.processes}: expected at least 1")
     task_class = task_scripts.load(options.script)[1]
     command = Command(launcher, options.script, options.arguments, task_class, options.processes > 1)
     folder = Path(command.arguments({}).output_dir)
