@@ -51,8 +51,8 @@ def test_a_signal_ends_the_run_too(tmp_path, request, launch, number, raised):
 
 def test_a_run_that_something_else_kills_is_a_problem(tmp_path, capsys):
     """As the kernel does without memory. It may be the run that the test lets end."""
-    lines = ["if not sys.argv[2].endswith('straight'):", "    os.kill(os.getpid(), signal.SIGKILL)"]
-    (tmp_path / "job.py").write_text("\n".join(["import os, signal, sys", *lines]))
+    job = "import os, sys\nif 'straight' not in sys.argv[2]: os.kill(os.getpid(), 9)"
+    (tmp_path / "job.py").write_text(job)
     words = ["--kills", "1", "--output_dir", str(tmp_path / "soak"), str(tmp_path / "job.py")]
     assert soak_tool.main(words) == 1
     assert "run_0: ended with exit code -9 after 1 kill(s)" in capsys.readouterr().out

@@ -3,14 +3,13 @@ small sizes."""
 
 import importlib
 import json
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 from benchmarking import contest
 from benchmarking.sections import classification
-from launchers import SCRIPTS, environment, run
+from launchers import SCRIPTS, run
 
 
 class Bench:
@@ -82,15 +81,7 @@ def test_a_quick_run_compares_what_it_says(tmp_path):
     (tmp_path / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     argv = ["--quick", "--output", "out", "--threads", "1", "--sections", "titles_training,quality"]
     argv += ["--contenders", "trainer", "--data"]
-    done = subprocess.run(
-        [sys.executable, SCRIPTS / "bench.py", *argv, tmp_path],
-        cwd=tmp_path,
-        env=environment(tmp_path),  # an earlier test of this process may have left a launcher's variables
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run([sys.executable, str(SCRIPTS / "bench.py"), *argv, str(tmp_path)], tmp_path, 900, real=True).check()
     titles, report = (
         json.loads((tmp_path / "out" / f"{section}_cpu.json").read_text())
         for section in ("titles_training", "quality")

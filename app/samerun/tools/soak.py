@@ -118,10 +118,8 @@ class Soak:
         self.runs += 1
         different = differences(self.folder / "straight", folder)
         self.problems += [f"{folder.name}: {difference}" for difference in different]
-        print(
-            f"{folder.name:<15}{self.kills - before} kill(s), {', '.join(different) or 'the same'}",
-            flush=True,
-        )
+        found = ", ".join(different) or "the same"
+        print(f"{folder.name:<15}{self.kills - before} kill(s), {found}", flush=True)
         if not different:
             shutil.rmtree(folder)
 

@@ -79,9 +79,8 @@ def _values(values: optuna.distributions.BaseDistribution) -> tuple:
 def open_study(folder: Path, space: Space, metric: str, greater_is_better: bool, seed: int) -> optuna.Study:
     """The folder's study, new or of an earlier sweep. Raises `InputError` if the earlier sweep used another
     metric, or other choices or another kind of range for an argument."""
-    storage = optuna.storages.JournalStorage(
-        optuna.storages.journal.JournalFileBackend(str(folder / "sweep.log"))
-    )
+    log = optuna.storages.journal.JournalFileBackend(str(folder / "sweep.log"))
+    storage = optuna.storages.JournalStorage(log)
     direction = "maximize" if greater_is_better else "minimize"
     study = optuna.create_study(storage=storage, study_name="sweep", direction=direction, load_if_exists=True)
     known = study.user_attrs.get("metric", metric)
@@ -124,10 +123,8 @@ def run_trial(study: optuna.Study, command: Command, folder: Path, space: Space,
             raise refusal
     else:
         study.tell(trial.number, value)
-        print(
-            f"trial {trial.number}: {value:.4f} by {', '.join(f'{n} {v}' for n, v in trial.params.items())}",
-            flush=True,
-        )
+        values = ", ".join(f"{name} {own}" for name, own in trial.params.items())
+        print(f"trial {trial.number}: {value:.4f} by {values}", flush=True)
 
 
 def report(study: optuna.Study, command: Command, folder: Path, space: Space) -> None:
