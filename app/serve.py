@@ -24,7 +24,7 @@ from samerun.cli import prepare_process, set_up_host, shows_traces
 from samerun.errors import InputError
 from samerun.files import temporary_folder
 from samerun.signals import failures_end_the_job
-from samerun.task_scripts import task_of
+from samerun.task_scripts import at_least, task_of
 
 if TYPE_CHECKING:
     from samerun.serving.web import Server
@@ -43,10 +43,10 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
     add = parser.add_argument
     add("model", metavar="MODEL_FOLDER", help="the folder best/ of a run, or one like it")
     add("--host", default="127.0.0.1", help="address (default: this machine only; 0.0.0.0: everybody)")
-    add("--port", type=int, default=8000, help="default: 8000; 0: any free port")
-    add("--max_batch", type=int, default=32, help="maximum number of texts or images per batch (default: 32)")
+    add("--port", type=at_least(0), default=8000, help="default: 8000; 0: any free port")
+    add("--max_batch", type=at_least(1), default=32, help="most texts or images of a batch (default: 32)")
     add("--max_wait", type=float, default=0, help="milliseconds that a batch waits for more (default: 0)")
-    add("--queue_size", type=int, default=256, help="maximum number of waiting items (default: 256)")
+    add("--queue_size", type=at_least(1), default=256, help="maximum number of waiting items (default: 256)")
     add("--max_megabytes", type=float, help="maximum size of a request (default: 1 for texts, 20 for images)")
     add(
         "--allowed_hosts",
@@ -56,9 +56,8 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
         "localhost, this machine's name and addresses)",
     )
     options, task_arguments = parser.parse_known_args()
-    for name, least in (("max_batch", 1), ("max_wait", 0), ("queue_size", 1), ("port", 0)):
-        if getattr(options, name) < least:
-            raise InputError(f"--{name} {getattr(options, name)}: expected at least {least}")
+    if options.max_wait < 0:
+        raise InputError(f"--max_wait {options.max_wait:g}: expected at least 0")
     if options.max_megabytes is not None and options.max_megabytes <= 0:
         raise InputError(f"--max_megabytes {options.max_megabytes}: expected more than 0")
     return options, task_arguments

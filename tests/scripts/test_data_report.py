@@ -42,8 +42,7 @@ def test_repetitions_leaks_and_contradictions_are_counted():
     assert all(finding.advice.endswith(".") for finding in report.findings)
 
 
-def test_labels_are_counted_with_those_that_come_together():
-    """Each once for a row, as a tag that several of its words have."""
+def test_labels_are_counted_once_for_a_row_with_those_that_come_together():
     labels = [("a", "b", "a")] * 12 + [("c",)] * 20 + [("c", "d")] * 3 + [()]
     train = of_texts([f"text {row}" for row in range(len(labels))], None, labels)
     validation = of_texts(["other"], None, [("c",)])

@@ -163,8 +163,7 @@ def test_launch_files_that_accelerate_would_not_take(tmp_path, problem):
 def test_a_launch_file_of_several_processes_may_have_any_name(tmp_path):
     file = planner.read_launch_file(launch_file(tmp_path, distributed_type="MULTI_GPU", use_cpu=True))
     assert planner.launch_problems(replace(file, name="my_cpu.yaml"), 2) == []
-    (problem,) = planner.launch_problems(replace(file, kind="NO"), 2)
-    assert "starts one process, --num_processes is 2" in problem
+    assert "starts one process" in planner.launch_problems(replace(file, kind="NO"), 2)[0]
 
 
 def test_a_launch_file_that_is_not_there_and_one_that_is_no_yaml(tmp_path):

@@ -200,10 +200,8 @@ class Server:
                 pairs = list(zip(items, lines, strict=True))
                 lines = await self._results(self._explanations.submit(pairs))
         except asyncio.QueueFull:
-            message = (
-                f"{max(len(self._queue), len(self._explanations))} of {self._limits.queue_size} places in "
-                "the queue are taken; try again in a moment"
-            )
+            taken, places = max(len(self._queue), len(self._explanations)), self._limits.queue_size
+            message = f"{taken} of {places} places in the queue are taken; try again in a moment"
             return _error(503, message, headers={"Retry-After": "1"})
         return _json({"predictions": lines})
 

@@ -81,10 +81,9 @@ def cross_validate(options: argparse.Namespace, command: Command, folder: Path) 
     """Runs all folds and writes the results. Raises `InputError`, `TrainingError`, `StopRequested`."""
     settings = {"--folds": options.folds, "--seed": options.seed}
     task, rows, labels = open_rows(command, folder, **settings)
-    if not 2 <= options.folds <= len(rows) // 2:
-        raise InputError(
-            f"--folds {options.folds}: expected from 2 to {len(rows) // 2}, half of the {len(rows)} rows"
-        )
+    most = len(rows) // 2
+    if not 2 <= options.folds <= most:
+        raise InputError(f"--folds {options.folds}: expected from 2 to {most}, half of the {len(rows)} rows")
     fold = assign_folds(labels, options.folds, options.seed)
     jobs = [partial(run_fold, command, folder, rows, fold, number) for number in range(options.folds)]
     metrics = run_all(jobs, options.processes)

@@ -248,10 +248,8 @@ def main(argv: list[str]) -> int:
     largest = difference(model, graphs["onnx"], processor)
     print(f"difference     {largest:.1e} from torch's logits at most")
     if not largest <= TOLERANCE:
-        print(
-            f"error: more than {TOLERANCE:g}; nothing was written. Please report this with config.json",
-            file=sys.stderr,
-        )
+        problem = f"more than {TOLERANCE:g}; nothing was written. Please report this with config.json"
+        print(f"error: {problem}", file=sys.stderr)
         return DIFFERS
     if options.int8:
         with quiet():

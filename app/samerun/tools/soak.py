@@ -103,9 +103,8 @@ class Soak:
             if code == 0:
                 break
             if code != KILLED or kill is None:  # which the kernel does without memory
-                self.problems.append(
-                    f"{folder.name}: ended with exit code {code} after {self.kills - before} kill(s)"
-                )
+                kills = self.kills - before
+                self.problems.append(f"{folder.name}: ended with exit code {code} after {kills} kill(s)")
                 return
             self.kills += 1
             if kill.disk_call is not None:

@@ -3,6 +3,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from linear_task import LinearTask
+from run_folders import contents
 
 from samerun.files import foreign_files
 from samerun.reports import figures
@@ -45,10 +46,6 @@ def write(finished, arguments):
     return reports
 
 
-def content(folder):
-    return {path: path.read_bytes() for path in (folder / "report.html", *(folder / "plots").iterdir())}
-
-
 def test_the_page_has_figures_tables_and_no_text_that_is_run(finished, write):
     write(Judged())
     page = (finished / "report.html").read_text(encoding="utf-8")
@@ -63,9 +60,9 @@ def test_the_page_has_figures_tables_and_no_text_that_is_run(finished, write):
     assert "<b>bold" not in page
     assert "http" not in page  # nothing is loaded
     assert foreign_files(finished / "plots") == []
-    before = content(finished)
+    before = contents(finished)
     write(Judged())
-    assert content(finished) == before
+    assert contents(finished) == before
 
 
 def test_a_figure_that_cannot_be_drawn_does_not_fail_a_run_that_is_done(finished, write, capsys):
