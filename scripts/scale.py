@@ -278,7 +278,7 @@ def show_heartbeat(arguments: argparse.Namespace) -> list[str]:
         store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
         record = json.dumps({"beat": 10**6, "collectives": 10**7, "host": "node-of-a-cluster-0001"})
         for rank in range(processes):
-            store.set(machines._key(rank), record)
+            store.set(f"heartbeat/{rank}", record)
             own = {"rank": rank, "host": "m", "address": "10.0.0.1", "problems": [], "compared": compared}
             store.set(f"met/{rank}", json.dumps(own))
         launch = SimpleNamespace(rank=0, world_size=processes)
