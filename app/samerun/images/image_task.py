@@ -19,7 +19,7 @@ from samerun.export import export_model, plain_model
 from samerun.images.data import Examples, Images, Inspection, Targets
 from samerun.images.transforms import ALPHA, DEEP, Processing, row_generator, too_deep
 from samerun.models import adapters
-from samerun.models.pretrained import model_content
+from samerun.models.pretrained import head_names, model_content
 from samerun.models.sync_batch_norm import allow_single_values, has_batch_norm, synchronise_batch_norm
 from samerun.plan import Modes
 from samerun.runtime import Launch
@@ -121,9 +121,7 @@ class ImageTask(Task):
                 f"--layerwise_lr_decay: a {model.config.model_type} model's layers are not numbered "
                 "throughout; leave it out"
             )
-        body = f"{model.base_model_prefix}."
-        head = {name for name, _ in model.named_parameters() if not name.startswith(body)}
-        return adapters.limit_training(model, self.arguments, head)
+        return adapters.limit_training(model, self.arguments, head_names(model))
 
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
         decay = self.arguments.layerwise_lr_decay

@@ -98,9 +98,7 @@ def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tu
             problem = f"--attn_implementation {arguments.attn_implementation}: {in_one_line(error)}"
             raise InputError(f"{problem}; leave it out, or name one that the model has") from error
         names = {name for name, _ in model.named_parameters()}
-        if not arguments.from_scratch:
-            names = {name for name in names if not name.startswith(f"{model.base_model_prefix}.")}
-        return model, names
+        return model, names if arguments.from_scratch else head_names(model)
     check_weights(arguments)
     base, adapter = base_of(arguments.model_name_or_path), arguments.model_name_or_path
     try:
@@ -154,8 +152,7 @@ def _check_fit(name: str, model: Any, loading: dict[str, Any]) -> None:
     """Raises `InputError` unless every weight of the model's body, except a pooler, is there in the right
     shape and finite, and no layer is left over. The head may be new."""
     check_all_layers_used(name, model, loading)
-    body = "" if model.base_model is model else f"{model.base_model_prefix}."
-    own = {key for key, _ in model.named_parameters() if key.startswith(body) and "pooler" not in key}
+    own = {key for key, _ in model.named_parameters() if "pooler" not in key} - head_names(model)
     problems = [
         f"{key} is {tuple(in_file)} in the file, {tuple(in_config)} by the configuration"
         for key, in_file, in_config in loading["mismatched_keys"]
@@ -209,16 +206,36 @@ def own_labels(config: Any) -> list[str] | None:
     return labels if any(label != f"LABEL_{number}" for number, label in enumerate(labels)) else None
 
 
+def head_names(model: Any) -> set[str]:
+    """The parameters of a model's head: those outside of its body. CLIP, SigLIP, UperNet and others keep no
+    body by itself: their head is the classification layer."""
+    if model.base_model is model:
+        layers = classification_layers(model).items()
+        return {f"{layer}.{name}" for layer, module in layers for name, _ in module.named_parameters()}
+    body = f"{model.base_model_prefix}."
+    return {name for name, _ in model.named_parameters() if not name.startswith(body)}
+
+
+def classification_layers(model: Any) -> dict[str, torch.nn.Module]:
+    """The layers outside of the body that have an output for each label, by name."""
+    body, kinds = f"{model.base_model_prefix}.", torch.nn.Linear | torch.nn.Conv2d
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, kinds) and not name.startswith(body)
+        if len(module.weight) == model.config.num_labels
+    }
+
+
 def renew_head(model: Any) -> set[str]:
-    """Re-initialises the classification layers, which were trained for other classes: the layers outside of
-    the body that have an output for each. Returns the names of their parameters."""
+    """Re-initialises the classification layers, which were trained for other classes. Returns the names of
+    their parameters."""
     names = set()
-    for name, module in model.named_modules():
-        in_body = name.startswith(f"{model.base_model_prefix}.")
-        is_layer = isinstance(module, torch.nn.Linear | torch.nn.Conv2d)
-        if is_layer and not in_body and len(module.weight) == model.config.num_labels:
-            model._init_weights(module)
-            names |= {f"{name}.{own}" for own, _ in module.named_parameters()}
+    for layer, module in classification_layers(model).items():
+        for name, parameter in module.named_parameters():
+            parameter._is_hf_initialized = False  # transformers keeps parameters that it has loaded
+            names.add(f"{layer}.{name}")
+        model._init_weights(module)
     return names
 
 

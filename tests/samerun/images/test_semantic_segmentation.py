@@ -1,10 +1,10 @@
 from types import SimpleNamespace
 
-import masks_job
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from segment import Arguments
 from thread_processes import run_with_collectives
 from transformers import (
     AutoModelForSemanticSegmentation,
@@ -13,13 +13,12 @@ from transformers import (
     DPTConfig,
     MobileNetV2Config,
     MobileNetV2ImageProcessorPil,
-    SegformerConfig,
     UperNetConfig,
 )
 
 from samerun.errors import InputError
 from samerun.images import semantic_segmentation as segmenter
-from samerun.models.pretrained import renew_head
+from samerun.models.pretrained import head_names, load_model_and_new_names, renew_head
 
 
 def pixelwise(pixel_values):
@@ -86,15 +85,6 @@ def test_names_of_masks():
     assert all(len(name.encode()) < 255 and "\0" not in name for name in long)
 
 
-def test_a_new_head_changes_nothing_but_the_last_layer(tmp_path):
-    config = SegformerConfig.from_pretrained(masks_job.segformer(tmp_path), num_labels=3)
-    model = AutoModelForSemanticSegmentation.from_config(config)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    renew_head(model)
-    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
-    assert changed == {"decode_head.classifier.weight"}
-
-
 SMALL = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "image_size": 32}
 STAGES = {"hidden_sizes": [8, 8, 16, 16], "depths": [1] * 4, "out_indices": [1, 2, 3, 4]}
 WITH_AUXILIARY_HEADS = {
@@ -105,6 +95,22 @@ WITH_AUXILIARY_HEADS = {
                                      pool_scales=[1, 2], auxiliary_in_channels=16),
     "mobilenet_v2": lambda: MobileNetV2Config(depth_multiplier=0.1, min_depth=8),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("labels", ["xyz", "wxyz"])
+@pytest.mark.parametrize("kind", ["beit", "upernet"])  # UperNet keeps no body by itself
+def test_a_new_head_changes_nothing_but_the_last_layer(kind, labels, tmp_path):
+    config = WITH_AUXILIARY_HEADS[kind]()
+    segmenter.configure(config, list("abc"), overlap=0.25, loss_settings={})
+    trained = AutoModelForSemanticSegmentation.from_config(config)
+    trained.save_pretrained(tmp_path)
+    arguments = Arguments(output_dir="run", model_name_or_path=str(tmp_path))
+    segmenter.configure(config, list(labels), overlap=0.25, loss_settings={})
+    model, _ = load_model_and_new_names(AutoModelForSemanticSegmentation, arguments, config)
+    assert renew_head(model) <= head_names(model)
+    before = trained.state_dict()
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed - {"decode_head.classifier.bias"} == {"decode_head.classifier.weight"}
 
 
 @pytest.mark.parametrize("kind", WITH_AUXILIARY_HEADS)
