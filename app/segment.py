@@ -54,7 +54,7 @@ from samerun.errors import InputError
 from samerun.export import check_agreement, rows_to_check
 from samerun.images import masks, semantic_segmentation
 from samerun.images.data import Images, Targets
-from samerun.images.image_task import ImageSplit, ImageTask, check_colours
+from samerun.images.image_task import ImageSplit, ImageTask, check_colours, unused_parameters
 from samerun.images.segmentation import (
     SegmentationLoss,
     balanced_class_weights,
@@ -71,7 +71,6 @@ from samerun.images.segmentation import (
 from samerun.images.transforms import Augmentation, load_processor
 from samerun.main import run
 from samerun.models import pretrained
-from samerun.models.adapters import adapted_name
 from samerun.plan import Modes
 from samerun.reports.card import class_tables
 from samerun.runtime import Launch, join_rows
@@ -137,7 +136,7 @@ class Segmentation(ImageTask):
         self.overlap = a.overlap
         if self.overlap is None:
             self.overlap = getattr(self.config, "overlap", semantic_segmentation.OVERLAP)
-        self.unused = semantic_segmentation.unused_parameters(self.config, channels, size)
+        self.unused = unused_parameters(AutoModelForSemanticSegmentation, a, self.config, size)
         self.processor = semantic_segmentation.processor_for(processor, size, self.uses_windows)
         self.processing = semantic_segmentation.processing_for(
             self.processor, size, channels, a.config_name or a.model_name_or_path
@@ -212,10 +211,7 @@ class Segmentation(ImageTask):
         )
         if self.own_labels is not None and self.own_labels != self.classes.names:
             pretrained.renew_head(model)
-        model = self.limit_training(model)
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(parameter.requires_grad and adapted_name(name) not in self.unused)
-        return self.with_batch_norm(model)
+        return self.with_batch_norm(self.limit_training(model))
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
         return batch.is_real.sum()

@@ -14,12 +14,12 @@ import torch
 
 from samerun.data.cache import content_key
 from samerun.data.splits import read_needed
-from samerun.errors import InputError, collecting, raise_problems
+from samerun.errors import InputError, collecting, in_short, raise_problems
 from samerun.export import export_model, plain_model
 from samerun.images.data import Examples, Images, Inspection, Targets
 from samerun.images.transforms import ALPHA, DEEP, Processing, row_generator, too_deep
 from samerun.models import adapters
-from samerun.models.pretrained import head_names, model_content
+from samerun.models.pretrained import head_names, load_model, model_content
 from samerun.models.sync_batch_norm import allow_single_values, has_batch_norm, synchronise_batch_norm
 from samerun.plan import Modes
 from samerun.runtime import Launch
@@ -39,7 +39,8 @@ class ImageSplit(Split):
 
 class ImageTask(Task):
     """Base class of tasks whose rows are images. `load` sets `launch`, `notes`, `processing`, `processor` (of
-    transformers, saved with the model), `augmentation`, `inspected` and `splits`."""
+    transformers, saved with the model), `unused` (of `unused_parameters`), `augmentation`, `inspected` and
+    `splits`."""
 
     input_kind = "images"
     memory_advice = "a smaller --per_device_train_batch_size, "
@@ -114,14 +115,18 @@ class ImageTask(Task):
         return self.split("test", examples["test"], None, inspected["test"])
 
     def limit_training(self, model: Any) -> Any:
-        """Applies --lora_r and --freeze: freezes the other parameters, except for the head. Raises
-        `InputError` for layers that the model does not have."""
+        """Applies --lora_r and --freeze: freezes the other parameters, except for the head; and freezes
+        `unused` ones. Raises `InputError` for layers that the model does not have."""
         if self.arguments.layerwise_lr_decay is not None and not hasattr(model.config, "num_hidden_layers"):
             raise InputError(
                 f"--layerwise_lr_decay: a {model.config.model_type} model's layers are not numbered "
                 "throughout; leave it out"
             )
-        return adapters.limit_training(model, self.arguments, head_names(model))
+        model = adapters.limit_training(model, self.arguments, head_names(model))
+        for name, parameter in model.named_parameters():
+            if adapters.adapted_name(name) in self.unused:
+                parameter.requires_grad_(False)
+        return model
 
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
         decay = self.arguments.layerwise_lr_decay
@@ -166,6 +171,26 @@ class ImageTask(Task):
             **adapters.fingerprint(a),
             **rows,
         }
+
+
+def unused_parameters(auto_class: Any, arguments: Any, config: Any, size: tuple[int, int]) -> set[str]:
+    """The parameters that do not influence the logits, such as the last layer of a BEiT that takes its
+    features before it, or DINOv2's mask token. DDP fails on trained parameters without a gradient. Raises
+    `InputError` for a size that the model cannot process. Runs a forward pass on the meta device."""
+    with torch.device("meta"):
+        try:
+            model = load_model(auto_class, arguments, config).eval()
+            logits = model(pixel_values=torch.zeros(1, getattr(config, "num_channels", 3), *size)).logits
+        except (ValueError, RuntimeError) as error:
+            if "meta" in str(error):  # a model that reads a tensor's value, as Perceiver does
+                return set()
+            raise InputError(
+                f"--image_size {size[0]},{size[1]}: this {config.model_type} model cannot work on such "
+                f"images ({in_short(error)})"
+            ) from None
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(logits.sum(), parameters, allow_unused=True)
+    return {name for name, gradient in zip(names, gradients, strict=True) if gradient is None}
 
 
 # Reading

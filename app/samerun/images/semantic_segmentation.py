@@ -16,9 +16,8 @@ import torch
 from PIL import Image
 from torch import nn
 from torch.nn.functional import interpolate, pad
-from transformers import AutoModelForSemanticSegmentation
 
-from samerun.errors import InputError, in_short
+from samerun.errors import InputError
 from samerun.images.data import image_extensions
 from samerun.images.segmentation import IGNORED, EqualPasses, file_names
 from samerun.images.transforms import Processing, processing_of
@@ -81,24 +80,6 @@ def processing_for(processor: Any, size: tuple[int, int], channels: int, name: s
             f"{name}: its {type(processor).__name__} does more than resize and normalise; name another model"
         )
     return ours
-
-
-def unused_parameters(config: Any, channels: int, size: tuple[int, int]) -> set[str]:
-    """The parameters that do not influence the logits, such as the last layer of a BEiT that takes its
-    features before it. DDP fails on trained parameters without a gradient. Raises `InputError` for a size
-    that the model cannot process. Runs a forward pass on the meta device."""
-    with torch.device("meta"):
-        model = AutoModelForSemanticSegmentation.from_config(config).eval()
-        try:
-            logits = model(pixel_values=torch.zeros(1, channels, *size)).logits
-        except (ValueError, RuntimeError) as error:
-            raise InputError(
-                f"--image_size {size[0]},{size[1]}: this {config.model_type} model cannot work on such "
-                f"images ({in_short(error)})"
-            ) from None
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    gradients = torch.autograd.grad(logits.sum(), parameters, allow_unused=True)
-    return {name for name, gradient in zip(names, gradients, strict=True) if gradient is None}
 
 
 def pad_and_stack(tensors: Sequence[torch.Tensor], size: Sequence[int], value: int) -> torch.Tensor:

@@ -94,7 +94,8 @@ def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tu
             model = auto_class.from_config(config, trust_remote_code=arguments.trust_remote_code).float()
         except (ImportError, ValueError) as error:
             if arguments.attn_implementation is None:
-                raise
+                name = arguments.config_name or arguments.model_name_or_path
+                raise InputError(explain_failed_load("model", name, error)) from error
             problem = f"--attn_implementation {arguments.attn_implementation}: {in_one_line(error)}"
             raise InputError(f"{problem}; leave it out, or name one that the model has") from error
         names = {name for name, _ in model.named_parameters()}

@@ -4,6 +4,7 @@ import torch
 from image_classify import Arguments, ImageClassification
 from images_job import write_folder, write_idx
 from PIL import Image
+from transformers import CLIPConfig, CLIPModel, ViTImageProcessorPil
 
 from samerun.errors import InputError
 from samerun.plan import Modes
@@ -79,3 +80,25 @@ def test_colours_for_a_grey_model_are_refused(tmp_path):
         load(tmp_path / "train", **given)
     assert load(tmp_path / "train", image_mode="L", **given)[0].processing.mode == "L"
     assert load(tmp_path / "train", image_mode="RGB", **given)[0].processing.mode == "RGB"
+
+
+def test_a_trained_clip_gets_a_head_and_what_it_does_not_use_is_not_trained(tmp_path):
+    """DDP ends with an error where a parameter that it waits for gets no gradient."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    vision, square = {**sizes, "image_size": 32, "patch_size": 16}, {"height": 32, "width": 32}
+    config = CLIPConfig(text_config={**sizes, "vocab_size": 9}, vision_config=vision, projection_dim=8)
+    CLIPModel(config).save_pretrained(tmp_path / "clip")
+    ViTImageProcessorPil(size=square).save_pretrained(tmp_path / "clip")
+    given = {"model_name_or_path": str(tmp_path / "clip")}
+    images = write_folder(tmp_path / "data", channels=3)
+    task, data = load(images, **given)
+    model = task.build()
+    task.loss_sum(model, data.splits["train"].collate(np.arange(2))).backward()
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen == {f"vision_model.post_layernorm.{name}" for name in ("weight", "bias")}
+    assert {name for name, parameter in model.named_parameters() if parameter.grad is None} == frozen
+    frozen = load(images, freeze=("*",), **given)[0].build()
+    trained = {name for name, parameter in frozen.named_parameters() if parameter.requires_grad}
+    assert trained == {"classifier.weight", "classifier.bias"}
+    with pytest.raises(InputError, match="--image_size 64,64: this clip model cannot work on such images"):
+        load(images, image_size=64, **given)

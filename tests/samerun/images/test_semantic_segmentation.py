@@ -18,6 +18,7 @@ from transformers import (
 
 from samerun.errors import InputError
 from samerun.images import semantic_segmentation as segmenter
+from samerun.images.image_task import unused_parameters
 from samerun.models.pretrained import head_names, load_model_and_new_names, renew_head
 
 
@@ -116,8 +117,8 @@ def test_a_new_head_changes_nothing_but_the_last_layer(kind, labels, tmp_path):
 @pytest.mark.parametrize("kind", WITH_AUXILIARY_HEADS)
 def test_what_has_no_gradient_is_found_and_auxiliary_heads_are_off(kind):
     """DDP ends with an error where a parameter that it waits for gets no gradient."""
-    config = WITH_AUXILIARY_HEADS[kind]()
-    unused = segmenter.unused_parameters(config, 3, (32, 32))
+    config, arguments = WITH_AUXILIARY_HEADS[kind](), Arguments(output_dir="run", from_scratch=True)
+    unused = unused_parameters(AutoModelForSemanticSegmentation, arguments, config, (32, 32))
     assert config.use_auxiliary_head if hasattr(config, "use_auxiliary_head") else kind == "mobilenet_v2"
     segmenter.configure(config, ["a", "b"], overlap=0.25, loss_settings={})
     model = AutoModelForSemanticSegmentation.from_config(config).train()
