@@ -128,7 +128,14 @@ class Segmentation(ImageTask):
         pretrained.check_model(a, self.config, MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, "segment images")
         processor, channels = load_processor(a, self.config, None), getattr(self.config, "num_channels", 3)
         size = (a.image_size * 2)[:2] if a.image_size else semantic_segmentation.default_size(processor)
-        self.own_labels = None if a.from_scratch else pretrained.own_labels(self.config)
+        # The classes of an image classifier, such as nvidia/mit-b0, are none of masks.
+        is_classifier = "ForImageClassification" in str(self.config.architectures)
+        self.own_labels = None if a.from_scratch or is_classifier else pretrained.own_labels(self.config)
+        if self.own_labels is not None and getattr(processor, "do_reduce_labels", False):
+            self.notes.append(
+                f"masks: 0 is the class {self.own_labels[0]!r}; the model's training had 0 for ignored pixels "
+                "and 1 for this class, so lower the values of such masks by 1"
+            )
         windows_are_default = self.own_labels is not None and not processor.do_resize  # as exported
         self.uses_windows = a.inference == "sliding_window" or (a.inference is None and windows_are_default)
         if self.uses_windows and a.random_crop is not None:

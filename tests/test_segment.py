@@ -12,14 +12,22 @@ import numpy as np
 import pytest
 import segment
 import torch
+import transformers
 from in_process import check_evaluated_alike
 from masks_job import CLASSES, SIZE
 from PIL import Image
-from transformers import AutoImageProcessor, AutoModelForSemanticSegmentation, pipeline
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForSemanticSegmentation,
+    SegformerImageProcessorPil,
+    pipeline,
+)
 
 from samerun.errors import TrainingError
 from samerun.files import read_lines
 from samerun.images.segmentation import unpack
+from samerun.models.pretrained import set_labels
 from samerun.plan import Modes, evaluation_batch
 from samerun.runtime import Launch, join_rows
 
@@ -90,6 +98,21 @@ def test_masks_are_augmented_with_their_images(tmp_path, token_cache):
         nearest = np.abs(pixels[..., None, :] - masks_job.COLOURS).sum(-1).argmin(-1)
         counted = batch.labels.numpy() != 255
         assert (nearest == batch.labels.numpy())[counted].mean() > 0.9
+
+
+@pytest.mark.parametrize("kind", ["ImageClassification", "SemanticSegmentation"])
+def test_classes_of_a_trained_model_count_if_it_segments(kind, tmp_path, token_cache):
+    data, model = masks_job.write(tmp_path / "data", rows=2), masks_job.segformer(tmp_path / "trained")
+    (data / "classes.txt").unlink()
+    config = AutoConfig.from_pretrained(model)
+    set_labels(config, ["wall", "building", "sky"])
+    getattr(transformers, f"SegformerFor{kind}")(config).save_pretrained(model)
+    SegformerImageProcessorPil(do_reduce_labels=True).save_pretrained(model)
+    given = {"train_file": str(data), "validation_file": str(data), "model_name_or_path": str(model)}
+    task, found = loaded(tmp_path, config_name=None, from_scratch=False, **given)
+    segments = kind == "SemanticSegmentation"
+    assert task.classes.names == (["wall", "building", "sky"] if segments else ["0", "1", "2"])
+    assert any("lower the values of such masks by 1" in note for note in found.notes) == segments
 
 
 def test_nan_logits_end_the_run_before_a_mask_is_written(tmp_path, token_cache):

@@ -81,7 +81,7 @@ def _split_folders(root: Path, split: str, is_own: bool) -> tuple[Path, Path | N
             (root / name, root / f"{name}annot"),
         ]
     if is_own:
-        pairs += [(root / "images", root / "masks"), (root, root.with_name(f"{root.name}annot"))]
+        pairs += [(root / "images", root / "masks"), (root, Path(f"{root}annot"))]
     complete = next((pair for pair in pairs if all(folder.is_dir() for folder in pair)), None)
     if complete is not None:
         return complete

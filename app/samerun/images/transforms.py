@@ -284,8 +284,10 @@ class Processing:
 
 def processing_of(processor: Any, channels: int) -> Processing:
     """A `Processing` around an image processor of transformers. Finds the output size by a trial; raises
-    `InputError` if it depends on the image."""
-    mode = {1: "L", 3: "RGB"}[channels]
+    `InputError` if it depends on the image, and for other than one or three channels."""
+    mode = {1: "L", 3: "RGB"}.get(channels)
+    if mode is None:
+        raise InputError(f"the model sees {channels} channels; expected 1 (grey levels) or 3 (RGB)")
     images = [Image.new("RGB", shape) for shape in ((96, 64), (64, 96))]
     outputs = [processor(image, do_rescale=False, do_normalize=False)["pixel_values"][0] for image in images]
     size, other = (tuple(np.asarray(output).shape[-2:]) for output in outputs)

@@ -54,7 +54,7 @@ IDX = idx(pixels(rows=4)[0])
         (b"PK" + IDX[2:], r"is no idx file: it begins with b'PK"),
         (IDX[:2] + b"\x0d" + IDX[3:], "holds values of type 13 in 3 dimension"),
         (idx(np.zeros((0, 16, 16))), "no rows"),
-        (b"", "is no idx file"),
+        (IDX[:6], "is no idx file: .* expected a header of 16 bytes"),
     ],
 )
 def test_damaged_mnist_files(tmp_path, content, said):

@@ -72,6 +72,12 @@ def test_images_are_paired_with_masks_by_name(layout, tmp_path):
         assert read(tmp_path, "test", train_file=str(tmp_path))[0] is None
 
 
+def test_this_folder_is_named_by_a_dot(tmp_path, monkeypatch):
+    write(tmp_path, "a", "CamVid")
+    monkeypatch.chdir(tmp_path)
+    assert list(read(".")[0].images.sources[0].cells) == ["val/a.png"]
+
+
 def test_test_images_need_no_masks(tmp_path):
     write(tmp_path, "a")
     shutil.rmtree(tmp_path / "masks")

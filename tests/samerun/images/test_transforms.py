@@ -148,9 +148,11 @@ def test_a_model_of_one_channel_gets_one():
     assert processing.normalize(processing.fit(IMAGE.convert("L"))[None]).shape == (1, 1, 16, 16)
 
 
-def test_a_processor_without_a_fixed_size_is_refused():
+def test_a_processor_without_a_fixed_size_and_other_channels_are_refused():
     with pytest.raises(InputError, match="ViTImageProcessorPil gives images of several sizes"):
         processing_of(ViTImageProcessorPil(do_resize=False), 3)
+    with pytest.raises(InputError, match="the model sees 4 channels; expected 1 "):
+        processing_of(ViTImageProcessorPil(), 4)
 
 
 def test_a_processor_that_needs_a_missing_package_is_refused(tmp_path, monkeypatch):
