@@ -133,8 +133,8 @@ class Segmentation(ImageTask):
         self.own_labels = None if a.from_scratch or is_classifier else pretrained.own_labels(self.config)
         if self.own_labels is not None and getattr(processor, "do_reduce_labels", False):
             self.notes.append(
-                f"masks: 0 is the class {self.own_labels[0]!r}; the model's training had 0 for ignored pixels "
-                "and 1 for this class, so lower the values of such masks by 1"
+                f"masks: 0 is the class {self.own_labels[0]!r}; the model's training had 0 for ignored "
+                "pixels and 1 for this class, so lower the values of such masks by 1"
             )
         windows_are_default = self.own_labels is not None and not processor.do_resize  # as exported
         self.uses_windows = a.inference == "sliding_window" or (a.inference is None and windows_are_default)

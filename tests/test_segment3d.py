@@ -63,6 +63,17 @@ def test_patches_are_the_median_volume_if_nobody_says_otherwise():
     assert evaluation_batch(segment3d.Arguments()) == (1, None)  # volumes of different sizes are not padded
 
 
+def test_a_model_keeps_its_network():
+    given = {"channels": (4, 8), "strides": (3,), "patch_size": (9, 9, 9), "dropout": 0.1}
+    model = Settings.choose(segment3d.Arguments(**given), ["background", "a"], (1.0, 1.0, 1.0), [])
+    same = segment3d.Arguments(model_name_or_path="best", output_dir="run", train_file="data", **given)
+    validate(same)
+    assert model.updated(same) == model
+    for name, value in (("channels", (8, 16)), ("strides", (1,)), ("dropout", 0.2), ("spacing", (1, 1, 2))):
+        with pytest.raises(InputError, match=f"--{name}: the model of best has .*; leave it out"):
+            model.updated(replace(same, **{name: value}))
+
+
 def test_scores_are_means_over_volumes_and_then_over_classes():
     task = segment3d.VolumeSegmentation(SimpleNamespace(metrics=None))
     task.settings = SimpleNamespace(classes=["background", "a", "b", "c"])

@@ -149,7 +149,7 @@ class VolumeArguments(
             value = getattr(self, name)
             if value is not None and len(value) != 3:
                 problems.append(f"--{name} has {len(value)} numbers, expected 3")
-        stride = math.prod(self.strides)
+        stride = 1 if self.model_name_or_path else math.prod(self.strides)  # a model keeps its own
         if self.patch_size is not None and any(size % stride for size in self.patch_size):
             sizes = ",".join(map(str, self.patch_size))
             problems.append(

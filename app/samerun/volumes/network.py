@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from samerun.errors import InputError
 from samerun.files import file_record, write_json
 from samerun.models.pretrained import check_finite_weights
+from samerun.parsing import is_given, written
 from samerun.volumes.data import Prepared, Volumes
 from samerun.volumes.nifti import IGNORED, read_header, resample
 
@@ -120,13 +121,11 @@ class Settings:
         """The settings of an exported model with the overlap of the arguments. Raises `InputError` for
         arguments that contradict the model."""
         own = {"class_names": self.classes[1:], "spacing": self.spacing, "patch_size": self.patch_size}
-        for name, values in own.items():
-            value = getattr(arguments, name)
-            if value is not None and tuple(value) != tuple(values):
-                raise InputError(
-                    f"--{name}: the model of {arguments.model_name_or_path} has "
-                    f"{','.join(map(str, values))}; leave it out"
-                )
+        for name, value in (own | self.unet).items():
+            value = tuple(value) if isinstance(value, list) else value
+            if is_given(arguments, name) and getattr(arguments, name) != value:
+                model = arguments.model_name_or_path
+                raise InputError(f"--{name}: the model of {model} has {written(value)}; leave it out")
         return self if arguments.overlap is None else replace(self, overlap=arguments.overlap)
 
     def training_note(self, train: list[Prepared], patches: int) -> str:
