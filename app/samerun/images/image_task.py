@@ -117,12 +117,16 @@ class ImageTask(Task):
     def limit_training(self, model: Any) -> Any:
         """Applies --lora_r and --freeze: freezes the other parameters, except for the head; and freezes
         `unused` ones. Raises `InputError` for layers that the model does not have."""
-        if self.arguments.layerwise_lr_decay is not None and not hasattr(model.config, "num_hidden_layers"):
+        self.head = head_names(model)
+        body = (name for name, _ in model.named_parameters() if name not in self.head)
+        self.num_layers = adapters.numbered_layers(body)
+        by_layer = self.arguments.layerwise_lr_decay, *map(str.isdecimal, self.arguments.freeze or ())
+        if any(by_layer) and not self.num_layers:
             raise InputError(
-                f"--layerwise_lr_decay: a {model.config.model_type} model's layers are not numbered "
-                "throughout; leave it out"
+                "--layerwise_lr_decay and --freeze with a number: the layers of a "
+                f"{model.config.model_type} model are not numbered throughout; leave it out"
             )
-        model = adapters.limit_training(model, self.arguments, head_names(model))
+        model = adapters.limit_training(model, self.arguments, self.head)
         for name, parameter in model.named_parameters():
             if adapters.adapted_name(name) in self.unused:
                 parameter.requires_grad_(False)
@@ -130,9 +134,9 @@ class ImageTask(Task):
 
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
         decay = self.arguments.layerwise_lr_decay
-        if decay is None:
+        if decay is None or parameter in self.head:
             return 1.0
-        return adapters.layerwise_scale(parameter, model.config.num_hidden_layers, decay)
+        return adapters.layerwise_scale(parameter, self.num_layers, decay)
 
     def tolerance(self, by_precision: dict[str, float]) -> float:
         """How far outputs of best/ may differ from the run's."""

@@ -12,6 +12,7 @@ import fnmatch
 import importlib.util
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,13 @@ def fingerprint(arguments: Any) -> dict[str, Any]:
 def adapted_name(name: str) -> str:
     """A parameter's name in the base model. An adapter's matrix gets the name of its base weight."""
     return f"{name.partition(ADAPTED)[0]}.weight" if ADAPTED in name else name.replace(BASE, ".")
+
+
+def numbered_layers(names: Iterable[str]) -> int:
+    """The number of layers by the names of their parameters; 0 unless they are numbered in one row."""
+    found = [match for match in map(LAYER.search, names) if match]
+    rows = {match.string[: match.start()] for match in found}
+    return len({match[1] for match in found}) if len(rows) == 1 else 0
 
 
 def layerwise_scale(name: str, layers: int, decay: float) -> float:

@@ -4,7 +4,13 @@ import torch
 from image_classify import Arguments, ImageClassification
 from images_job import write_folder, write_idx
 from PIL import Image
-from transformers import CLIPConfig, CLIPModel, ViTImageProcessorPil
+from transformers import (
+    CLIPConfig,
+    CLIPModel,
+    ConvNextConfig,
+    ConvNextImageProcessorPil,
+    ViTImageProcessorPil,
+)
 
 from samerun.errors import InputError
 from samerun.plan import Modes
@@ -100,5 +106,18 @@ def test_a_trained_clip_gets_a_head_and_what_it_does_not_use_is_not_trained(tmp_
     frozen = load(images, freeze=("*",), **given)[0].build()
     trained = {name for name, parameter in frozen.named_parameters() if parameter.requires_grad}
     assert trained == {"classifier.weight", "classifier.bias"}
+    decayed, _ = load(images, layerwise_lr_decay=0.5, **given)
+    scales = {decayed.learning_rate_scale(model, name) for name, _ in decayed.build().named_parameters()}
+    assert scales == {1.0, 0.5, 0.25}  # head, layer, embeddings
     with pytest.raises(InputError, match="--image_size 64,64: this clip model cannot work on such images"):
         load(images, image_size=64, **given)
+
+
+@pytest.mark.parametrize("changes", [{"layerwise_lr_decay": 0.5}, {"freeze": ("embeddings", "2")}])
+def test_what_goes_by_layers_needs_them_in_one_row(tmp_path, changes):
+    ConvNextConfig(hidden_sizes=[8] * 4, depths=[1, 1, 2, 1]).save_pretrained(tmp_path / "model")
+    ConvNextImageProcessorPil(size={"shortest_edge": 32}).save_pretrained(tmp_path / "model")
+    given = {"config_name": str(tmp_path / "model"), "from_scratch": True, **changes}
+    task, _ = load(write_folder(tmp_path / "data", channels=3), **given)
+    with pytest.raises(InputError, match="the layers of a convnext model are not numbered throughout"):
+        task.build()
