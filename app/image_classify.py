@@ -77,7 +77,7 @@ TOLERANCE = {"no": 1e-4, "bf16": 5e-2, "fp16": 1e-2}
 
 
 class ImageClassification(ImageTask):
-    """Every image is one target."""
+    """The loss of an image is its cross-entropy."""
 
     name = "image_classify"
     default_metric = "accuracy"
@@ -174,13 +174,10 @@ class ImageClassification(ImageTask):
             trained = path is not None and not arguments.from_scratch and not pretrained.on_meta()
             return self.with_batch_norm(load_small_cnn(path, config) if trained else SmallCNN(config))
         single_label.configure(config, self.labels, self.smoothing)
-        model, _ = pretrained.load_model_and_new_names(AutoModelForImageClassification, arguments, config)
+        model = pretrained.load_model(AutoModelForImageClassification, arguments, config)
         if self.own_labels is not None and self.own_labels != self.labels:
             pretrained.renew_head(model)
         return self.with_batch_norm(self.limit_training(model))
-
-    def num_targets(self, batch: Batch) -> torch.Tensor:
-        return batch.is_real.sum()
 
     def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         logits = model(pixel_values=batch.inputs["pixel_values"]).logits.float()

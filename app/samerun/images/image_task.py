@@ -25,8 +25,6 @@ from samerun.plan import Modes
 from samerun.runtime import Launch
 from samerun.task import Batch, Data, Split, Task
 
-MAX_REQUEST_PIXELS = 50_000_000  # of an image in a request to a server
-
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSplit(Split):
@@ -38,9 +36,9 @@ class ImageSplit(Split):
 
 
 class ImageTask(Task):
-    """Base class of tasks whose rows are images. `load` sets `launch`, `notes`, `processing`, `processor` (of
-    transformers, saved with the model), `unused` (of `unused_parameters`), `augmentation`, `inspected` and
-    `splits`."""
+    """Base class of tasks whose rows are images; each is one target. `load` sets `launch`, `notes`,
+    `processing`, `processor` (of transformers, saved with the model), `unused` (of `unused_parameters`),
+    `augmentation`, `inspected` and `splits`."""
 
     input_kind = "images"
     memory_advice = "a smaller --per_device_train_batch_size, "
@@ -105,12 +103,6 @@ class ImageTask(Task):
         images = Images.of(list(items), Path(), "image {}".format)
         examples = {"test": Examples("images", images, None, range(len(items)))}
         inspected = inspect_all(examples, [])
-        for row, header in enumerate(inspected["test"].headers):
-            if header.width * header.height > MAX_REQUEST_PIXELS:
-                raise InputError(
-                    f"{images.name(row)}: has {header.width}x{header.height} pixels; expected at most "
-                    f"{MAX_REQUEST_PIXELS} in all"
-                )
         check_colours(self.arguments, self.processing, examples, inspected)
         return self.split("test", examples["test"], None, inspected["test"])
 
@@ -131,6 +123,9 @@ class ImageTask(Task):
             if adapters.adapted_name(name) in self.unused:
                 parameter.requires_grad_(False)
         return model
+
+    def num_targets(self, batch: Batch) -> torch.Tensor:
+        return batch.is_real.sum()
 
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
         decay = self.arguments.layerwise_lr_decay

@@ -243,7 +243,6 @@ class Prepared:
     folder: Path
     file: VolumeFile
     content: str  # a hash of the files
-    files: tuple[str, ...] = ()  # a hash of each: the image, then the label
 
     @cached_property
     def facts(self) -> dict:
@@ -282,10 +281,10 @@ def prepare(volumes: Volumes, spacing: tuple[float, ...], ignore_index: int | No
 
 def _prepare(file: VolumeFile, spacing: tuple[float, ...], ignore_index: int | None) -> Prepared:
     paths = [file.image, *([file.label] if file.label is not None else [])]
-    hashes = tuple(content_hash(path) for path in paths)
+    hashes = [content_hash(path) for path in paths]
     key = content_key([CACHE_VERSION, *hashes, *map(repr, spacing), repr(ignore_index)])[:40]
     folder = get_or_create("volumes", key, partial(_write_arrays, file, spacing, ignore_index))
-    return Prepared(folder, file, content_key(hashes), hashes)
+    return Prepared(folder, file, content_key(hashes))
 
 
 def _write_arrays(
