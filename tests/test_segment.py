@@ -100,19 +100,33 @@ def test_masks_are_augmented_with_their_images(tmp_path, token_cache):
         assert (nearest == batch.labels.numpy())[counted].mean() > 0.9
 
 
-@pytest.mark.parametrize("kind", ["ImageClassification", "SemanticSegmentation"])
-def test_classes_of_a_trained_model_count_if_it_segments(kind, tmp_path, token_cache):
+def trained(tmp_path, kind, **given):
+    """The task with a small trained SegFormer of this kind, and its data without classes.txt."""
     data, model = masks_job.write(tmp_path / "data", rows=2), masks_job.segformer(tmp_path / "trained")
     (data / "classes.txt").unlink()
     config = AutoConfig.from_pretrained(model)
     set_labels(config, ["wall", "building", "sky"])
     getattr(transformers, f"SegformerFor{kind}")(config).save_pretrained(model)
     SegformerImageProcessorPil(do_reduce_labels=True).save_pretrained(model)
-    given = {"train_file": str(data), "validation_file": str(data), "model_name_or_path": str(model)}
-    task, found = loaded(tmp_path, config_name=None, from_scratch=False, **given)
+    named = {"config_name": None, "from_scratch": False, "model_name_or_path": str(model), **given}
+    return loaded(tmp_path, train_file=str(data), validation_file=str(data), **named)
+
+
+@pytest.mark.parametrize("kind", ["ImageClassification", "SemanticSegmentation"])
+def test_classes_of_a_trained_model_count_if_it_segments(kind, tmp_path, token_cache):
+    task, found = trained(tmp_path, kind)
     segments = kind == "SemanticSegmentation"
     assert task.classes.names == (["wall", "building", "sky"] if segments else ["0", "1", "2"])
     assert any("lower the values of such masks by 1" in note for note in found.notes) == segments
+
+
+def test_an_adapter_has_the_batch_norm_of_a_new_head(tmp_path, token_cache):
+    task, found = trained(tmp_path, "ImageClassification", lora_r=2, export="adapter")
+    model, images = task.build(), found.splits["train"].collate(np.arange(2)).inputs
+    model(**images)  # changes the statistics
+    task.save_best(tmp_path / "best", model, model.state_dict(), id)
+    exported = task.load_exported(tmp_path / "best")
+    torch.testing.assert_close(exported.eval()(**images).logits, model.eval()(**images).logits)
 
 
 def test_nan_logits_end_the_run_before_a_mask_is_written(tmp_path, token_cache):

@@ -122,9 +122,11 @@ def to_export(
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         settings, base = copy.deepcopy(settings), arguments.model_name_or_path
         settings.base_model_name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base
-        settings.modules_to_save = sorted({n.rpartition(".")[0] for n in trained if ADAPTED not in n}) or None
+        full = {name.rpartition(".")[0] for name in trained if ADAPTED not in name}
+        settings.modules_to_save = sorted(full) or None
         settings.inference_mode = True
-        saved = {name: tensor for name, tensor in weights.items() if name in trained}
+        # Of the modules to save also buffers, such as the statistics of a batch norm.
+        saved = {n: weight for n, weight in weights.items() if n in trained or n.rpartition(".")[0] in full}
         return _AdapterExport(plain, settings), saved
     if bits is not None:
         from samerun.models.quantized import dequantized_weights
@@ -163,7 +165,7 @@ def loadable(folder: Path, auto_class: Any) -> Any:
 
 
 def merge_adapter(model: Any, folder: str | Path) -> tuple[Any, set[str]]:
-    """(base model with the folder's adapter merged into it, names of the parameters in the adapter's
+    """(base model with the folder's adapter merged into it, names of the weights in the adapter's
     modules_to_save, such as a head's). Raises peft's exceptions for an adapter of another model."""
     from peft import PeftConfig, PeftModel
 
@@ -176,7 +178,7 @@ def merge_adapter(model: Any, folder: str | Path) -> tuple[Any, set[str]]:
     adapted = PeftModel.from_pretrained(model, folder, config=settings)
     merged = adapted.merge_and_unload()
     merged.requires_grad_(True)
-    names = [name for name, _ in merged.named_parameters()]
+    names = merged.state_dict()
     return merged, {name for name in names if any(f".{module}." in f".{name}" for module in full_modules)}
 
 
