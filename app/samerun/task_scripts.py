@@ -155,6 +155,8 @@ def run_tool(main: Callable[[list[str]], int], argv: list[str]) -> int:
 
 def task_of(folder: Path) -> str:
     """The task of an exported model folder. Raises `InputError` for a folder of no known task."""
+    problem = " is no exported model: it has no config.json" if folder.is_dir() else ": no such folder"
+    problem = f"{folder}{problem}; name the folder best/ of a run, or one like it"
     for name in ("adapter_config.json", "config.json"):
         try:
             config = dict(json.loads((folder / name).read_text(encoding="utf-8")))
@@ -165,12 +167,8 @@ def task_of(folder: Path) -> str:
         task = BY_MODEL_TYPE.get(config.get("model_type")) or BY_ADAPTER.get(config.get("task_type"))
         model_class = (config.get("architectures") or [""])[0]
         task = task or next((task for end, task in BY_ENDING.items() if model_class.endswith(end)), None)
-        if task is None:
-            known = ", ".join(sorted({*BY_ENDING.values(), *BY_MODEL_TYPE.values()}))
-            raise InputError(
-                f"{folder / name}: no task for a model of {config.get('architectures')}; the tasks "
-                f"are {known}"
-            )
-        return task
-    what = " is no exported model: it has no config.json" if folder.is_dir() else ": no such folder"
-    raise InputError(f"{folder}{what}; name the folder best/ of a run, or one like it")
+        if task is not None:
+            return task
+        known, found = sorted({*BY_ENDING.values(), *BY_MODEL_TYPE.values()}), config.get("architectures")
+        problem = f"{folder / name}: no task for a model of {found}; the tasks are {', '.join(known)}"
+    raise InputError(problem)

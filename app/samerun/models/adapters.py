@@ -192,6 +192,7 @@ class _AdapterExport:
         return []
 
     def save_pretrained(self, folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
+        self.plain.config.architectures = [type(self.plain).__name__]  # tells the task; not the base's
         self.plain.config.save_pretrained(folder)
         if self.plain.can_generate():
             self.plain.generation_config.save_pretrained(folder)

@@ -16,6 +16,7 @@ from samerun.errors import InputError
 from samerun.fsdp import FsdpSettings
 from samerun.models.adapters import check_quantization, layerwise_scale, limit_training, loadable, to_export
 from samerun.models.pretrained import load_config, load_model_and_new_names, model_content
+from samerun.task_scripts import task_of
 
 HEAD = {"classifier.weight", "classifier.bias"}
 IDS = torch.arange(1, 9)[None]
@@ -84,6 +85,7 @@ def test_an_adapters_folder_is_loaded_by_peft_and_by_us(adapted, arguments, tmp_
     folder = tmp_path / "best"
     folder.mkdir()
     saved.save_pretrained(folder, weights)
+    assert task_of(folder) == "classify"
 
     expected, auto_class = logits(model), AutoModelForSequenceClassification
     base = auto_class.from_pretrained(tmp_path / "base", config=AutoConfig.from_pretrained(folder))
