@@ -16,13 +16,7 @@ import transformers
 from in_process import check_evaluated_alike
 from masks_job import CLASSES, SIZE
 from PIL import Image
-from transformers import (
-    AutoConfig,
-    AutoImageProcessor,
-    AutoModelForSemanticSegmentation,
-    SegformerImageProcessorPil,
-    pipeline,
-)
+from transformers import AutoImageProcessor, AutoModelForSemanticSegmentation, pipeline
 
 from samerun.errors import TrainingError
 from samerun.files import read_lines
@@ -104,10 +98,10 @@ def trained(tmp_path, kind, **given):
     """The task with a small trained SegFormer of this kind, and its data without classes.txt."""
     data, model = masks_job.write(tmp_path / "data", rows=2), masks_job.segformer(tmp_path / "trained")
     (data / "classes.txt").unlink()
-    config = AutoConfig.from_pretrained(model)
+    config = transformers.AutoConfig.from_pretrained(model)
     set_labels(config, ["wall", "building", "sky"])
     getattr(transformers, f"SegformerFor{kind}")(config).save_pretrained(model)
-    SegformerImageProcessorPil(do_reduce_labels=True).save_pretrained(model)
+    transformers.SegformerImageProcessorPil(do_reduce_labels=True).save_pretrained(model)
     named = {"config_name": None, "from_scratch": False, "model_name_or_path": str(model), **given}
     return loaded(tmp_path, train_file=str(data), validation_file=str(data), **named)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from dataclasses import replace
@@ -153,7 +154,9 @@ def _check_fit(name: str, model: Any, loading: dict[str, Any]) -> None:
     """Raises `InputError` unless every weight of the model's body, except a pooler, is there in the right
     shape and finite, and no layer is left over. The head may be new."""
     check_all_layers_used(name, model, loading)
-    own = {key for key, _ in model.named_parameters() if "pooler" not in key} - head_names(model)
+    own = {key for key, _ in model.named_parameters() if "pooler" not in key}
+    if loading["missing_keys"] or loading["mismatched_keys"]:
+        own -= head_names(model)
     problems = [
         f"{key} is {tuple(in_file)} in the file, {tuple(in_config)} by the configuration"
         for key, in_file, in_config in loading["mismatched_keys"]
@@ -208,34 +211,31 @@ def own_labels(config: Any) -> list[str] | None:
 
 
 def head_names(model: Any) -> set[str]:
-    """The parameters of a model's head: those outside of its body. CLIP, SigLIP, UperNet and others keep no
-    body by itself: their head is the classification layer."""
+    """The parameters of a model's head: those outside of its body, or its classification layers if no module
+    of its own is the body, as in CLIP, SigLIP and UperNet."""
     if model.base_model is model:
-        layers = classification_layers(model).items()
-        return {f"{layer}.{name}" for layer, module in layers for name, _ in module.named_parameters()}
+        return classification_names(model)
     body = f"{model.base_model_prefix}."
     return {name for name, _ in model.named_parameters() if not name.startswith(body)}
 
 
-def classification_layers(model: Any) -> dict[str, torch.nn.Module]:
-    """The layers outside of the body that have an output for each label, by name."""
-    body, kinds = f"{model.base_model_prefix}.", torch.nn.Linear | torch.nn.Conv2d
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, kinds) and not name.startswith(body)
-        if len(module.weight) == model.config.num_labels
-    }
+def classification_names(model: Any) -> set[str]:
+    """The parameters of a model's classification layers: those whose size follows the number of labels."""
+    config = copy.deepcopy(model.config)
+    config.num_labels += 1
+    with torch.device("meta"):
+        larger = dict(type(model)(config).named_parameters())
+    return {name for name, weight in model.named_parameters() if weight.shape != larger[name].shape}
 
 
 def renew_head(model: Any) -> set[str]:
     """Re-initialises the classification layers, which were trained for other classes. Returns the names of
     their parameters."""
-    names = set()
-    for layer, module in classification_layers(model).items():
-        for name, parameter in module.named_parameters():
+    names = classification_names(model)
+    for layer in sorted({name.rpartition(".")[0] for name in names}):
+        module = model.get_submodule(layer)
+        for parameter in module.parameters():
             parameter._is_hf_initialized = False  # transformers keeps parameters that it has loaded
-            names.add(f"{layer}.{name}")
         model._init_weights(module)
     return names
 

@@ -1,16 +1,10 @@
 import numpy as np
 import pytest
 import torch
+import transformers
 from image_classify import Arguments, ImageClassification
 from images_job import write_folder, write_idx
 from PIL import Image
-from transformers import (
-    CLIPConfig,
-    CLIPModel,
-    ConvNextConfig,
-    ConvNextImageProcessorPil,
-    ViTImageProcessorPil,
-)
 
 from samerun.errors import InputError
 from samerun.plan import Modes
@@ -92,9 +86,11 @@ def test_a_trained_clip_gets_a_head_and_what_it_does_not_use_is_not_trained(tmp_
     """DDP ends with an error where a parameter that it waits for gets no gradient."""
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     vision, square = {**sizes, "image_size": 32, "patch_size": 16}, {"height": 32, "width": 32}
-    config = CLIPConfig(text_config={**sizes, "vocab_size": 9}, vision_config=vision, projection_dim=8)
-    CLIPModel(config).save_pretrained(tmp_path / "clip")
-    ViTImageProcessorPil(size=square).save_pretrained(tmp_path / "clip")
+    config = transformers.CLIPConfig(
+        text_config={**sizes, "vocab_size": 9}, vision_config=vision, projection_dim=8
+    )
+    transformers.CLIPModel(config).save_pretrained(tmp_path / "clip")
+    transformers.ViTImageProcessorPil(size=square).save_pretrained(tmp_path / "clip")
     given = {"model_name_or_path": str(tmp_path / "clip")}
     images = write_folder(tmp_path / "data", channels=3)
     task, data = load(images, **given)
@@ -115,8 +111,8 @@ def test_a_trained_clip_gets_a_head_and_what_it_does_not_use_is_not_trained(tmp_
 
 @pytest.mark.parametrize("changes", [{"layerwise_lr_decay": 0.5}, {"freeze": ("embeddings", "2")}])
 def test_what_goes_by_layers_needs_them_in_one_row(tmp_path, changes):
-    ConvNextConfig(hidden_sizes=[8] * 4, depths=[1, 1, 2, 1]).save_pretrained(tmp_path / "model")
-    ConvNextImageProcessorPil(size={"shortest_edge": 32}).save_pretrained(tmp_path / "model")
+    transformers.ConvNextConfig(hidden_sizes=[8] * 4, depths=[1, 1, 2, 1]).save_pretrained(tmp_path / "model")
+    transformers.ConvNextImageProcessorPil(size={"shortest_edge": 32}).save_pretrained(tmp_path / "model")
     given = {"config_name": str(tmp_path / "model"), "from_scratch": True, **changes}
     task, _ = load(write_folder(tmp_path / "data", channels=3), **given)
     with pytest.raises(InputError, match="the layers of a convnext model are not numbered throughout"):

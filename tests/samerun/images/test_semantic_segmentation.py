@@ -98,19 +98,21 @@ WITH_AUXILIARY_HEADS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("labels", ["xyz", "wxyz"])
-@pytest.mark.parametrize("kind", ["beit", "upernet"])  # UperNet keeps no body by itself
-def test_a_new_head_changes_nothing_but_the_last_layer(kind, labels, tmp_path):
+# Other layers of both have 16 outputs, too; UperNet keeps no body by itself.
+@pytest.mark.parametrize(("before", "labels"), [("abc", "xyz"), ("abc", "wxyz"), ("a" * 16, "b" * 16)])
+@pytest.mark.parametrize("kind", ["beit", "upernet"])
+def test_a_new_head_changes_nothing_but_the_last_layer(kind, before, labels, tmp_path):
     config = WITH_AUXILIARY_HEADS[kind]()
-    segmenter.configure(config, list("abc"), overlap=0.25, loss_settings={})
+    segmenter.configure(config, list(before), overlap=0.25, loss_settings={})
     trained = AutoModelForSemanticSegmentation.from_config(config)
     trained.save_pretrained(tmp_path)
     arguments = Arguments(output_dir="run", model_name_or_path=str(tmp_path))
     segmenter.configure(config, list(labels), overlap=0.25, loss_settings={})
-    model, _ = load_model_and_new_names(AutoModelForSemanticSegmentation, arguments, config)
+    model, new_names = load_model_and_new_names(AutoModelForSemanticSegmentation, arguments, config)
+    assert bool(new_names) == (len(labels) != len(before))
     assert renew_head(model) <= head_names(model)
-    before = trained.state_dict()
-    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    known = trained.state_dict()
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, known[name])}
     assert changed - {"decode_head.classifier.bias"} == {"decode_head.classifier.weight"}
 
 

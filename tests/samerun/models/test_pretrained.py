@@ -8,7 +8,7 @@ from transformers import AutoModelForSequenceClassification
 
 from samerun.errors import InputError
 from samerun.models import pretrained
-from samerun.models.pretrained import explain_failed_load, load_config, load_model, load_model_and_new_names
+from samerun.models.pretrained import explain_failed_load, load_config, load_model
 
 
 @pytest.fixture
@@ -56,17 +56,6 @@ def test_the_attention_is_the_one_that_is_asked_for(arguments, folder):
         missing = arguments(attn_implementation="flash_attention_3", **given)
         with pytest.raises(InputError, match=r"(?i)flash_?attention_?3"):
             load_model(AutoModelForSequenceClassification, missing, load_config(missing))
-
-
-def test_another_head_is_new_and_the_body_is_not(arguments, folder):
-    asked = arguments(model_name_or_path=str(folder))
-    config = load_config(asked)
-    config.num_labels = 5
-    model, new_names = load_model_and_new_names(AutoModelForSequenceClassification, asked, config)
-    assert new_names == {"classifier.weight", "classifier.bias"}
-    assert model.classifier.weight.shape == (5, 16)
-    body = load(arguments, folder).bert.state_dict()
-    torch.testing.assert_close(model.bert.state_dict(), body, rtol=0, atol=0)
 
 
 def test_weights_in_several_files(arguments, folder):
