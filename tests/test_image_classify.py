@@ -149,7 +149,7 @@ REFUSED = {
     "no batch norm to synchronise": (lambda folder: None, {"sync_batch_norm": "true", **VIT},
                                      "--sync_batch_norm: this model has no batch norm"),
     "another size than the model's": (lambda folder: None, {**VIT, "image_size": 64},
-                                      r"--image_size 64: vit takes images of 32 pixels only"),
+                                      r"--image_size 64: this vit model cannot work on such images"),
     "truncated, in the training process": (truncate, {"num_train_epochs": 1},
                                            r"000\.png: broken or truncated image"),
     "truncated, in a worker": (truncate, {"num_train_epochs": 1, "dataloader_num_workers": 1},

@@ -183,9 +183,10 @@ def unused_parameters(auto_class: Any, arguments: Any, config: Any, size: tuple[
         except (ValueError, RuntimeError) as error:
             if "meta" in str(error):  # a model that reads a tensor's value, as Perceiver does
                 return set()
+            shown = size[0] if size[0] == size[1] else f"{size[0]},{size[1]}"
             raise InputError(
-                f"--image_size {size[0]},{size[1]}: this {config.model_type} model cannot work on such "
-                f"images ({in_short(error)})"
+                f"--image_size {shown}: this {config.model_type} model cannot work on such images "
+                f"({in_short(error)})"
             ) from None
     names, parameters = zip(*model.named_parameters(), strict=True)
     gradients = torch.autograd.grad(logits.sum(), parameters, allow_unused=True)

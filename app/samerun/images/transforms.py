@@ -308,8 +308,7 @@ def processing_of(processor: Any, channels: int) -> Processing:
 
 def load_processor(arguments: Any, config: Any, image_size: int | None) -> Any:
     """The model's image processor; with --from_scratch and a folder without one, the default of the model
-    type. `image_size`: overrides its size, for models without a fixed one. Raises `InputError` if it cannot
-    be loaded or the size is fixed."""
+    type. `image_size`: overrides its size. Raises `InputError` if it cannot be loaded."""
     logging.set_verbosity_error()  # each process would warn that torchvision is not installed
     name = (arguments.from_scratch and arguments.config_name) or arguments.model_name_or_path
     folder = Path(name)
@@ -320,9 +319,6 @@ def load_processor(arguments: Any, config: Any, image_size: int | None) -> Any:
             processor = AutoImageProcessor.from_pretrained(name, backend="pil", **arguments.hub_options(name))
         except Exception as error:
             raise InputError(explain_failed_load("image processor", name, error)) from error
-    own = getattr(config, "image_size", None)
-    if image_size is not None and own not in (None, image_size, [image_size] * 2):
-        raise InputError(f"--image_size {image_size}: {name} takes images of {own} pixels only; leave it out")
     if image_size is not None:
         _set_size(processor, image_size)
     return processor

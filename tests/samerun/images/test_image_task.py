@@ -105,7 +105,7 @@ def test_a_trained_clip_gets_a_head_and_what_it_does_not_use_is_not_trained(tmp_
     decayed, _ = load(images, layerwise_lr_decay=0.5, **given)
     scales = {decayed.learning_rate_scale(model, name) for name, _ in decayed.build().named_parameters()}
     assert scales == {1.0, 0.5, 0.25}  # head, layer, embeddings
-    with pytest.raises(InputError, match="--image_size 64,64: this clip model cannot work on such images"):
+    with pytest.raises(InputError, match="--image_size 64: this clip model cannot work on such images"):
         load(images, image_size=64, **given)
 
 
