@@ -13,7 +13,6 @@ from samerun.images.transforms import Processing
 from samerun.models.pretrained import labels_of, set_labels
 from samerun.models.small_cnn import LEAST_SIZE, SmallCNNConfig
 
-CARD_METRICS = ["loss", "accuracy", "top5_accuracy", "f1_macro"]
 USAGE = """from transformers import pipeline
 classify = pipeline("image-classification", model="best")
 classify("image.png")  # classes and their probabilities"""
