@@ -279,19 +279,16 @@ def read_paths(
     if not paths:
         table = read_split(arguments, split, *_columns(arguments, split))
         return None if table is None else _of_table(arguments, split, table, Path(), masks)
-    read = partial(_from_path, arguments, split, partial(from_folder, common_parent(_folders(paths))), masks)
+    folders = [path for path, _ in paths if Path(path).is_dir()]
+    read = partial(_from_path, arguments, split, partial(from_folder, common_parent(folders)), masks)
     examples = read_sources(paths, read, partial(_joined, argument))
     limit = getattr(arguments, LIMIT_ARGUMENTS[split])
     if examples is None or limit is None or limit >= len(examples):
         return examples
-    if not masks and any(idx_images(Path(folder), split) is None for folder in _folders(paths)):
+    if not masks and any(idx_images(Path(folder), split) is None for folder in folders):
         # The first images of a folder are all of one class: take evenly spaced ones.
         return examples.take(np.linspace(0, len(examples) - 1, limit).astype(np.int64))
     return examples.take(np.arange(limit))
-
-
-def _folders(paths: Sequence[tuple[str, int]]) -> list[str]:
-    return [path for path, _ in paths if Path(path).is_dir()]
 
 
 def _joined(argument: str, numbered: Sequence[tuple[Examples, int]]) -> Examples:

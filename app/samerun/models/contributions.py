@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,15 +11,16 @@ EXPLAINED_LABELS = 5
 Words = list[tuple[int, int, float]]
 
 
-def word_contributions(
-    model: Any, encoded: Any, labels: Sequence[int], in_windows: bool = False
-) -> list[Words]:
-    """Each word's contribution to the logit of each of these label ids: gradient x input, summed over the
-    word's embeddings.
+def words_of_likeliest(
+    model: Any, encoded: Any, labels: list[str], probabilities: dict[str, float], in_windows: bool
+) -> dict[str, Words]:
+    """Each word's contribution to the logits of the likeliest labels, likeliest first: gradient x input,
+    summed over the word's embeddings.
 
-    This estimates, to first order, how much the logit would fall if the word's embedding were zero (Shrikumar
+    This estimates, to first order, how much a logit would fall if the word's embedding were zero (Shrikumar
     et al., arXiv:1605.01713). `encoded`: the tokenizer's output for one text, as tensors with offsets.
-    Special tokens are left out. `in_windows`: the model takes (documents, windows, width).
+    Special tokens are left out. `labels`: of the model; `probabilities`: of some. `in_windows`: the model
+    takes (documents, windows, width).
     """
     offsets, word_ids = encoded["offset_mapping"][0].tolist(), encoded.word_ids(0)
     device, embeddings = next(model.parameters()).device, []
@@ -38,23 +38,13 @@ def word_contributions(
             logits = model(**inputs).logits[0]
     finally:
         hook.remove()
-    contributions = []
-    for label in labels:
-        (gradient,) = torch.autograd.grad(logits[label], embeddings[0], retain_graph=True)
-        contributions.append(_by_word((gradient * embeddings[0])[0].sum(-1).tolist(), offsets, word_ids))
+    contributions = {}
+    for label in sorted(probabilities, key=probabilities.get, reverse=True)[:EXPLAINED_LABELS]:
+        logit = logits[labels.index(label)]
+        (gradient,) = torch.autograd.grad(logit, embeddings[0], retain_graph=True)
+        scores = (gradient * embeddings[0])[0].sum(-1).tolist()
+        contributions[label] = _by_word(scores, offsets, word_ids)
     return contributions
-
-
-def words_of_likeliest(
-    model: Any, encoded: Any, labels: list[str], probabilities: dict[str, float], in_windows: bool
-) -> dict[str, Words]:
-    """`word_contributions` to the likeliest labels, likeliest first. `labels`: of the model; `probabilities`:
-    of some."""
-    likeliest = sorted(probabilities, key=probabilities.get, reverse=True)[:EXPLAINED_LABELS]
-    contributions = word_contributions(
-        model, encoded, [labels.index(label) for label in likeliest], in_windows
-    )
-    return dict(zip(likeliest, contributions, strict=True))
 
 
 def _by_word(scores: list[float], offsets: list[list[int]], word_ids: list[int | None]) -> Words:

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from samerun.errors import InputError
 from samerun.files import read_lines
-from samerun.models.contributions import word_contributions
+from samerun.models.contributions import words_of_likeliest
 from samerun.serving.predictor import load_predictor
 
 TEXTS = ["return the values", "a", "sort the eigenvalues of a matrix and cut the text", "", "矩阵 b 😀"]
@@ -110,13 +110,15 @@ def test_words_contribute_what_the_gradient_says(tmp_path, bert_folder):
             text, truncation=True, max_length=max_length, return_offsets_mapping=True, return_tensors="pt"
         )
 
-    first, second = word_contributions(model, encoded(32), [0, 1])
+    given = ["first", "second"], {"second": 0.1, "first": 0.9}, False
+    first, second = words_of_likeliest(model, encoded(32), *given).values()
     assert [text[start:end] for start, end, _ in first] == ["return", "eigenvalues", "of", "zz"]
     for (start, end, value), (_, _, doubled) in zip(first, second, strict=True):
         ids = tokenizer(text[start:end], add_special_tokens=False)["input_ids"]
         assert value == pytest.approx(model.embeddings.weight[ids].sum().item(), abs=2e-6)
         assert doubled == pytest.approx(-2 * value, abs=4e-6)
-    assert len(word_contributions(model, encoded(4), [0])[0]) < 4  # two of its tokens are special
+    cut = words_of_likeliest(model, encoded(4), *given)
+    assert len(cut["first"]) < 4  # two of its tokens are special
     explained = load_predictor("classify", str(bert_folder), str(tmp_path), [])
     (line,) = explained([text])
     assert set(explained.explain(text, line)["words"]) == set(line["probabilities"])
