@@ -19,7 +19,6 @@ import segment3d
 import torch
 from launchers import DS_CONFIGS, SCRIPTS, as_words, python, run, tool
 from safetensors.torch import save_file
-from thread_processes import run_with_collectives
 
 from samerun.errors import InputError, TrainingError
 from samerun.files import read_lines
@@ -89,42 +88,17 @@ def test_scores_are_means_over_volumes_and_then_over_classes():
     }  # fmt: skip
 
 
-def task_and_batch(lengths, gathers_weights=False, **given):
-    """A task with patches of 4x4x4 voxels, and a batch of volumes of 4x4xlength of zeros, without labels."""
-    task = segment3d.VolumeSegmentation(segment3d.Arguments(**given))
-    task.settings = SimpleNamespace(classes=["background", "a"], patch_size=(4, 4, 4), overlap=0.5)
-    task.launch, task.loss = SimpleNamespace(gathers_weights=gathers_weights), SegmentationLoss()
-    task.whole = {"test": WholeVolumes([], False, True, 2)}
-    sizes = torch.tensor([[4, 4, length] for length in lengths])
-    inputs = {"shape": sizes, "size": sizes, "spacing": sizes, "keeps_mask": sizes[:, 0]}
-    inputs["image"] = torch.zeros(len(lengths), 1, *sizes.amax(0))
-    return task, Batch(torch.arange(len(lengths)), inputs)
-
-
-def test_processes_with_other_volumes_make_as_many_passes_where_weights_are_gathered(monkeypatch):
-    """Also with another number of volumes in the last batch."""
-
-    def passes(gather, lengths):
-        made = []
-
-        def model(windows):
-            gather()
-            made.append(len(windows))
-            return windows
-
-        task, batch = task_and_batch(lengths, gathers_weights=True, window_batch_size=1)
-        assert len(task.predict(model, batch)["mask"]) == len(lengths)
-        return made
-
-    assert run_with_collectives(passes, [([4, 8],), ([4],)], monkeypatch) == [[1] * 4] * 2
-
-
 @pytest.mark.parametrize("labelled", [True, False])
 def test_nan_logits_end_the_run_before_a_mask_is_written(labelled, tmp_path):
-    task, batch = task_and_batch([4, 4], output_dir=str(tmp_path))
-    batch.inputs["image"][1] = torch.nan
-    if labelled:
-        batch = replace(batch, labels=torch.zeros(2, 4, 4, 4, dtype=torch.uint8))
+    task = segment3d.VolumeSegmentation(segment3d.Arguments(output_dir=str(tmp_path)))
+    task.settings = SimpleNamespace(classes=["background", "a"], patch_size=(4, 4, 4), overlap=0.5)
+    task.launch, task.loss = SimpleNamespace(gathers_weights=False), SegmentationLoss()
+    task.whole = {"test": WholeVolumes([], False, True, 2)}
+    sizes, images = torch.full((2, 3), 4), torch.zeros(2, 1, 4, 4, 4)
+    images[1] = torch.nan
+    inputs = {"image": images, "shape": sizes, "size": sizes, "spacing": sizes, "keeps_mask": sizes[:, 0]}
+    labels = torch.zeros(2, 4, 4, 4, dtype=torch.uint8) if labelled else None
+    batch = Batch(torch.arange(2), inputs, labels)
     predictions = {name: values.numpy() for name, values in task.predict(torch.nn.Identity(), batch).items()}
     split = SimpleNamespace(path="test", ids=["v0", "v1"], labelled=labelled)
     for use in (task.score, lambda *given: list(task.lines(*given))):

@@ -58,7 +58,7 @@ def inspected(train):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_images_are_paired_with_masks_by_name(layout, tmp_path):
+def test_images_are_paired_with_masks_by_name(layout, tmp_path, monkeypatch):
     for name in ("b_1", "a_1"):
         write(tmp_path, name, layout)
     found, notes = read(tmp_path)
@@ -69,13 +69,9 @@ def test_images_are_paired_with_masks_by_name(layout, tmp_path):
     assert notes == []
     if layout != "plain":  # a folder of several splits is named once
         assert len(read(tmp_path, train_file=str(tmp_path))[0]) == 2
+        monkeypatch.chdir(tmp_path)
+        assert len(read(".")[0]) == 2
         assert read(tmp_path, "test", train_file=str(tmp_path))[0] is None
-
-
-def test_this_folder_is_named_by_a_dot(tmp_path, monkeypatch):
-    write(tmp_path, "a", "CamVid")
-    monkeypatch.chdir(tmp_path)
-    assert list(read(".")[0].images.sources[0].cells) == ["val/a.png"]
 
 
 def test_test_images_need_no_masks(tmp_path):
