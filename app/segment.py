@@ -132,17 +132,14 @@ class Segmentation(ImageTask):
         is_classifier = "ForImageClassification" in str(self.config.architectures)
         self.own_labels = None if a.from_scratch or is_classifier else pretrained.own_labels(self.config)
         if self.own_labels is not None and getattr(processor, "do_reduce_labels", False):
-            self.notes.append(
-                f"masks: 0 is the class {self.own_labels[0]!r}; the model's training had 0 for ignored "
-                "pixels and 1 for this class, so lower the values of such masks by 1"
-            )
+            shift = "was trained with 1 for it and 0 for ignored pixels; lower the values of such masks by 1"
+            self.notes.append(f"masks: 0 is the class {self.own_labels[0]!r}; the model {shift}")
         windows_are_default = self.own_labels is not None and not processor.do_resize  # as exported
         self.uses_windows = a.inference == "sliding_window" or (a.inference is None and windows_are_default)
         if self.uses_windows and a.random_crop is not None:
             raise InputError(RESIZED_CROP)
-        self.overlap = a.overlap
-        if self.overlap is None:
-            self.overlap = getattr(self.config, "overlap", semantic_segmentation.OVERLAP)
+        own_overlap = getattr(self.config, "overlap", semantic_segmentation.OVERLAP)
+        self.overlap = own_overlap if a.overlap is None else a.overlap
         self.unused = unused_parameters(AutoModelForSemanticSegmentation, a, self.config, size)
         self.processor = semantic_segmentation.processor_for(processor, size, self.uses_windows)
         self.processing = semantic_segmentation.processing_for(

@@ -110,8 +110,7 @@ class ImageTask(Task):
         """Applies --lora_r and --freeze: freezes the other parameters, except for the head; and freezes
         `unused` ones. Raises `InputError` for layers that the model does not have."""
         self.head = head_names(model)
-        body = (name for name, _ in model.named_parameters() if name not in self.head)
-        self.num_layers = adapters.numbered_layers(body)
+        self.num_layers = adapters.numbered_layers(model, self.head)
         by_layer = self.arguments.layerwise_lr_decay, *map(str.isdecimal, self.arguments.freeze or ())
         if any(by_layer) and not self.num_layers:
             raise InputError(

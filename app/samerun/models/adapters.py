@@ -12,7 +12,6 @@ import fnmatch
 import importlib.util
 import json
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +83,9 @@ def adapted_name(name: str) -> str:
     return f"{name.partition(ADAPTED)[0]}.weight" if ADAPTED in name else name.replace(BASE, ".")
 
 
-def numbered_layers(names: Iterable[str]) -> int:
-    """The number of layers by the names of their parameters; 0 unless they are numbered in one row."""
+def numbered_layers(model: Any, head: set[str]) -> int:
+    """The number of layers of a model, without its `head`; 0 unless they are numbered in one row."""
+    names = (name for name, _ in model.named_parameters() if name not in head)
     found = [match for match in map(LAYER.search, names) if match]
     rows = {match.string[: match.start()] for match in found}
     return len({match[1] for match in found}) if len(rows) == 1 else 0

@@ -18,11 +18,12 @@ def has_batch_norm(model: nn.Module) -> bool:
     return any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
-def allow_single_values(model: nn.Module) -> nn.Module:
-    """Replaces batch norms by `BatchNorm` in place. Names of parameters and buffers stay."""
+def allow_single_values(model: nn.Module, kind: type[BatchNorm] | None = None) -> nn.Module:
+    """Replaces batch norms by `kind`, `BatchNorm` by default, in place. Names of parameters and buffers
+    stay."""
     for module in model.modules():
-        if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
-            module.__class__ = BatchNorm  # has the same state
+        if isinstance(module, _BatchNorm):
+            module.__class__ = kind or BatchNorm  # has the same state
     return model
 
 
@@ -31,10 +32,7 @@ def synchronise_batch_norm(model: nn.Module, on_gpu: bool) -> nn.Module:
     does not run. Names of parameters and buffers stay."""
     if on_gpu:
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    for module in model.modules():
-        if isinstance(module, _BatchNorm):
-            module.__class__ = SyncBatchNormOnCpu  # has the same state
-    return model
+    return allow_single_values(model, SyncBatchNormOnCpu)
 
 
 class BatchNorm(_BatchNorm):

@@ -162,18 +162,14 @@ class VolumeArguments(
             problems.append(
                 "--metrics: volumes are scored by Dice, IoU and Hausdorff distance alone; leave it out"
             )
-        return problems + self._missing_arguments()
-
-    def _missing_arguments(self) -> list[str]:
-        modes, problems = self.modes, []
+        # The split.csv of --train_file may name volumes of every split.
+        modes, no_folder = self.modes, self.train_file is None
         if not modes.train and self.model_name_or_path is None:
             problems.append("--model_name_or_path is missing: name the folder of an exported model")
-        if self.train_file is not None:  # its split.csv may name volumes of every split
-            return problems
-        if modes.train:
+        if modes.train and no_folder:
             problems.append("no training volumes: give --train_file FOLDER")
-        if modes.predict and self.test_file is None:
+        if modes.predict and no_folder and self.test_file is None:
             problems.append("no test volumes: give --test_file")
-        if modes.evaluate and not modes.train and self.validation_file is None:
+        if modes.evaluate and not modes.train and no_folder and self.validation_file is None:
             problems.append("no validation volumes: give --validation_file")
         return problems

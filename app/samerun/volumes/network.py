@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from samerun.errors import InputError
 from samerun.files import file_record, write_json
-from samerun.models.pretrained import check_finite_weights
+from samerun.models.pretrained import check_finite_weights, in_one_line
 from samerun.parsing import is_given, written
 from samerun.volumes.data import Prepared, Volumes
 from samerun.volumes.nifti import IGNORED, read_header, resample
@@ -164,8 +164,7 @@ def load_weights(model: torch.nn.Module, path: str | Path) -> None:
     try:
         model.load_state_dict(load_file(Path(path) / WEIGHTS))
     except (OSError, SafetensorError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:160]
-        raise InputError(NO_MODEL.format(path, f"{WEIGHTS}: {reason}")) from None
+        raise InputError(NO_MODEL.format(path, f"{WEIGHTS}: {in_one_line(error)}")) from None
     check_finite_weights(path, model)
 
 
