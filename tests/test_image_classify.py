@@ -11,7 +11,7 @@ from images_job import write_folder, write_idx
 from in_process import check_evaluated_alike
 from PIL import Image
 from safetensors.torch import load_file
-from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil, pipeline
+from transformers import ConvNextConfig, ViTConfig, ViTForImageClassification, ViTImageProcessorPil, pipeline
 
 from samerun.files import read_lines
 from samerun.images.single_label import SMALL_CNN_USAGE, small_cnn_processing
@@ -137,7 +137,7 @@ def truncate(folder):
     file.write_bytes(file.read_bytes()[:-40])
 
 
-VIT = {"config_name": "vit", "from_scratch": "true"}
+VIT, CONVNEXT = ({"config_name": name, "from_scratch": "true"} for name in ("vit", "convnext"))
 REFUSED = {
     "unknown class": (lambda folder: (folder / "valid" / "dark").rename(folder / "valid" / "drak"), {},
                       r"valid/drak/000\.png: unknown class 'drak'; did you mean 'dark'\?"),
@@ -150,6 +150,8 @@ REFUSED = {
                                      "--sync_batch_norm: this model has no batch norm"),
     "another size than the model's": (lambda folder: None, {**VIT, "image_size": 64},
                                       r"--image_size 64: this vit model cannot work on such images"),
+    "layers that each stage numbers": (lambda folder: None, {**CONVNEXT, "layerwise_lr_decay": 0.5},
+                                       "the layers of a convnext model are not numbered throughout"),
     "truncated, in the training process": (truncate, {"num_train_epochs": 1},
                                            r"000\.png: broken or truncated image"),
     "truncated, in a worker": (truncate, {"num_train_epochs": 1, "dataloader_num_workers": 1},
@@ -166,6 +168,7 @@ def test_bad_images_are_explained_in_one_message(name, tmp_path, script, monkeyp
     write_folder(tmp_path / "valid", rows=4)
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     ViTConfig(**sizes, image_size=32).save_pretrained("vit")
+    ConvNextConfig(hidden_sizes=[8] * 4, depths=[1, 1, 2, 1]).save_pretrained("convnext")
     spoil, given, said = REFUSED[name]
     spoil(tmp_path)
     files = {"train_file": "train", "validation_file": "valid"}

@@ -107,13 +107,3 @@ def test_a_trained_clip_gets_a_head_and_what_it_does_not_use_is_not_trained(tmp_
     assert scales == {1.0, 0.5, 0.25}  # head, layer, embeddings
     with pytest.raises(InputError, match="--image_size 64: this clip model cannot work on such images"):
         load(images, image_size=64, **given)
-
-
-@pytest.mark.parametrize("changes", [{"layerwise_lr_decay": 0.5}, {"freeze": ("embeddings", "2")}])
-def test_what_goes_by_layers_needs_them_in_one_row(tmp_path, changes):
-    transformers.ConvNextConfig(hidden_sizes=[8] * 4, depths=[1, 1, 2, 1]).save_pretrained(tmp_path / "model")
-    transformers.ConvNextImageProcessorPil(size={"shortest_edge": 32}).save_pretrained(tmp_path / "model")
-    given = {"config_name": str(tmp_path / "model"), "from_scratch": True, **changes}
-    task, _ = load(write_folder(tmp_path / "data", channels=3), **given)
-    with pytest.raises(InputError, match="the layers of a convnext model are not numbered throughout"):
-        task.build()

@@ -126,8 +126,6 @@ def test_a_label_belongs_to_the_grid_of_its_image(folder, write):
     write(folder / "images" / "v0.nii.gz", ones.astype(np.float32))
     write(label, ones, codes="LPS")
     assert problem(folder).startswith("labels/v0.nii.gz: orientation LPS, but RAS in its image")
-    write(label, np.ones((2, 3, 131), dtype=np.uint8))
-    assert problem(folder).startswith("labels/v0.nii.gz: size 2x3x131, but 2x3x130 in its image")
     write(label, ones, (1.0, 1.0, 1.005), origin=(0, 30, 0))  # rounded, and with another origin
     assert any("another origin than its image's" in note for note in load(folder)[1])
 
