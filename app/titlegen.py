@@ -166,7 +166,8 @@ class TitleGeneration(TextTask):
         model = encoder_decoder.build_title_model(
             arguments, self.config, self.tokenizer, arguments.max_title_length
         )
-        if encoder_decoder.has_new_decoder(arguments, self.config):
+        has_decoder = self.config.is_encoder_decoder or arguments.decoder_model_name_or_path
+        if arguments.from_scratch or not has_decoder:  # the decoder is new
             encoder_decoder.set_output_bias(model, self.splits["train"].targets.values)
         encoder_decoder.store_settings(model, self.start, self.source_prefix)
         new_names = encoder_decoder.new_names(model, arguments, self.config)

@@ -18,32 +18,24 @@ from samerun.images.single_label import SMALL_CNN_USAGE, small_cnn_processing
 from samerun.models.small_cnn import read_config
 from samerun.task import Batch
 
-LOGITS = torch.tensor([[2.0, -1.0, 0.5], [-3.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
-
-
-def task(**given):
-    return ImageClassification(Arguments(output_dir="runs/a", **given))
-
-
-def model(pixel_values):
-    return SimpleNamespace(logits=pixel_values)
-
-
-def batch(rows=(4, 9, -1)):
-    return Batch(torch.tensor(rows), {"pixel_values": LOGITS}, torch.tensor([0, 2, 1]))
-
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_loss_is_cross_entropy_without_the_placeholder(smoothing):
-    log_p = LOGITS.log_softmax(1)
+    logits = torch.tensor([[2.0, -1.0, 0.5], [-3.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
+    batch = Batch(torch.tensor([4, 9, -1]), {"pixel_values": logits}, torch.tensor([0, 2, 1]))
+    log_p = logits.log_softmax(1)
     expected = float(-(1 - smoothing) * (log_p[0, 0] + log_p[1, 2]) - smoothing * log_p[:2].sum() / 3)
-    made = task(label_smoothing_factor=smoothing)
+    made = ImageClassification(Arguments(output_dir="runs/a", label_smoothing_factor=smoothing))
     made.smoothing = smoothing  # as `choose_model` decides
-    assert float(made.loss_sum(model, batch())) == pytest.approx(expected, rel=1e-6)
-    assert int(made.num_targets(batch())) == 2
-    parts = [float(made.loss_sum(model, batch()[row : row + 1])) for row in range(3)]  # any micro-batches
+
+    def model(pixel_values):
+        return SimpleNamespace(logits=pixel_values)
+
+    assert float(made.loss_sum(model, batch)) == pytest.approx(expected, rel=1e-6)
+    assert int(made.num_targets(batch)) == 2
+    parts = [float(made.loss_sum(model, batch[row : row + 1])) for row in range(3)]  # any micro-batches
     assert sum(parts) == pytest.approx(expected, rel=1e-6)
-    whole = {name: tensor.numpy() for name, tensor in made.predict(model, batch((0, 1, 2))).items()}
+    whole = {name: tensor.numpy() for name, tensor in made.predict(model, batch).items()}
     split = SimpleNamespace(path="val", images=SimpleNamespace(name=str))
     loss = made.score({name: values[:2] for name, values in whole.items()}, split)["loss"]
     assert loss == pytest.approx(expected / 2, rel=1e-6)

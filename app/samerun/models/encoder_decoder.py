@@ -119,11 +119,6 @@ def build_title_model(arguments: Any, config: Any, tokenizer: Any, max_title_len
     return model
 
 
-def has_new_decoder(arguments: Any, config: Any) -> bool:
-    """Whether the decoder is not pretrained."""
-    return arguments.from_scratch or not (config.is_encoder_decoder or arguments.decoder_model_name_or_path)
-
-
 def new_names(model: Any, arguments: Any, config: Any) -> set[str]:
     """The parameters without pretrained values: a new decoder's, or a pretrained one's cross-attention."""
     names = [name for name, _ in model.named_parameters()]

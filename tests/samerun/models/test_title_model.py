@@ -23,7 +23,6 @@ from samerun.errors import InputError
 from samerun.export import export_model
 from samerun.models.encoder_decoder import (
     build_title_model,
-    has_new_decoder,
     load_title_config,
     set_output_bias,
     special_ids,
@@ -70,20 +69,6 @@ def test_a_new_decoder_starts_with_the_encoders_embeddings_and_the_frequencies_o
     assert chances.sum().item() == pytest.approx(1)
     assert (chances[7] / chances[9]).item() == pytest.approx(2.5 / 1.5)
     assert (chances[9] / chances[8]).item() == pytest.approx(3.0)
-
-
-@pytest.mark.parametrize(
-    ("changes", "has_decoder", "new"),
-    [
-        ({}, False, True),
-        ({}, True, True),
-        ({"from_scratch": False}, False, True),
-        ({"from_scratch": False}, True, False),
-        ({"from_scratch": False, "decoder_model_name_or_path": "bert"}, False, False),
-    ],
-)
-def test_which_decoders_are_new(changes, has_decoder, new):
-    assert has_new_decoder(asked(**changes), SimpleNamespace(is_encoder_decoder=has_decoder)) is new
 
 
 def test_a_tokenizer_without_tokens_that_begin_and_end_a_title_is_refused():
