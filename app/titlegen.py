@@ -117,7 +117,7 @@ class TitleGeneration(TextTask):
         self.title_language = getattr(tokenizer, "tgt_lang", None)
         encoder_decoder.set_decoder_start(self.config, self.start)
         self.generation = self.beam_search(tokenizer)
-        self.use_tokenizer(tokenizer, encoder_decoder.encoder_config(self.config), 4096, notes)
+        self.use_tokenizer(tokenizer, getattr(self.config, "encoder", self.config), 4096, notes)
 
         ids = self.all_ids(tables, reference_titles, notes)
         name = a.decoder_model_name_or_path

@@ -25,14 +25,12 @@ from samerun.models.pretrained import set_labels
 from samerun.plan import Modes, evaluation_batch
 from samerun.runtime import Launch, join_rows
 
-TRAINED = Modes(train=True, evaluate=True, predict=False)
 
-
-def loaded(tmp_path, modes=TRAINED, **given):
+def loaded(tmp_path, modes=(True, True, False), **given):
     """The task with its data, a tiny SegFormer by default."""
     named = {"config_name": str(masks_job.segformer(tmp_path / "model")), "from_scratch": True} | given
     task = segment.Segmentation(segment.Arguments(output_dir=str(tmp_path / "run"), image_size=SIZE, **named))
-    return task, task.load(Launch(), modes)
+    return task, task.load(Launch(), Modes(*modes))
 
 
 def test_the_loss_of_a_batch_does_not_depend_on_micro_batches(tmp_path, token_cache):
@@ -118,9 +116,9 @@ def test_an_adapter_has_the_batch_norm_of_a_new_head(tmp_path, token_cache):
     task, found = trained(tmp_path, "ImageClassification", lora_r=2, export="adapter")
     model, images = task.build(), found.splits["train"].collate(np.arange(2)).inputs
     model(**images)  # changes the statistics
-    task.save_best(tmp_path / "best", model, model.state_dict(), id)
-    exported = task.load_exported(tmp_path / "best")
-    torch.testing.assert_close(exported.eval()(**images).logits, model.eval()(**images).logits)
+    task.save_best(tmp_path / "best", model.eval(), model.state_dict(), id)
+    exported = task.load_exported(tmp_path / "best").eval()
+    torch.testing.assert_close(exported(**images).logits, model(**images).logits)
 
 
 def test_nan_logits_end_the_run_before_a_mask_is_written(tmp_path, token_cache):

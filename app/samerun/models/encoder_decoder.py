@@ -71,11 +71,6 @@ def check_decoder(arguments: Any, config: Any) -> None:
         )
 
 
-def encoder_config(config: Any) -> Any:
-    """The encoder's configuration."""
-    return getattr(config, "encoder", config) if config.is_encoder_decoder else config
-
-
 def special_ids(config: Any, tokenizer: Any) -> tuple[int, int]:
     """(start id, end id) of titles. Start: the checkpoint's own, else the tokenizer's bos or cls. End: eos or
     sep. Raises `InputError` if the tokenizer lacks these tokens."""

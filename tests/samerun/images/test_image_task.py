@@ -83,7 +83,6 @@ def test_colours_for_a_grey_model_are_refused(tmp_path):
 
 
 def test_a_trained_clip_gets_a_head_and_what_it_does_not_use_is_not_trained(tmp_path):
-    """DDP ends with an error where a parameter that it waits for gets no gradient."""
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     vision, square = {**sizes, "image_size": 32, "patch_size": 16}, {"height": 32, "width": 32}
     config = transformers.CLIPConfig(
