@@ -77,7 +77,7 @@ TOLERANCE = {"no": 1e-4, "bf16": 5e-2, "fp16": 1e-2}
 
 
 class ImageClassification(ImageTask):
-    """The loss of an image is its cross-entropy."""
+    """Every image is one target."""
 
     name = "image_classify"
     default_metric = "accuracy"
@@ -178,6 +178,9 @@ class ImageClassification(ImageTask):
         if self.own_labels is not None and self.own_labels != self.labels:
             pretrained.renew_head(model)
         return self.with_batch_norm(self.limit_training(model))
+
+    def num_targets(self, batch: Batch) -> torch.Tensor:
+        return batch.is_real.sum()
 
     def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         logits = model(pixel_values=batch.inputs["pixel_values"]).logits.float()

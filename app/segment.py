@@ -82,7 +82,7 @@ TOLERANCE = {"no": 1e-3, "bf16": 2e-1, "fp16": 5e-2}
 
 
 class Segmentation(ImageTask):
-    """The loss of an image is the mean cross-entropy of its pixels plus the Dice loss."""
+    """Every image is one target. Its loss is the mean cross-entropy of its pixels plus the Dice loss."""
 
     name = "segment"
     default_metric = "mean_iou"
@@ -214,6 +214,9 @@ class Segmentation(ImageTask):
         if self.own_labels is not None and self.own_labels != self.classes.names:
             pretrained.renew_head(model)
         return self.with_batch_norm(self.limit_training(model))
+
+    def num_targets(self, batch: Batch) -> torch.Tensor:
+        return batch.is_real.sum()
 
     def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         logits = model(pixel_values=batch.inputs["pixel_values"]).logits

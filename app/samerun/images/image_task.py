@@ -36,7 +36,7 @@ class ImageSplit(Split):
 
 
 class ImageTask(Task):
-    """Base class of tasks whose rows are images; each is one target. `load` sets `launch`, `notes`,
+    """Base class of tasks whose rows are images. `load` sets `launch`, `notes`,
     `processing`, `processor` (of transformers, saved with the model), `unused` (of `unused_parameters`),
     `augmentation`, `inspected` and `splits`."""
 
@@ -122,9 +122,6 @@ class ImageTask(Task):
             if adapters.adapted_name(name) in self.unused:
                 parameter.requires_grad_(False)
         return model
-
-    def num_targets(self, batch: Batch) -> torch.Tensor:
-        return batch.is_real.sum()
 
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
         decay = self.arguments.layerwise_lr_decay

@@ -40,8 +40,7 @@ def words_of_likeliest(
         hook.remove()
     contributions = {}
     for label in sorted(probabilities, key=probabilities.get, reverse=True)[:EXPLAINED_LABELS]:
-        logit = logits[labels.index(label)]
-        (gradient,) = torch.autograd.grad(logit, embeddings[0], retain_graph=True)
+        (gradient,) = torch.autograd.grad(logits[labels.index(label)], embeddings[0], retain_graph=True)
         scores = (gradient * embeddings[0])[0].sum(-1).tolist()
         contributions[label] = _by_word(scores, offsets, word_ids)
     return contributions

@@ -19,8 +19,7 @@ def has_batch_norm(model: nn.Module) -> bool:
 
 
 def allow_single_values(model: nn.Module, kind: type[BatchNorm] | None = None) -> nn.Module:
-    """Replaces batch norms by `kind`, `BatchNorm` by default, in place. Names of parameters and buffers
-    stay."""
+    """Replaces batch norms by `kind` (`BatchNorm`) in place. Names of parameters and buffers stay."""
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             module.__class__ = kind or BatchNorm  # has the same state

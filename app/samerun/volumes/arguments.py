@@ -162,8 +162,7 @@ class VolumeArguments(
             problems.append(
                 "--metrics: volumes are scored by Dice, IoU and Hausdorff distance alone; leave it out"
             )
-        # The split.csv of --train_file may name volumes of every split.
-        modes, no_folder = self.modes, self.train_file is None
+        modes, no_folder = self.modes, self.train_file is None  # its split.csv may name every split
         if not modes.train and self.model_name_or_path is None:
             problems.append("--model_name_or_path is missing: name the folder of an exported model")
         if modes.train and no_folder:
