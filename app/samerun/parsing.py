@@ -90,7 +90,8 @@ def parse(
     fields = cls.__dataclass_fields__
     found: Found = {}
     renamed: dict[str, str] = {}  # what the names of before set, by their names in messages
-    given = _read_command_line(sys.argv[1:] if argv is None else argv, cls, problems)
+    notes = [] if notes is None else notes
+    given = _read_command_line(sys.argv[1:] if argv is None else argv, cls, problems, notes)
     if "help" in given:
         print(_help(cls, description, everything=given["help"] == ["all"]))
         sys.exit(0)
@@ -109,9 +110,8 @@ def parse(
             problems.append(f"{source}: {error}")
     if problems:
         raise InputError(*problems)
-    if notes is not None:
-        for source, name in renamed.items():
-            notes.append(f"{source}: now --{name} {' '.join(found[name][0] or ['none'])}")
+    for source, name in renamed.items():
+        notes.append(f"{source}: now --{name} {' '.join(found[name][0] or ['none'])}")
     return cls(**arguments)
 
 
@@ -345,8 +345,11 @@ def with_settings(arguments: Any, name: str) -> tuple[str | None, dict[str, Any]
 # The command line and the file
 
 
-def _read_command_line(argv: list[str], cls: type, problems: list[str]) -> dict[str, Values]:
-    """The values of each argument, which are all words until the next --name. Appends to `problems`."""
+def _read_command_line(
+    argv: list[str], cls: type, problems: list[str], notes: list[str]
+) -> dict[str, Values]:  # fmt: skip
+    """The values of each argument, which are all words until the next --name. Appends to `problems` and
+    `notes`."""
     given, fields = {}, cls.__dataclass_fields__
     values: list[str] | None = None
     for word in argv:
@@ -361,7 +364,7 @@ def _read_command_line(argv: list[str], cls: type, problems: list[str]) -> dict[
         name = written.replace("-", "_")
         positive = name.removeprefix("no_")
         if name in given and name in fields and kind_of(fields[name]).several is SpaceSeparated:
-            problems.append(f"--{name} is given twice; give it once, with all values: --{name} A B")
+            notes.append(f"--{name} is given twice, the last one counts (several values: --{name} A B)")
         if name in {*fields, *OTHER_NAMES, "help", "config"}:
             given[name] = values
         elif positive in fields and kind_of(fields[positive]) == KINDS["bool"] and not equals:

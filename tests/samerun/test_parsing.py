@@ -90,6 +90,14 @@ def test_booleans(argv, value):
     assert small(*argv).shuffle is value
 
 
+def test_the_last_of_several_lists_counts_and_a_note_says_so():
+    notes = []
+    assert parse(Small, ["--files", "a", "--count", "1", "--files", "b", "--count", "2"], notes=notes) == (
+        Small(files=SpaceSeparated(["b"]), count=2)
+    )
+    assert notes == ["--files is given twice, the last one counts (several values: --files A B)"]
+
+
 def test_a_file_sets_what_the_command_line_does_not(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     text = (
@@ -119,8 +127,6 @@ def test_a_file_sets_what_the_command_line_does_not(tmp_path, monkeypatch):
         (["--count"], "--count: has no value, expected a whole number at least 1 and below 10"),
         (["a", "--count", "1"], "unexpected value 'a': arguments are written --name value"),
         (["--config"], "--config: has no value, expected a YAML file"),
-        (["--files", "a", "--files", "b"],
-         "--files is given twice; give it once, with all values: --files A B"),
         (["--files", "a", ""], "--files: has no value, expected texts separated by spaces"),
         (["--weights", "1", "x"],
          "--weights: 'x' is not a number above 0; expected numbers separated by spaces"),
