@@ -30,7 +30,7 @@ from samerun.errors import InputError
 from samerun.files import as_line, temporary_folder
 from samerun.run_folder import record_predictions
 from samerun.signals import failures_end_the_job
-from samerun.task_scripts import task_of
+from samerun.task_scripts import chosen_words, task_of
 
 WRITE_FILES = ("segment", "segment3d")  # tasks that write masks besides the lines
 
@@ -61,11 +61,21 @@ def read_options(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the file of --output if it exists")
     parser.add_argument("--output_dir", help="folder for predicted files, such as masks")
-    options, task_arguments = parser.parse_known_args(argv)
+    options, further = parser.parse_known_args(argv)
+    if further and not further[0].startswith("--") and options.file is None and options.text is None:
+        options.file = further.pop(0)  # it stands behind an option
     task = task_of(Path(options.model))
-    options.task, options.task_arguments = task, task_arguments
+    options.task, options.task_arguments = task, further
+    if further and not further[0].startswith("--"):  # else it would become a value of some argument
+        raise InputError(
+            f"unexpected {further[0]!r}: name one FILE; give each text a --text of its own, in quotes"
+        )
+    if chosen_words(further, lambda name: name in ("model_name_or_path", "test_file")):
+        raise InputError("leave --model_name_or_path and --test_file out: MODEL_FOLDER and FILE are these")
     if (options.file is None) == (options.text is None):
-        raise InputError("give either a FILE (- for standard input) or --text")
+        raise InputError(
+            "give either a FILE (- for standard input), in front of the task's arguments, or --text"
+        )
     if options.text is not None and task not in ("classify", "titlegen", "tag"):
         raise InputError(f"--text: {options.model} is a model of {task}, which takes files; name a FILE")
     if options.text == ["-"]:

@@ -45,12 +45,13 @@ def command(*argv):
 def test_the_folder_says_which_task_it_is_of(config, task, folder):
     place = folder(config)
     assert task_of(place) == task
-    script, *parts = command(place, "rows.csv", "--output_dir", "out", "--seed", 1)
-    assert script == str(REPOSITORY / "app" / f"{task}.py")
-    assert parts == [
-        *("--do_predict", "--model_name_or_path", str(place), "--test_file", "rows.csv"),
-        *("--output_dir", "out", "--report_to", "none", "--seed", "1"),
-    ]
+    for argv in (["rows.csv", "--output_dir", "out"], ["--output_dir", "out", "rows.csv"]):
+        script, *parts = command(place, *argv, "--seed", 1)
+        assert script == str(REPOSITORY / "app" / f"{task}.py")
+        assert parts == [
+            *("--do_predict", "--model_name_or_path", str(place), "--test_file", "rows.csv"),
+            *("--output_dir", "out", "--report_to", "none", "--seed", "1"),
+        ]
 
 
 def test_an_adapter_says_so_before_its_base_does(folder):
@@ -73,6 +74,9 @@ def test_an_adapter_says_so_before_its_base_does(folder):
         ({"model_type": "small_cnn"}, ["--text", "a"], "is a model of image_classify, which takes files"),
         (CLASSIFIER, ["--text", "a", "--text", "b", "--text_pair", "c"], "given 2 times, --text_pair 1"),
         (CLASSIFIER, ["rows.csv", "--text_pair", "c"], "is the second text of a --text"),
+        (CLASSIFIER, ["rows.csv", "more.csv"], r"unexpected 'more\.csv': name one FILE"),
+        (CLASSIFIER, ["--text", "red", "apples"], "unexpected 'apples'.* each text a --text of its own"),
+        (CLASSIFIER, ["rows.csv", "--test-file", "more.csv"], "leave --model_name_or_path and"),
         ({"model_type": "monai_unet"}, ["volumes"], "--output_dir is missing: masks go to a folder"),
     ],
 )
