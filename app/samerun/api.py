@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samerun import signals, task_scripts
+from samerun.cli import set_quiet
 from samerun.errors import InputError, in_short
 from samerun.files import as_line, finish_all, read_lines, temporary_folder
 from samerun.parsing import kind_of, parse, validate
@@ -73,6 +74,7 @@ def train(
     arguments_class, task_class = task_scripts.load(task_scripts.path_of(str(task)))
     arguments = parse(arguments_class, _words(arguments_class, values))
     validate(arguments)
+    set_quiet(arguments)
     from samerun import main, runtime, start
 
     runtime.describe_group()

@@ -104,13 +104,17 @@ def read_arguments(cls: type[T], description: str) -> T:
         set_up_host(other_threads=hasattr(arguments, "max_title_length"))
         if hasattr(arguments, "text_column"):
             os.environ.update(KEPT_KERNELS | os.environ)
-        to_stdout = arguments.predictions_file in STDOUT and not arguments.modes.train
-        if to_stdout or arguments.log_level == "warning":  # lines would be among the predictions
-            Phase.quiet = True
+        set_quiet(arguments)
         if os.environ.get("RANK", "0") == "0":
             say(*(f"note           {note}" for note in notes))
         arguments = with_standard_input(arguments, names_of(arguments, reads=True))
     return arguments
+
+
+def set_quiet(arguments: Any) -> None:
+    """Prints warnings and errors only, if requested or if other lines would be among the predictions."""
+    to_stdout = arguments.predictions_file in STDOUT and not arguments.modes.train
+    Phase.quiet = to_stdout or arguments.log_level == "warning"
 
 
 def shows_traces(argv: list[str]) -> bool:

@@ -14,6 +14,7 @@ from pages import source_of
 
 import samerun
 from samerun.__main__ import main
+from samerun.console import Phase
 
 ROWS = [{"text": f"{word} {number}", "labels": [word]} for number in range(8) for word in ("good", "bad")]
 SETTINGS = {
@@ -58,10 +59,12 @@ def test_rows_of_every_kind_train_as_their_file_does(train, tmp_path):
             model(wrong)
 
 
-def test_a_frame_may_have_empty_cells(train):
+def test_a_frame_may_have_empty_cells(train, monkeypatch, capsys):
+    monkeypatch.setattr(Phase, "quiet", False)
     frame = pandas.read_csv(io.StringIO(source_of("README.md", "train.csv")))
     assert frame["labels"].isna().tolist() == [False, False, True]
-    assert train(rows=frame).metrics["train_steps"] == 1
+    assert train(rows=frame, log_level="warning").metrics["train_steps"] == 1
+    assert capsys.readouterr().out == ""
 
 
 def test_a_run_whose_time_is_over_can_be_continued(train):
