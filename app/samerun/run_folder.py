@@ -228,7 +228,7 @@ def read_metrics(path: Path) -> dict[str, Any]:
     else."""
     try:
         metrics = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read ({' '.join(str(error).split())}); move it away") from None

@@ -112,7 +112,7 @@ def copied(folder: Path) -> None:
 
 
 PLACES = [
-    Case("output_dir a file", [r"--output_dir train\.csv: is a file"], arguments={"output_dir": "train.csv"}),
+    Case("output_dir a file", [r"error: --output_dir train\.csv: is"], arguments={"output_dir": "train.csv"}),
     Case("output_dir where nobody writes", [r"--output_dir /proc/run: cannot be written"],
          arguments={"output_dir": "/proc/run"}),
     Case("output_dir of another run",
