@@ -170,7 +170,7 @@ class TextClassification(TextTask):
         self.config = pretrained.load_config(a)
         pretrained.check_model(a, self.config, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classify texts")
         if not modes.train:
-            head.check_problem_type(a, self.config)
+            head.check_problem_type(a, self.config, notes)
             if tables:
                 head.check_pairs(a, self.config)
         problem.choose(self.config, targets.get("train"), notes)

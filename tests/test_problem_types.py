@@ -119,6 +119,15 @@ def test_rows_of_one_label_are_told_of_single_label(folder, script, bert_folder)
     assert (ended.code, "--problem_type" in ended.out) == (0, False)
 
 
+def test_a_model_that_names_no_problem_type_is_told_of_single_label(folder, script, bert_folder):
+    script("classify", training(bert_folder, output_dir="run", label_column="kind")).check()
+    config = Path("run/best/config.json")
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"problem_type": None}))
+    evaluation = words(do_eval=True, validation_file="valid.jsonl", label_column="kind", output_dir="judged")
+    ended = script("classify", [*evaluation, "--model_name_or_path=run/best"]).check()
+    assert "run/best names no problem type and is read as multi_label" in ended.out
+
+
 @pytest.mark.parametrize("kind", ["single", "numbers"])
 def test_an_adapter_of_a_further_training_has_the_changed_output_layer(kind, folder, script, bert_folder):
     """A regression's is standardised again. Other labels have new rows, also of another problem type."""

@@ -150,9 +150,15 @@ def problem_type_of(arguments: Any) -> str:
     return problem_kind(own or "multi_label")
 
 
-def check_problem_type(arguments: Any, config: Any) -> None:
-    """Raises `InputError` if --problem_type is given for a model that was trained for another."""
+def check_problem_type(arguments: Any, config: Any, notes: list[str]) -> None:
+    """Raises `InputError` if --problem_type is given for a model that was trained for another. Notes that
+    neither the model nor the argument names one."""
     own, given = config.problem_type, arguments.problem_type
+    if own is None and given is None:  # transformers' pipeline takes such a model for one of single labels
+        notes.append(
+            f"{arguments.model_name_or_path} names no problem type and is read as multi_label; if its texts "
+            "have one label each, add --problem_type single_label"
+        )
     if own is not None and given is not None and problem_kind(given) != problem_kind(own):
         name = arguments.model_name_or_path
         raise InputError(
