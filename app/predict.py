@@ -24,13 +24,13 @@ from pathlib import Path
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
+from samerun import task_scripts
 from samerun.cli import prepare_process, set_up_host, shows_traces
 from samerun.console import STDOUT
 from samerun.errors import InputError
 from samerun.files import as_line, temporary_folder
 from samerun.run_folder import record_predictions
 from samerun.signals import failures_end_the_job
-from samerun.task_scripts import chosen_words, task_of
 
 WRITE_FILES = ("segment", "segment3d")  # tasks that write masks besides the lines
 
@@ -42,9 +42,7 @@ def _is_distributed() -> bool:
 def read_options(argv: list[str] | None = None) -> argparse.Namespace:
     """The options of the command line, with `task`, and `task_arguments`: the further ones, for the task.
     Raises `InputError`."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = task_scripts.parser(__doc__, allow_abbrev=False)
     parser.add_argument("model", metavar="MODEL_FOLDER", help="the folder best/ of a run, or one like it")
     parser.add_argument("file", nargs="?", metavar="FILE", help="rows to predict, or - for standard input")
     parser.add_argument(
@@ -64,13 +62,13 @@ def read_options(argv: list[str] | None = None) -> argparse.Namespace:
     options, further = parser.parse_known_args(argv)
     if further and not further[0].startswith("--") and options.file is None and options.text is None:
         options.file = further.pop(0)  # it stands behind an option
-    task = task_of(Path(options.model))
+    task = task_scripts.task_of(Path(options.model))
     options.task, options.task_arguments = task, further
     if further and not further[0].startswith("--"):  # else it would become a value of some argument
         raise InputError(
             f"unexpected {further[0]!r}: name one FILE; give each text a --text of its own, in quotes"
         )
-    if chosen_words(further, lambda name: name in ("model_name_or_path", "test_file")):
+    if task_scripts.chosen_words(further, lambda name: name in ("model_name_or_path", "test_file")):
         raise InputError("leave --model_name_or_path and --test_file out: MODEL_FOLDER and FILE are these")
     if (options.file is None) == (options.text is None):
         raise InputError(
@@ -106,11 +104,18 @@ def task_command(options: argparse.Namespace) -> list[str]:
         raise InputError(
             f"--output_dir is missing: {'several processes share' if distributed else 'masks go to'} a folder"
         )
-    file = options.file if options.text is None else str(_write_texts(options.text, options.text_pair))
+    file = options.file if options.text is None else _write_texts(options.text, options.text_pair)
     output = options.output or (None if options.output_dir else "-")
     output_dir = options.output_dir or str(temporary_folder("predict_"))
     if output is not None and output not in STDOUT and Path(output).is_file():
-        _allow_replacing(Path(output), Path(output_dir), options)
+        # An earlier command with this folder may have written the file.
+        if not options.overwrite and options.output_dir is None:
+            raise InputError(
+                f"--output {output}: is there already; add --overwrite to replace it, or name another file"
+            )
+        if options.overwrite and os.environ.get("RANK", "0") == "0":  # the task replaces its own files
+            Path(output_dir).mkdir(parents=True, exist_ok=True)
+            record_predictions(Path(output_dir), Path(output))
     named = {
         "model_name_or_path": options.model,
         "test_file": file,
@@ -124,40 +129,26 @@ def task_command(options: argparse.Namespace) -> list[str]:
     return [script, "--do_predict", *parts, *options.task_arguments]
 
 
-def _allow_replacing(file: Path, output_dir: Path, options: argparse.Namespace) -> None:
-    """With --overwrite registers an existing file as output of the task, which then replaces it. Else raises
-    `InputError`."""
-    # An earlier command with this folder may have written the file.
-    if not options.overwrite and options.output_dir is None:
-        raise InputError(
-            f"--output {file}: is there already; add --overwrite to replace it, or name another file"
-        )
-    if options.overwrite and os.environ.get("RANK", "0") == "0":
-        output_dir.mkdir(parents=True, exist_ok=True)
-        record_predictions(output_dir, file)
-
-
 def print_predictions(options: argparse.Namespace) -> None:
     """Predicts the texts of --text in this process. The output is that of the task's command. Raises
     `InputError`."""
     set_up_host(other_threads=options.task == "titlegen")
     from samerun.serving.predictor import load_predictor
 
-    folder = str(temporary_folder("predict_"))
+    folder, pairs = str(temporary_folder("predict_")), options.text_pair
     predictor = load_predictor(options.task, options.model, folder, options.task_arguments)
-    texts, pairs = options.text, options.text_pair
-    items = texts if pairs is None else list(zip(texts, pairs, strict=True))
+    items = options.text if pairs is None else list(zip(options.text, pairs, strict=True))
     for number, line in enumerate(predictor(items)):
         sys.stdout.write(as_line({"id": number, **line}))
 
 
-def _write_texts(texts: list[str], pairs: list[str] | None) -> Path:
+def _write_texts(texts: list[str], pairs: list[str] | None) -> str:
     path = temporary_folder("predict_") / "texts.jsonl"
     rows = [{"text": text, "tokens": text} for text in texts]
     for row, pair in zip(rows, pairs or [], strict=False):
         row["text_pair"] = pair
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+    return str(path)
 
 
 if __name__ == "__main__":

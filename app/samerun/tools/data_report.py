@@ -250,7 +250,8 @@ def examine(splits: Mapping[str, Rows]) -> DataReport:
     labelled = {name: rows.labels for name, rows in splits.items() if rows.labels is not None}
     if any(map(len, labelled.values())):
         counts = {name: Counter(chain.from_iterable(labels)) for name, labels in labelled.items()}
-        pairs = _pair_counts(labelled.get("train", ()))
+        several = (row for row in labelled.get("train", ()) if 1 < len(row) <= MOST_LABELS_OF_A_ROW)
+        pairs = Counter(pair for row in several for pair in combinations(sorted(row), 2))
         findings += _label_findings(counts, pairs)
         sections += _label_tables(labelled, counts, pairs)
         name, count = next(iter(counts.items()))
@@ -331,12 +332,6 @@ def _length_figure(splits: dict[str, Rows]) -> Figure:
         axes.hist(rows.lengths, bins, weights=share, histtype="step", color=color, label=name)
     legend_below(figure)
     return figure
-
-
-def _pair_counts(labels: Iterable[tuple[str, ...]]) -> Counter[tuple[str, str]]:
-    """Pair of labels -> number of rows with both."""
-    several = (row for row in labels if 1 < len(row) <= MOST_LABELS_OF_A_ROW)
-    return Counter(pair for row in several for pair in combinations(sorted(row), 2))
 
 
 def _label_findings(counts: dict[str, Counter[str]], pairs: Counter[tuple[str, str]]) -> list[Finding]:
