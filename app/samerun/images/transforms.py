@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from PIL import ExifTags, Image, ImageEnhance, ImageOps, UnidentifiedImageError
-from transformers import AutoImageProcessor
-from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING
+from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING, AutoImageProcessor
 from transformers.utils import logging
 
 from samerun.errors import InputError, in_short, is_out_of_memory
@@ -303,7 +302,8 @@ def processing_of(processor: Any, channels: int) -> Processing:
     return Processing(size, mode, tuple(mean[:channels]), tuple(std[:channels]), scale, processor)
 
 
-# Image processors of transformers, computed with Pillow
+# Image processors of transformers, computed with Pillow. In transformers 5.17 `AutoImageProcessor`
+# needs torchvision if it is imported from the package instead of its module.
 
 
 def load_processor(arguments: Any, config: Any, image_size: int | None) -> Any:

@@ -135,8 +135,10 @@ PROCESSORS = [
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)
-def test_the_input_is_what_the_image_processor_gives(processor):
-    processing = processing_of(processor, 3)
+def test_the_input_is_what_a_saved_image_processor_gives(processor, tmp_path):
+    processor.save_pretrained(tmp_path)
+    given = {"from_scratch": False, "model_name_or_path": str(tmp_path), "hub_options": lambda name: {}}
+    processing = processing_of(transforms.load_processor(SimpleNamespace(**given), None, None), 3)
     found = processing.normalize(processing.fit(IMAGE)[None])[0]
     expected = np.asarray(processor(IMAGE)["pixel_values"][0], dtype=np.float32)
     assert processing.size == expected.shape[1:]
