@@ -30,7 +30,7 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
-from transformers import AutoImageProcessor, AutoTokenizer
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from samerun import runtime, start, task_scripts
 from samerun.errors import InputError, in_short
@@ -85,7 +85,7 @@ def load(folder: Path, task: str) -> tuple[torch.nn.Module, Any]:
     model = CLASSES[task].from_pretrained(source) if isinstance(source, str) else source
     if task not in ("classify", "tag"):
         return model.eval(), AutoImageProcessor.from_pretrained(folder, backend="pil")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     if getattr(model.config, "attention_type", None) == "block_sparse":
         # The longest text with full attention.
         full = (5 + 2 * model.config.num_random_blocks) * model.config.block_size
