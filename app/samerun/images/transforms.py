@@ -311,30 +311,24 @@ def load_processor(arguments: Any, config: Any, image_size: int | None) -> Any:
     type. `image_size`: overrides its size. Raises `InputError` if it cannot be loaded."""
     logging.set_verbosity_error()  # each process would warn that torchvision is not installed
     name = (arguments.from_scratch and arguments.config_name) or arguments.model_name_or_path
-    folder = Path(name)
-    if arguments.from_scratch and folder.exists() and not (folder / PROCESSOR_FILE).is_file():
-        processor = _default_processor(name, config)
-    else:
-        try:
-            processor = AutoImageProcessor.from_pretrained(name, backend="pil", **arguments.hub_options(name))
-        except Exception as error:
-            raise InputError(explain_failed_load("image processor", name, error)) from error
-    if image_size is not None:
-        _set_size(processor, image_size)
-    return processor
-
-
-def _default_processor(name: str, config: Any) -> Any:
-    try:
-        processor = IMAGE_PROCESSOR_MAPPING[type(config)]["pil"]()
-    except KeyError:
+    folder, own = Path(name), getattr(config, "image_size", None)
+    by_default = arguments.from_scratch and folder.exists() and not (folder / PROCESSOR_FILE).is_file()
+    defaults = IMAGE_PROCESSOR_MAPPING.get(type(config), {}) if by_default else {}
+    if by_default and "pil" not in defaults:
         raise InputError(
             f"{name}: has no {PROCESSOR_FILE}, and transformers knows none for a {config.model_type} model"
-        ) from None
-    except ImportError as error:  # SegFormer's needs torchvision before transformers 5.22
+        )
+    try:
+        if by_default:
+            processor = defaults["pil"]()
+        else:
+            processor = AutoImageProcessor.from_pretrained(name, backend="pil", **arguments.hub_options(name))
+    except Exception as error:  # before transformers 5.22, SegFormer's needs torchvision
         raise InputError(explain_failed_load("image processor", name, error)) from error
-    if isinstance(getattr(config, "image_size", None), int):
-        _set_size(processor, config.image_size)
+    if by_default and isinstance(own, int):
+        _set_size(processor, own)
+    if image_size is not None:
+        _set_size(processor, image_size)
     return processor
 
 

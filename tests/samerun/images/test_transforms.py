@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PIL import ExifTags, Image
-from transformers import ConvNextImageProcessorPil, ViTConfig, ViTImageProcessorPil
+from transformers import BertConfig, ConvNextImageProcessorPil, ViTConfig, ViTImageProcessorPil
 
 from samerun.errors import InputError
 from samerun.images import transforms
@@ -165,3 +165,5 @@ def test_a_processor_that_needs_a_missing_package_is_refused(tmp_path, monkeypat
     arguments = SimpleNamespace(from_scratch=True, config_name=str(tmp_path), model_name_or_path="")
     with pytest.raises(InputError, match=f"^image processor {tmp_path}: .*requires the torchvision library"):
         transforms.load_processor(arguments, ViTConfig(), None)
+    with pytest.raises(InputError, match="json, and transformers knows none for a bert model"):
+        transforms.load_processor(arguments, BertConfig(), None)
