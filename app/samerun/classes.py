@@ -89,8 +89,10 @@ def single_label_scores(
     scores = {"loss": float(losses.mean())}
     scores |= decision_scores(confusion_matrix(logits.argmax(axis=1), references, classes))
     if classes > TOP:
-        own = logits[np.arange(len(references)), references]
-        scores[f"top{TOP}_accuracy"] = float(((logits > own[:, None]).sum(axis=1) < TOP).mean())
+        own, column = logits[np.arange(len(references)), references][:, None], references[:, None]
+        # Of equal logits the first class ranks highest, as in `argmax`.
+        above = (logits > own) | ((logits == own) & (np.arange(classes) < column))
+        scores[f"top{TOP}_accuracy"] = float((above.sum(axis=1) < TOP).mean())
     return scores
 
 

@@ -65,6 +65,8 @@ def test_scores_of_few_classes_no_rows_a_huge_logit_or_a_class_that_does_not_exi
     logits, references = rows(classes=5)
     assert set(single_label_scores(logits, references)) == {"loss", "accuracy", "f1_macro"}
     assert single_label_scores(np.zeros((0, 9)), np.zeros(0, int))["accuracy"] is None
+    equal = single_label_scores(np.zeros((9, 9)), np.arange(9))  # the commonest of equally common classes
+    assert (equal["accuracy"], equal["top5_accuracy"]) == pytest.approx((1 / 9, 5 / 9))
     assert single_label_scores(np.array([[1e4, -1e4]]), np.array([1]))["loss"] == pytest.approx(2e4)
     with pytest.raises(ValueError, match="class numbers below 2, found 0 to 2"):
         single_label_scores(np.zeros((2, 2)), np.array([0, 2]))
