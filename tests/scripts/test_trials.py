@@ -57,8 +57,9 @@ if "--test_file" in words:
 if folder.name.startswith("rows_"):
     assert words["--do_train"] == "true"  # also where --do_predict asks for the test rows
     ids = [json.loads(line)["id"] for line in open(words["--train_file"])]
-    score = len(ids) / 100 + int(words["--seed"]) / 1000 if len(ids) > 3 else None
-    metrics |= {"eval_average_precision_micro": score, "ids": ids}
+    seed, name = int(words["--seed"]), "average_precision_micro"
+    score = len(ids) / 100 + seed / 1000 if len(ids) > 3 else None
+    metrics |= {f"eval_{name}": score, f"eval_baseline_{name}": seed / 10, "ids": ids}
 (folder / "metrics.json").write_text(json.dumps(metrics))
 (folder / "status.json").write_text(json.dumps({"state": "done"}))
 """
@@ -219,7 +220,7 @@ def test_a_learning_curve_has_the_scores_by_rows(command, tmp_path, capsys):
     found = json.loads((folder / "learning_curve.json").read_text())
     assert [point["rows"] for point in found["curve"]] == [10, 30]
     assert [point["highest"] for point in found["curve"]] == pytest.approx([0.102, 0.302])
-    assert found["curve"][0]["mean"] == pytest.approx(0.101)
+    assert [found["curve"][0][name] for name in ("mean", "baseline")] == pytest.approx([0.101, 0.1])
     assert (folder / "learning_curve.png").is_file()
     few, all_rows, again = (
         json.loads((folder / f"rows_{name}" / "metrics.json").read_text())["ids"]

@@ -10,7 +10,7 @@ test rows, or without --do_predict on the validation rows. The same command cont
 
     --rows A,B,...   numbers of training rows; all: every one (default 100,300,1000,all)
     --repeats N      runs of each number, with other seeds; the mean, the lowest and the highest score are
-                     shown (default 1)
+                     shown, and the mean of the baseline's (default 1)
     --seed N         the first seed (default 0)
     --processes N    runs at a time (default 1)
     --launch "..."   a launcher with its options, such as "torchrun --nproc_per_node 2" (default: this Python)
@@ -71,18 +71,20 @@ def learning_curve(options: argparse.Namespace, command: Command, folder: Path) 
     metrics, curve = run_all(jobs, options.processes), []
     for place, number in enumerate(numbers):
         of_rows = metrics[place * len(repeats) : (place + 1) * len(repeats)]
-        scores = [each[metric] for each in of_rows if each.get(metric) is not None]
-        if missing := len(of_rows) - len(scores):
+        scored = [each for each in of_rows if each.get(metric) is not None]
+        if missing := len(of_rows) - len(scored):
             print(f"note           {metric} is undefined in {missing} run(s) with {number} rows")
-        if not scores:
+        if not scored:
             continue
+        scores = [each[metric] for each in scored]
+        simple = [each.get(metric.replace("_", "_baseline_", 1)) for each in scored]
         curve.append(
             {
                 "rows": of_rows[0]["rows"],
                 "mean": statistics.mean(scores),
                 "lowest": min(scores),
                 "highest": max(scores),
-                "baseline": of_rows[0].get(metric.replace("_", "_baseline_", 1)),
+                "baseline": None if None in simple else statistics.mean(simple),
             }
         )
     if not curve:
