@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 from accelerate import Accelerator
@@ -56,15 +57,9 @@ class StepClock:
         """Forgets the last mark: the time until the next one is no step."""
         self._marks = []
 
-    def recent(self, steps: int) -> float | None:
-        """The mean time of the last `steps` steps in seconds; None before the first one."""
-        seconds = self.seconds[-steps:]
-        return sum(seconds) / len(seconds) if seconds else None
-
     def percentile(self, share: float) -> float | None:
         """The quantile `share`, 0 to 1, of the step times in seconds; None before the first step."""
-        ordered = sorted(self.seconds)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
+        return float(np.quantile(self.seconds, share)) if self.seconds else None
 
 
 def peak_memory_mb(device: torch.device) -> float:

@@ -229,7 +229,7 @@ class Training:
     def _run_steps(self, clock: StepClock) -> None:
         """Trains, logs, evaluates and saves until the plan ends or patience runs out."""
         run, plan, state, tracker = self.run, self.plan, self.state, self.tracker
-        arguments, global_batch_size = self.arguments, self.plan.batch.global_batch_size
+        arguments = self.arguments
         on_gpu = run.device.type == "cuda"
         loader = train_loader(self.batches, state.step, arguments.dataloader_num_workers, on_gpu)
         if run.is_main:
@@ -260,11 +260,10 @@ class Training:
                     self.forecast = self._forecast(clock.seconds)
                 pace = seconds / len(norms)
                 next_read = state.step + (int(READ_SECONDS / mean_pace) if mean_pace else 0)
-            tracker.advance(state.losses[-1] if state.losses else None, global_batch_size)
+            rows_per_step = plan.rows_before(state.step) / state.step
+            tracker.advance(state.losses[-1] if state.losses else None, rows_per_step)
             if log_due:
-                seconds = clock.recent(len(state.losses))
-                speed = {"samples_per_second": global_batch_size / seconds} if seconds else {}
-                self._log(norms[-1], {**speed, "memory_mb": memory_mb(run.device)})
+                self._log(norms[-1], clock.seconds[-len(state.losses) :])
             if requested:
                 self._save_and_stop(unevaluated=eval_due)
             if eval_due or save_due:
@@ -368,16 +367,19 @@ class Training:
             "bf16 instead of fp16"
         )
 
-    def _log(self, norm: float, speed: dict[str, float]) -> None:
-        state = self.state
+    def _log(self, norm: float, seconds: list[float]) -> None:
+        """Logs the steps since the last log. `seconds`: of those that this start has done."""
+        state, plan = self.state, self.plan
         event = {
             "step": state.step,
-            "epoch": round(state.step / self.plan.steps_per_epoch, 6),
+            "epoch": round(state.step / plan.steps_per_epoch, 6),
             "loss": sum(state.losses) / len(state.losses),
-            "learning_rate": self.plan.learning_rate * self.lr_multiplier,
+            "learning_rate": plan.learning_rate * self.lr_multiplier,
             "grad_norm": norm if math.isfinite(norm) else None,
         }
         state.losses.clear()
+        rows = plan.rows_before(state.step) - plan.rows_before(state.step - len(seconds))
+        speed = {"samples_per_second": rows / sum(seconds), "memory_mb": memory_mb(self.run.device)}
         self.tracker.log(event, speed=speed)
 
     # Evaluation and the best model

@@ -142,9 +142,9 @@ class Tracker:
             step = f"step {event['step']}"
             self.say(f"{step:<15}epoch {event['epoch']:.2f}, {values}")
 
-    def advance(self, loss: float | None, batch_size: int) -> None:
+    def advance(self, loss: float | None, rows_per_step: float) -> None:
         self.progress.done += 1  # before the rate is read: it counts this step
-        speed = f", {batch_size * self.progress.rate:,.1f} samples/s"
+        speed = f", {rows_per_step * self.progress.rate:,.1f} samples/s"
         self.progress.update(0, None if loss is None else f"loss {loss:.4f}{speed}")
 
     def say(self, line: str) -> None:
