@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from classify import TextClassification
 from linear_task import FINGERPRINT, LinearTask, linear_layer, make_plan, opener, points, split_of
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -107,6 +108,8 @@ def test_the_fingerprint_is_the_tasks_and_the_order_of_rows(arguments):
         (TokenClassification, "f1_loss", None, True), (Segmentation, "iou_blossom", None, True),
         (VolumeSegmentation, "dice_gloss", None, True), (VolumeSegmentation, "loss", None, False),
         (VolumeSegmentation, "mean_hd95", None, False), (VolumeSegmentation, "hd95_left", None, False),
+        (TextClassification, "mse", None, False), (TextClassification, "mae_price", None, False),
+        *((TextClassification, name, None, True) for name in ("r2", "pearson_price", "spearman_loss")),
     ],
 )  # fmt: skip
 def test_the_direction_of_the_metric(arguments, task, metric, direction, higher):

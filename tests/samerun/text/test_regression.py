@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from classify import Arguments, TextClassification
+from classify import Arguments
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 from tables import table
 from tiny_models import sizes
@@ -14,7 +14,6 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 
 from samerun.data.tokens import Ragged
 from samerun.errors import InputError
-from samerun.task import higher_is_better
 from samerun.text.head import output_layer, rescaled, trained_outputs
 from samerun.text.regression import Numbers, Regression, regression_scores
 
@@ -96,12 +95,6 @@ def test_undefined_scores_are_none():
     scores = regression_scores(np.zeros((3, 1)), np.ones((3, 1)), ("a",))
     assert scores == {"mse": 1, "mae": 1, "r2": None, "pearson": None, "spearman": None}
     assert set(regression_scores(np.zeros((0, 1)), np.zeros((0, 1)), ("a",)).values()) == {None}
-
-
-def test_directions():
-    task = TextClassification(Arguments(output_dir="runs/a"))
-    metrics = ("mse", "mae_price", "r2", "pearson_price", "spearman_loss")
-    assert [higher_is_better(task, metric) for metric in metrics] == [False, False, True, True, True]
 
 
 def test_a_metric_of_one_column_does_not_need_the_others():
