@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 from accelerate import Accelerator
@@ -56,10 +55,6 @@ class StepClock:
     def pause(self) -> None:
         """Forgets the last mark: the time until the next one is no step."""
         self._marks = []
-
-    def percentile(self, share: float) -> float | None:
-        """The quantile `share`, 0 to 1, of the step times in seconds; None before the first step."""
-        return float(np.quantile(self.seconds, share)) if self.seconds else None
 
 
 def peak_memory_mb(device: torch.device) -> float:

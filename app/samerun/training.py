@@ -228,8 +228,7 @@ class Training:
 
     def _run_steps(self, clock: StepClock) -> None:
         """Trains, logs, evaluates and saves until the plan ends or patience runs out."""
-        run, plan, state, tracker = self.run, self.plan, self.state, self.tracker
-        arguments = self.arguments
+        run, arguments, plan, state, tracker = self.run, self.arguments, self.plan, self.state, self.tracker
         on_gpu = run.device.type == "cuda"
         loader = train_loader(self.batches, state.step, arguments.dataloader_num_workers, on_gpu)
         if run.is_main:
@@ -551,7 +550,8 @@ class Training:
 
     def _train_metrics(self, clock: StepClock) -> dict[str, float | None]:
         state, seconds, stalls = self.state, self.state.train_seconds, self.save_stalls
-        evaluations = self.evaluation_stalls
+        evaluations, times = self.evaluation_stalls, clock.seconds
+        p50, p95 = np.quantile(times, (0.5, 0.95)).tolist() if times else (None, None)
         rows, of_tokens = self.plan.rows_before(state.step), {}
         if self.batches.has_tokens:
             tokens, padded = state.tokens, state.padded_tokens
@@ -564,8 +564,8 @@ class Training:
             "train_runtime": seconds,
             "train_samples_per_second": rows / seconds if seconds else None,
             **of_tokens,
-            "train_step_time_p50": clock.percentile(0.5),
-            "train_step_time_p95": clock.percentile(0.95),
+            "train_step_time_p50": p50,
+            "train_step_time_p95": p95,
             "train_save_stall": statistics.median(stalls) if stalls else None,
             "train_evaluation_stall": statistics.fmean(evaluations) if evaluations else None,
             "train_evaluation_rows": None if self.validation is None else len(self.validation),

@@ -6,7 +6,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import record_function
 
-from samerun.profiling import StepClock, describe, profiled
+from samerun.profiling import describe, profiled
 
 
 @pytest.fixture
@@ -71,10 +71,3 @@ def test_a_run_of_few_steps(work, tmp_path, number, steps, recorded, told):
     assert (tmp_path / "profile" / "trace.json").exists() == recorded
     assert bool(said) == bool(told)
     assert all(line.startswith(start) for line, start in zip(said[-1:], told, strict=True))
-
-
-def test_step_times_have_numpys_quantiles():
-    clock = StepClock(torch.device("cpu"))
-    assert clock.percentile(0.5) is None
-    clock.seconds = [3.0, 1.0]
-    assert (clock.percentile(0.5), clock.percentile(0.95)) == pytest.approx((2.0, 2.9))

@@ -213,6 +213,8 @@ def test_training_is_that_of_plain_torch(begin, logging_steps):
     trained = [sum(map(len, map(steps.rows, of_event))) for of_event in logged]
     seconds = [rows / event["samples_per_second"] for rows, event in zip(trained, speed, strict=True)]
     assert sum(seconds) == pytest.approx(figures["train_runtime"])
+    if logging_steps == 1:
+        assert np.quantile(seconds, 0.5) == pytest.approx(figures["train_step_time_p50"])
     assert history[-1]["learning_rate"] == pytest.approx(rate, rel=1e-9)
     assert figures["train_loss"] == pytest.approx(sum(losses) / 6, rel=1e-6)
     assert (figures["train_steps"], figures["train_skipped_steps"]) == (6, 0)
