@@ -94,6 +94,7 @@ class Regression(Problem):
         self.labels = list(self.columns)
         if train is not None:
             self.mean, self.scale = train.values.mean(axis=0), train.values.std(axis=0)
+            self.scale[np.ptp(train.values, axis=0) == 0] = 0  # the mean of equal values is rounded, too
             problems = [
                 f"{column}: its training rows have {'one value only' if scale == 0 else 'values too close'} "
                 f"({mean:g}{'' if scale == 0 else f' plus or minus {scale:g}; subtract an offset'})"

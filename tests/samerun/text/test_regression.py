@@ -91,6 +91,11 @@ def test_scores_are_scikit_learns():
         assert scores[name] == pytest.approx((a + b) / 2)
 
 
+def test_equal_values_are_one_value_although_their_mean_is_rounded():
+    with pytest.raises(InputError, match=r"a: its training rows have one value only \(0\.1\)"):
+        problem(values=[(0.1, number) for number in range(3)])
+
+
 def test_undefined_scores_are_none():
     scores = regression_scores(np.zeros((3, 1)), np.ones((3, 1)), ("a",))
     assert scores == {"mse": 1, "mae": 1, "r2": None, "pearson": None, "spearman": None}
