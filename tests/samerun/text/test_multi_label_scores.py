@@ -130,9 +130,8 @@ def test_per_label_table_averages_to_the_macro_metrics():
 def test_sigmoid_is_the_logistic_function_without_overflow():
     logits = np.array([-1e4, -745.0, -3.0, 0.0, 3.0, 1e4], dtype=np.float32)
     found = sigmoid(logits)
-    np.testing.assert_allclose(
-        found, torch.sigmoid(torch.tensor(logits, dtype=torch.float64)), rtol=1e-13, atol=1e-300
-    )
+    expected = torch.sigmoid(torch.tensor(logits, dtype=torch.float64))
+    np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-300)
     assert found.dtype == np.float64
 
 
@@ -311,9 +310,8 @@ def test_given_thresholds_are_used_as_they_are():
     found, given = noise(), np.array([0.1, 0.2, 0.3, 0.9])
     tuner = ThresholdTuner(given)
     assert tuner.fit(**found).values is given
-    assert np.array_equal(
-        tuner.decide(**found, thresholds=None, rows="rows"), (sigmoid(found["logits"]) >= given)
-    )
+    decided = tuner.decide(**found, thresholds=None, rows="rows")
+    assert np.array_equal(decided, sigmoid(found["logits"]) >= given)
     assert tuner.fit(*np.zeros((2, 0, 4))).values is given  # without validation rows
 
 
