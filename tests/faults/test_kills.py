@@ -1,6 +1,7 @@
 """kill -9 at random moments, and the bytes of the run that was never killed. `samerun soak` does the same
 for longer."""
 
+import json
 import shutil
 import signal
 import sys
@@ -93,3 +94,14 @@ def test_what_a_kill_could_spoil_is_seen(launched, tmp_path):
             (other / name).write_bytes(spoil(content))
         (found,) = differences(straight, other)
         assert message in found
+
+
+def test_a_baseline_that_one_run_alone_had_time_for_is_no_difference(tmp_path):
+    runs = [tmp_path / name for name in ("short", "long", "other")]
+    scores = {}, {"eval_baseline_f1": 0.5}, {"eval_baseline_f1": 0.6}
+    for folder, baseline in zip(runs, scores, strict=True):
+        folder.mkdir()
+        (folder / "metrics.json").write_text(json.dumps({"eval_f1": 0.7, **baseline}))
+    short, long, other = runs
+    assert differences(short, long) == differences(long, short) == []
+    assert differences(long, other) == ["metrics.json: eval_baseline_f1 0.5 and 0.6"]

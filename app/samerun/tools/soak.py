@@ -334,11 +334,16 @@ def _compared_files(folder: Path) -> set[str]:
 
 
 def _json_differences(name: str, one: Path, two: Path) -> list[str]:
-    """Leaves out times and memory."""
+    """Leaves out times and memory, and a baseline that one run alone has: the training's time decides on it
+    (--baseline auto)."""
     ours, theirs = (json.loads(path.read_text(encoding="utf-8")) for path in (one, two))
     if not isinstance(ours, dict) or not isinstance(theirs, dict):
         return [] if ours == theirs else [f"{name} differs"]
     keys = [key for key in sorted(ours.keys() | theirs.keys()) if not TIME_OR_MEMORY.search(key)]
     pairs = ((key, ours.get(key), theirs.get(key)) for key in keys)
-    different = [f"{key} {own!r:.40} and {other!r:.40}" for key, own, other in pairs if own != other]
+    different = [
+        f"{key} {own!r:.40} and {other!r:.40}"
+        for key, own, other in pairs
+        if own != other and not ("baseline" in key and None in (own, other))
+    ]
     return [f"{name}: {', '.join(different)}"] if different else []
