@@ -332,7 +332,8 @@ def _report_unknown(error: Exception) -> int:
 
 def _explain_shortage(error: Exception) -> str | None:
     """The message for a full disk or a lack of memory; None for other errors."""
-    trains = status.path is not None or _requests.exit_code is None  # only rank 0 has the path
+    # Only rank 0 has a status file; on the others a request waits for the training loop.
+    trains = status.path is not None or _requests.exit_code is None
     again = RESUME if trains else "Then run the same command again"
     if is_out_of_space(error):
         too_large = getattr(error, "errno", None) == errno.EFBIG or os.strerror(errno.EFBIG) in str(error)

@@ -36,9 +36,9 @@ class ImageSplit(Split):
 
 
 class ImageTask(Task):
-    """Base class of tasks whose rows are images. `load` sets `launch`, `notes`,
-    `processing`, `processor` (of transformers, saved with the model), `unused` (of `unused_parameters`),
-    `augmentation`, `inspected` and `splits`."""
+    """Base class of tasks whose rows are images. `load` sets `launch`, `notes`, `processing`, `processor` (of
+    transformers, saved with the model), `unused` (of `unused_parameters`), `augmentation`, `inspected` and
+    `splits`."""
 
     input_kind = "images"
     memory_advice = "a smaller --per_device_train_batch_size, "
