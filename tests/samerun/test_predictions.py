@@ -100,7 +100,8 @@ def test_a_finished_runs_predictions_and_metrics_are_kept(tmp_path, train, train
     assert predictions.folder_of(asked) == tmp_path / expected.removesuffix(".jsonl")
     metrics = expected.replace("predictions", "metrics").replace("jsonl", "json")
     assert predictions.metrics_name(asked) == metrics
-    asked.modes, asked.validation_file = Modes(train, True, False), asked.test_file  # only evaluates
+    asked.modes = Modes(train, True, False)  # only evaluates
+    asked.test_file, asked.validation_file = None, asked.test_file
     assert predictions.metrics_name(asked) == metrics
 
 
