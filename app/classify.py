@@ -15,8 +15,6 @@ Pairs of texts: --text_pair_column. Prediction needs no labels:
         --output_dir runs/a
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 

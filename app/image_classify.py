@@ -18,8 +18,6 @@ Predict, with or without labels:
         --output_dir runs/a
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 

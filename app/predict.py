@@ -13,8 +13,6 @@ interrupted prediction. Segmentation writes masks, so it needs --output_dir. Fur
 the task, such as --text_column or --per_device_eval_batch_size.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

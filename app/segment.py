@@ -16,8 +16,6 @@ Predict, with or without true masks; predicted masks go to predictions/ in the o
     python app/segment.py --do_predict --model_name_or_path runs/a/best --test_file FOLDER --output_dir runs/a
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 

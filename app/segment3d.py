@@ -19,8 +19,6 @@ Predict, with or without labels; masks go to predictions/ in the output folder:
 Needs: pip install -r requirements-vision.txt
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 

@@ -14,8 +14,6 @@ pipeline("token-classification", model="runs/names/best", aggregation_strategy="
         --output_dir runs/names
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 

@@ -15,8 +15,6 @@ AutoModelForSeq2SeqLM.from_pretrained("runs/titles/best").generate(...).
         --output_dir runs/titles
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ signal's name on standard input is sent to every process. The end of standard in
 ends, sends SIGTERM. Standard input is read only if it is a pipe or a socket, as under ssh.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

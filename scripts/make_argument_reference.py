@@ -6,8 +6,6 @@ from that of Trainer's names.
 A test checks that both are current.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import re

@@ -1,8 +1,6 @@
 """MkDocs hook (see mkdocs.yml): makes the links of docs/ to the sibling folders benchmarks/ and examples/
 work on the site, as on GitHub."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

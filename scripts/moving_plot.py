@@ -11,8 +11,6 @@ does not continue its own checkpoints under ZeRO. Writes docs/images/moving.png 
 benchmarks/moving.json. The runs are in runs/moving_plot, which must be new.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json

@@ -15,8 +15,6 @@ batch is the same for any number of processes. Under torchrun the processes are 
 of a phase's thread or of the process. Tables are Markdown.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -7,8 +7,6 @@ Configuration and tokenizer are MODEL's, the weights random. The batch is 32 row
 as Trainer's users keep it: 32 / processes per device. Rows are grouped by length. Writes the losses, a line
 per step, to OUTPUT_DIR/history.jsonl."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

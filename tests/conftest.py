@@ -3,8 +3,6 @@
 All tests share one folder and one run of each launched job, because a launch takes seconds.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import gc

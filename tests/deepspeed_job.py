@@ -7,8 +7,6 @@ same bytes after the same two steps. The model has difficult cases: a buffer, ti
 small frozen weight, and odd sizes.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from functools import partial

@@ -1,7 +1,5 @@
 """A local server with the part of the hub's HTTP interface that uploads use."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

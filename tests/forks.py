@@ -7,8 +7,6 @@ The fork joins it in its namespaces, such as those of a simulated machine.
 Launchers start their workers by the same python. Tests of kills, signals and starts use the real commands.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -1,8 +1,6 @@
 """Small generated images of two classes that a few training steps separate, as folders and as MNIST files; a
 small model of these classes."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

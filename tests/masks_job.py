@@ -1,8 +1,6 @@
 """Small generated images with masks (coloured rectangles on grey) and configurations of tiny segmentation
 models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ Each machine has one network interface, `eth0`, reaches only the other one, by i
 folder for data and caches, which the other cannot see. Needs root or user namespaces.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Reads code blocks, commands and prose of README and docs/."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import dataclass

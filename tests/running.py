@@ -1,7 +1,5 @@
 """Starts jobs in the background, for tests that interrupt them."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import tempfile

@@ -3,8 +3,6 @@
 python tests/slow_mirror_job.py --do_train --output_dir runs/a --mirror_to file:///tmp/mirror
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

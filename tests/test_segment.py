@@ -1,7 +1,5 @@
 """The task on masks: its loss and scores, small runs of two kinds of model, resume, bad arguments."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

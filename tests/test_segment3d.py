@@ -1,8 +1,6 @@
 """The task on volumes: its scores, its arguments, and one small run with its resume, its export and its
 masks."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

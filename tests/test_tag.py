@@ -1,7 +1,5 @@
 """Tags for words, from files to an exported model that plain transformers reads."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

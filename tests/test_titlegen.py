@@ -1,7 +1,5 @@
 """The four verbs of title generation on a model that is a table."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 from unittest.mock import MagicMock

@@ -1,7 +1,5 @@
 """Small models of the text tasks, batches for them, and a measurement of peak memory."""
 
-from __future__ import annotations
-
 import gc
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """One small title generation job and its launches, beside those of `launchers`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

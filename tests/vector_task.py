@@ -6,8 +6,6 @@ norm.
 Shows that the engine does not depend on the kind of data. Runs under every launcher.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -10,8 +10,6 @@ launchers. `samerun completion` prints what a shell needs to complete names and 
 eval "$(samerun completion)" in ~/.bashrc, after `autoload bashcompinit; bashcompinit` in ~/.zshrc.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 import runpy

@@ -5,8 +5,6 @@ is its heading in --help. `needs` and `excludes` of an argument, and a group's m
 values contradict each other.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@
 ranks, removes, and looks after a resume what is still there.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -8,8 +8,6 @@ Training waits only while the state is copied to host memory. A thread then writ
 folder, computes their checksums, flushes them and renames the folder: a checkpoint is complete or absent.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

@@ -1,7 +1,5 @@
 """Exclusive classes: their order, scores, predictions, tables and the confusion matrix's figure."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path

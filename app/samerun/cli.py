@@ -1,7 +1,5 @@
 """Reads the arguments of a script before torch is imported, so that --help and errors appear at once."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import ctypes

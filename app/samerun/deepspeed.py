@@ -5,8 +5,6 @@ filled in here, and a number that differs from the run's is an error. Only this 
 functions import it because other launches do not need it.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib
 import json

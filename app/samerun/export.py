@@ -2,8 +2,6 @@
 
 The folder is checked by loading it and replaced as a whole."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -4,8 +4,6 @@
 refuses models whose decoder has its own tied embeddings. The functions on states also work without FSDP.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

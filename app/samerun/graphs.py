@@ -6,8 +6,6 @@ second one is recorded, and from then on the pass is replayed: the same kernels 
 dropout from the same place of the same generator. benchmarks/gpu.md says what was seen to be equal.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace

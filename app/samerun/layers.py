@@ -1,7 +1,5 @@
 """What is done to a model's layers one by one: --torch_compile, --gradient_checkpointing, no LayerDrop."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any

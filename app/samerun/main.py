@@ -1,7 +1,5 @@
 """Runs any task from its arguments to its output files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

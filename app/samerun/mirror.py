@@ -13,8 +13,6 @@ with --resume_from_checkpoint auto fetches the newest one if the local folder ha
 without --mirror_to the functions at the end do nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -2,8 +2,6 @@
 arguments are reported before it is imported.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from dataclasses import dataclass
 from typing import Any

@@ -1,8 +1,6 @@
 """The optimizer of --optim: parameter groups, learning rates, size of its state; the average of the weights
 (--ema_decay)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

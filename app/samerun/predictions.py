@@ -1,7 +1,5 @@
 """Prediction files: their paths, what they may replace, and their formats. Rank 0 only."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import itertools

@@ -1,7 +1,5 @@
 """Step times, memory use, and the profile of training steps (--profile)."""
 
-from __future__ import annotations
-
 import resource
 import sys
 import time

@@ -6,8 +6,6 @@ files that the lists in its folders do not name (see `files`), a README.md that 
 predictions that were changed. Those, and everything under other names, are the user's and never removed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import hashlib

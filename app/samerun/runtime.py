@@ -5,8 +5,6 @@ group exists. `connect` and `start` create the group and the one Accelerator; `R
 operations.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import logging

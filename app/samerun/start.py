@@ -1,8 +1,6 @@
 """Before a run: its command is checked, the processes are compared, its folder is locked and run.json
 written."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

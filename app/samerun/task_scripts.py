@@ -1,7 +1,5 @@
 """Tasks and tools by name, the command lines of tools, and the task of a model. Imports no torch."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

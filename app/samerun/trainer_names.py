@@ -4,8 +4,6 @@ before.
 The tables say for each what it means here, or why it is refused and what to use instead.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from typing import NamedTuple

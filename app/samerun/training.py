@@ -5,8 +5,6 @@ Accelerate or DeepSpeed divides by the accumulation, DDP, ZeRO or FSDP by the pr
 gradient of the mean over the global batch, also for the incomplete last batch of an epoch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import statistics

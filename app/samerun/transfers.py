@@ -5,8 +5,6 @@ It has the lowest priority, does not import torch, and ends when its pipe closes
 that ends. A request is the name of a method of `Storage` with its arguments.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

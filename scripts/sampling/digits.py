@@ -1,8 +1,6 @@
 """Digits: SPLIT/DIGIT/NUMBER.png in Pillow's own font with random rotation, position, size, brightness and
 noise. A Pillow version always draws the same pixels."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

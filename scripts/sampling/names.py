@@ -3,8 +3,6 @@
 train.jsonl, validation.jsonl, test.jsonl    {"id", "tokens", "tags"}
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

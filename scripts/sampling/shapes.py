@@ -1,8 +1,6 @@
 """Masks: coloured shapes on a noisy background, SPLIT/images/NUMBER.png, with their segmentation,
 SPLIT/masks/NUMBER.png, and classes.txt."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

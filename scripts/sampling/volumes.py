@@ -7,8 +7,6 @@
 Voxel sizes and orientations vary, as in clinical data.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import nibabel

@@ -1,7 +1,5 @@
 """The cases of the catalogue of bad input, and the valid files that they change."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable

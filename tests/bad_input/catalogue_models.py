@@ -1,7 +1,5 @@
 """Tiny model folders for the catalogue of bad input: valid models, and copies with one error each."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

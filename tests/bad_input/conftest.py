@@ -1,7 +1,5 @@
 """Fixtures of the catalogue of bad input."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Arguments, run configurations (YAML) and DeepSpeed files (JSON) that must be rejected."""
 
-from __future__ import annotations
-
 import json
 
 from catalogue_case import Case

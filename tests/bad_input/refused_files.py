@@ -1,7 +1,5 @@
 """Data files that must be rejected: names, encodings, csv, JSON, parquet, gzip."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -4,8 +4,6 @@ Every case damages valid data: data/ with four images and masks, or three volume
 and a background.
 """
 
-from __future__ import annotations
-
 import gzip
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Models, tokenizers and paths that must be rejected."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

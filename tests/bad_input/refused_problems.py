@@ -1,7 +1,5 @@
 """What must be rejected of one label, of numbers, and of pairs of texts."""
 
-from __future__ import annotations
-
 from catalogue_case import Case, lines
 
 CLASSIFY = ("classify",)

@@ -1,7 +1,5 @@
 """Sentences with tags that must be rejected, and unusual ones that must work."""
 
-from __future__ import annotations
-
 from catalogue_case import SENTENCES, Case, Content, lines
 
 

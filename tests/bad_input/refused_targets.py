@@ -1,7 +1,5 @@
 """Rows whose labels, titles or ids must be rejected."""
 
-from __future__ import annotations
-
 from catalogue_case import Case, lines, parquet, train
 
 CLASSIFY, TITLEGEN = ("classify",), ("titlegen",)

@@ -1,7 +1,5 @@
 """Unusual input that must work: the run ends well, says what it should, and writes no figure that is none."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Bad input ends in one message that says what is wrong, where, and what to do; and nothing on disk is
 harmed."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

@@ -1,8 +1,6 @@
 """Anything at all, given to everything that reads input: a result or an `InputError` in words, never another
 exception."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable

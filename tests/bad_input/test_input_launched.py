@@ -1,7 +1,5 @@
 """The catalogue under real launchers: one message for the whole job, and an exit code that is not 0."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -4,8 +4,6 @@ exit code 0, or with 2 and a message; it writes into its output folder only, and
     MISUSE=200 python -m pytest tests/bad_input/test_misuse.py     more combinations than the suite's
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import os

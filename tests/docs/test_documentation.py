@@ -1,8 +1,6 @@
 """README and docs/: commands parse, files that are named exist, links resolve, marked numbers were
 measured."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import json

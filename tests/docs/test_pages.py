@@ -1,8 +1,6 @@
 """Pages that a reader works through, done as they say. What is put in place: a small model, and ports of a
 busy machine."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

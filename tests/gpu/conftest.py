@@ -1,7 +1,5 @@
 """Tests that need a GPU (`python -m pytest tests/gpu`); skipped without one."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

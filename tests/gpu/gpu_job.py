@@ -1,7 +1,5 @@
 """One small job of four tasks, run on the GPU, or on the CPU with the GPU hidden."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whole runs on one GPU: as on a CPU, the same under every launcher; checkpoints that move; kills."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

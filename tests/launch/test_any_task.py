@@ -6,8 +6,6 @@ processes and on accumulation, as everywhere without synchronized batch norm. Eq
 weights and, whenever a model is evaluated or saved, the running statistics, which are rank 0's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

@@ -5,8 +5,6 @@ Nobody sets a variable for the network: which interface leads to the other machi
 business.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

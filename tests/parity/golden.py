@@ -7,8 +7,6 @@ change of the numbers (another loss, order of rows or initial weights, a new ver
 explain the change in the commit message.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -12,8 +12,6 @@ Adam's epsilon and the head's first bias are the defaults. Left out of the weigh
 gradient is rounding alone (`outcome.GRADIENT_ROUNDING`): below 5 % of them.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 

@@ -1,7 +1,5 @@
 """`samerun parity` as a user runs it: what it prints, leaves behind and returns."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -4,8 +4,6 @@ The nodes are n1 and n2, and n3 for jobs that ask for it. Their processes see an
 which these names lead here. Needs root and Debian's packages slurm-wlm and munge.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

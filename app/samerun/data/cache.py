@@ -1,7 +1,5 @@
 """Cache on the local disk: what is created once per machine from unchanged files, and used by later runs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

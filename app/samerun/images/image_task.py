@@ -1,7 +1,5 @@
 """What image tasks share: reading and checking images, batches, the model's layers, the run's fingerprint."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

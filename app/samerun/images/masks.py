@@ -1,7 +1,5 @@
 """Reads and checks masks for segmentation: pairs of images and masks, class names, pixel counts."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 mask files and overlays.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterator, Sequence

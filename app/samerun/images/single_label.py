@@ -1,7 +1,5 @@
 """Image classification: class names and model configurations."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

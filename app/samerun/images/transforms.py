@@ -1,7 +1,5 @@
 """From encoded images to a model's input: strict decoding, random augmentation, resizing, normalisation."""
 
-from __future__ import annotations
-
 import io
 import math
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ of 2048 x 3072 numbers, forward and backward, 3.8 times (CPU time on one thread 
 the same operations run, for the same results; their speed there was not measured.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -13,8 +13,6 @@ BigBird's attention at 2048 tokens, forward and backward on two threads, takes 1
 parallelism and 231 ms on one thread (benchmarks/bench_cpu.md, remarks on "Attention").
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -8,8 +8,6 @@ products and nearly all of its attention; a training step of MiniLM (6 layers) i
 (benchmarks/notes.md, "The last layer").
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -5,8 +5,6 @@ pass, and whose answer changes while a CUDA graph is recorded. Active: on GPUs, 
 lengths. Gain: not measured by itself; a CUDA graph so has the masks of a pass that is not recorded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -17,8 +17,6 @@ it. Gain: a training step of MiniLM is 11 times as fast (benchmarks/notes.md, "b
 instructions for it").
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import warnings

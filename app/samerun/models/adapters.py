@@ -5,8 +5,6 @@ B. DoRA (Liu et al., arXiv:2402.09353) also trains the norms of the matrix's col
 new head, are always trained.
 """
 
-from __future__ import annotations
-
 import copy
 import fnmatch
 import importlib.util

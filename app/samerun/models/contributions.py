@@ -1,7 +1,5 @@
 """Word attributions of a classifier's logits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ cross-attention, whose layers are initialized from the encoder's. The decoder ma
 generated token, the encoder once per document.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

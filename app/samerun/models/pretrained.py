@@ -1,7 +1,5 @@
 """Configurations, models and weight files of transformers: checked and loaded, with clear errors."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -5,8 +5,6 @@ A layer holds fp32 weights until it is moved to its device, where they are quant
 like all frozen weights: they come from the base model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A small convolutional network for small images, in plain PyTorch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import islice

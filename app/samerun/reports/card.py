@@ -1,7 +1,5 @@
 """README.md of a run: a model card with metadata for the hub."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """The reports at the end of a run: figures and tables of the best model, the model card, and report.html, a
 single page that needs no network, for phones and paper too."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

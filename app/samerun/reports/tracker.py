@@ -4,8 +4,6 @@ trackers.
 history.jsonl holds no times, so that equal runs write equal bytes. Speed and memory go to speed.jsonl.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from operator import attrgetter

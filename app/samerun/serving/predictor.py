@@ -1,7 +1,5 @@
 """A model that stays in memory and predicts without files, for predict.py --text and serve.py."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 """The HTTP server: routes, parsing of requests, errors, and dynamic batching: requests that wait at the same
 time are predicted in one batch."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import io

@@ -1,7 +1,5 @@
 """The arguments that text tasks share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

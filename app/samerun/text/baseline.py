@@ -1,7 +1,5 @@
 """What the simplest method reaches on the same rows: a linear model on TF-IDF of words and pairs of words."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """A classifier's output layer, and the check of its export against transformers' pipeline."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

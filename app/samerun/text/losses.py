@@ -1,7 +1,5 @@
 """Losses of multi-label classification, per row and label, and weights of labels and classes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

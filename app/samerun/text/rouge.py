@@ -6,8 +6,6 @@ with the score. rouge-score's own tokenizer drops everything but a-z and 0-9, so
 would score 0.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Single-label classification: a text has exactly one of several labels. Softmax and cross-entropy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The tokenizer of a run: the model's, of Chinese words, or trained; languages; texts and titles to ids."""
 
-from __future__ import annotations
-
 import copyreg
 import json
 import re

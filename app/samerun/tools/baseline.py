@@ -9,8 +9,6 @@ on TF-IDF (classify), the commonest tag of each word (tag), the first sentence (
 Exit codes: 0 done; 2 bad input.
 """
 
-from __future__ import annotations
-
 import math
 
 from samerun import task_scripts

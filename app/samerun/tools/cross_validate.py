@@ -18,8 +18,6 @@ rows, and cross_validation.json. The same command continues a stopped one.
 Exit codes: 0 done; 2 bad input; 3 a run failed; 75 stopped.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from collections import Counter

@@ -12,8 +12,6 @@ Translation Evaluation", EMNLP 2004).
 Exit codes: 0 done; 2 a folder holds no finished run.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence

@@ -13,8 +13,6 @@ your rows; ARGS are the task's own, such as --text_column. Needs requirements-on
 Exit codes: 0 done; 1 ONNX Runtime's logits differ from torch's by more than 1e-4; 2 bad input.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

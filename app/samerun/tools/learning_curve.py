@@ -18,8 +18,6 @@ test rows, or without --do_predict on the validation rows. The same command cont
 Exit codes: 0 done; 2 bad input; 3 a run failed; 75 stopped.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from functools import partial

@@ -19,8 +19,6 @@ other than for dropout by row, are named. The command's --output_dir is not touc
 Exit codes: 0 every fp32 setup is the same; 1 a setup differs or failed; 2 bad input.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import shutil

@@ -28,8 +28,6 @@ Exit codes: 0 done, and the planned launch fits; 1 it does not fit --gpu_memory;
 input.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import math

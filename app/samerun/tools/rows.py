@@ -19,8 +19,6 @@ train with it: columns other than those of texts and labels are ignored.
 Exit codes: 0 done; 2 bad input.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Hashable, Sequence

@@ -23,8 +23,6 @@ and memory.
 Exit codes: 0 all runs are equal; 1 a run differs, failed or hung; 2 bad input.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib

@@ -18,8 +18,6 @@ The same command continues a stopped sweep: finished trials are kept, stopped on
 Exit codes: 0 done; 2 bad input; 75 stopped.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from dataclasses import replace

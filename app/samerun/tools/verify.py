@@ -20,8 +20,6 @@ named, and what else differs.
 Exit codes: 0 the losses agree; 1 they depart, or the job fails here; 2 bad input.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Arguments of tasks on volumes."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 from dataclasses import dataclass

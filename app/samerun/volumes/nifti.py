@@ -1,8 +1,6 @@
 """Reads NIfTI files in canonical orientation, checks and resamples them, and writes masks in a file's own
 grid. The only module that imports nibabel."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass

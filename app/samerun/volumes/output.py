@@ -6,8 +6,6 @@ with one class takes 10 MB, a hundred of them 1 GB. Validation keeps one slice o
 mask.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

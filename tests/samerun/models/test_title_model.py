@@ -1,7 +1,5 @@
 """Encoder-decoders are built so that every parameter learns and plain transformers can load them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Languages and prefixes of titles, from the arguments to what plain transformers writes with best/."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What is read of long documents, from their tokens to the exported model; all in this process."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

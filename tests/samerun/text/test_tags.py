@@ -1,7 +1,5 @@
 """Tagging schemes, sentences in windows, and scores of names."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

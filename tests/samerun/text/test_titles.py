@@ -1,7 +1,5 @@
 """Beam search settings (--generation_config: what is passed on, what is refused), and figures."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """Small NIfTI files."""
 
-from __future__ import annotations
-
 import nibabel
 import numpy as np
 import pytest

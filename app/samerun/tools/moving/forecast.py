@@ -1,7 +1,5 @@
 """How long a training will take: by measured steps (`meter.py`), or by the times of an earlier run."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import math

@@ -1,8 +1,6 @@
 """What `observer` measures for `samerun plan --measure`: a whole run, whose training is a few steps, two
 evaluations and exports, of which the second count, and one checkpoint."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -8,8 +8,6 @@ GPUs; any. STEPS: after how many the run is to stop; 0: at its end; -1: `samerun
 (see `meter.py`). Each process writes its own files in FOLDER (see `recorder.py`), without communication.
 """
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.util
 import json

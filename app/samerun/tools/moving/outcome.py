@@ -1,7 +1,5 @@
 """Compares two runs of the same job by their files."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

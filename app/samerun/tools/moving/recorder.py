@@ -1,7 +1,5 @@
 """What `observer` records of a run."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal

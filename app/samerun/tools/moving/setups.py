@@ -1,7 +1,5 @@
 """The setups under which `samerun parity` compares a job: launcher, sharding and precision."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,8 +1,6 @@
 """Shared by `samerun sweep`, `cross-validate` and `learning-curve`: many runs of one command, each in its own
 folder, with different arguments or on a part of a text task's rows."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib
