@@ -43,6 +43,10 @@ class Arguments(TextArguments):
         above=0, help="peak learning rate of the new head (default: --learning_rate)"
     )
 
+    def problems(self) -> list[str]:
+        given = self.truncation_side != "right"
+        return ["--truncation_side: no sentence is cut, longer ones are read in windows"] if given else []
+
 
 if __name__ == "__main__":
     # Before torch is imported: --help and wrong arguments answer at once.

@@ -4,6 +4,7 @@ import classify
 import pytest
 import segment
 import segment3d
+import tag
 
 from samerun.errors import InputError
 from samerun.parsing import validate
@@ -50,6 +51,7 @@ MASKS = [
     ({"image_size": (1, 2, 3)}, "--image_size has 3 numbers, expected HEIGHT,WIDTH"),
     ({"metrics": ("accuracy",)}, "--metrics: masks are scored by IoU, Dice and pixel accuracy alone"),
 ]
+TAGS = [({"truncation_side": "left"}, "--truncation_side: no sentence is cut")]
 VOLUMES = [
     NOTHING,
     ({"train_file": None}, "no training volumes: give --train_file FOLDER"),
@@ -67,6 +69,7 @@ VOLUMES = [
 ]
 ALL = {
     classify: ({"model_name_or_path": "m"}, TEXTS),
+    tag: ({"model_name_or_path": "m"}, TAGS),
     segment: ({"config_name": "c", "from_scratch": True}, MASKS),
     segment3d: ({"train_file": "data"}, VOLUMES),
 }

@@ -18,6 +18,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from samerun import __version__
 from samerun.files import shipped
 from samerun.task_scripts import parser, run_tool, scripts, tools
 
@@ -48,6 +49,8 @@ def main() -> None:
         runpy.run_path(sys.argv[0], run_name="__main__")
     elif name == "completion":
         print(COMPLETION.format(names=" ".join([*map(dashed, files), "configs"])))
+    elif not given and "--version" in sys.argv:
+        print(f"samerun {__version__}")
     elif not given and {"--help", "-h"} & {*sys.argv}:
         print(usage(files))
     else:

@@ -143,15 +143,16 @@ def state_bytes(arguments: Any, model: nn.Module) -> float:
 
 
 def _parameters_with_decay(model: nn.Module) -> set[str]:
-    """Names of the parameters with weight decay: matrices, except biases and the parameters of normalisation
-    layers."""
+    """Names of the parameters with weight decay: matrices, except the parameters of normalisation layers and
+    biases. As for transformers' Trainer, tables of biases by relative position (T5, Swin, BEiT) are among
+    these."""
     names = set()
     for module_name, module in model.named_modules():
         norms = nn.LayerNorm | nn.GroupNorm | nn.modules.batchnorm._NormBase
         if isinstance(module, norms) or type(module).__name__.endswith("Norm"):
             continue
         for name, parameter in module.named_parameters(recurse=False):
-            if parameter.ndim > 1 and not name.endswith("bias"):
+            if parameter.ndim > 1 and "bias" not in f"{module_name}.{name}":
                 names.add(f"{module_name}.{name}" if module_name else name)
     return names
 

@@ -20,7 +20,7 @@ from samerun.data.files import matching
 from samerun.errors import InputError, collecting, raise_problems
 from samerun.export import check_upload
 from samerun.files import as_json, file_record, lock, recover_folder, write_json
-from samerun.parsing import SpaceSeparated, as_dict, names_of
+from samerun.parsing import SpaceSeparated, as_dict, is_given, names_of
 from samerun.plan import Plan, describe
 from samerun.run_folder import BEST, RUN_FILE, STATUS, code_version, library_versions, status
 from samerun.runtime import Launch, Machine, Run, connect, describe_launch
@@ -215,6 +215,8 @@ def open_run(
     signals.set_time_limit(arguments.max_train_time)
     opened, changes = run.from_rank0(partial(_take_folder, arguments, plan, fingerprint, description))
     lines = [*run.summary(), *(describe(plan) if plan else [])]
+    if plan and arguments.max_steps and is_given(arguments, "num_train_epochs"):
+        notes = [*notes, f"--max_steps {arguments.max_steps} decides; --num_train_epochs is not read"]
     lines += [f"note           {note}" for note in [*notes, *changes]]
     if opened.complete:
         lines.append(f"training       is complete in {folder}; nothing to do")

@@ -169,6 +169,11 @@ def call(monkeypatch, *words):
     main()
 
 
+def test_the_version_is_shown(monkeypatch, capsys):
+    call(monkeypatch, "--version")
+    assert capsys.readouterr().out == f"samerun {samerun.__version__}\n"
+
+
 def test_a_name_may_be_written_with_dashes():
     text = shown(sys.executable, "-m", "samerun", "image-classify", "--help")
     assert text.startswith("usage: image_classify.py")

@@ -64,6 +64,7 @@ class Biaffine(nn.Module):
     def __init__(self):
         super().__init__()
         self.bias = nn.Parameter(torch.ones(2, 2))
+        self.relative_attention_bias = nn.Embedding(2, 2)  # as in T5
 
 
 class Classifier(nn.Module):
@@ -105,6 +106,7 @@ def test_what_decays_and_what_learns_faster(arguments):
     optimizer = build_optimizer(arguments(weight_decay=0.1), model, 1e-3, head_scale)
     found = groups_of(model, optimizer)
     undecayed = ("dense.bias", "norm.weight", "norm.bias", "own.scale", "pairs.bias", "scale.weight")
+    undecayed += ("pairs.relative_attention_bias.weight",)
     assert found == {
         **dict.fromkeys(("bert.embed.weight", "bert.dense.weight"), (0.1, 1e-3)),
         **{f"bert.{name}": (0.0, 1e-3) for name in (*undecayed, "scale.bias")},

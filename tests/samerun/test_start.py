@@ -91,6 +91,8 @@ def test_a_finished_run_without_checkpoints_is_complete_and_stays(opened, tmp_pa
     before = contents(tmp_path / "run")
     assert opened(logging_steps=3).complete
     assert "training       is complete" in capsys.readouterr().out
+    opened(max_steps=6, num_train_epochs=9.0)
+    assert "note           --max_steps 6 decides; --num_train_epochs is not read" in capsys.readouterr().out
     assert contents(tmp_path / "run") == before
 
 

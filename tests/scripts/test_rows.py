@@ -157,6 +157,14 @@ def test_a_folder_that_cannot_be_used_is_refused(folds, capsys, file, content, m
     assert not (folds / "rows.csv").exists()
 
 
+def test_labels_that_hold_the_separator_are_written_with_another(folds, capsys):
+    file = folds / "predictions.jsonl"
+    file.write_text(file.read_text().replace('["pos"]', '["pos", "neg"]').replace('"pos"', '"a|b"'))
+    assert main([str(folds)]) == 0
+    assert capsys.readouterr().out.endswith("--label_separator ';'\n")
+    assert {row["labels"] for row in rows_csv(folds)} == {"a|b;neg", "neg"}
+
+
 def test_validation_rows_of_a_training(tmp_path, script, monkeypatch, bert_folder):
     """The file, corrected or not, can be trained with."""
     monkeypatch.chdir(tmp_path)

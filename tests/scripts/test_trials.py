@@ -245,6 +245,8 @@ def test_a_space_has_the_kinds_that_are_written():
     assert (space["d"].log, space["d"].high) == (True, 1e-3)
     with pytest.raises(InputError, match="is given twice"):
         sweep.read_space(["a=1,2", "a=1,2"])
+    with pytest.raises(InputError, match="each trial has a folder of its own"):
+        sweep.read_space(["output_dir=a,b"])
 
 
 @pytest.mark.parametrize("saved", [True, False])

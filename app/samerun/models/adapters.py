@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig
 
 from samerun.errors import InputError, in_short
+from samerun.layers import has_statistics
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # names of peft
 LAYER = re.compile(r"\.(?:layers?|blocks?|h)\.(\d+)\.")
@@ -30,6 +31,11 @@ def limit_training(model: Any, arguments: Any, new_names: set[str]) -> Any:
     """Adds adapters (--lora_r) or freezes weights (--freeze). `new_names`: parameters without pretrained
     values. Raises `InputError` for modules or weights that the model does not have."""
     if arguments.lora_r is not None:
+        new_modules = {name.rpartition(".")[0] for name in new_names}
+        if arguments.export == "adapter" and any(
+            has_statistics(module) and name not in new_modules for name, module in model.named_modules()
+        ):
+            raise InputError("--export adapter: an adapter has no statistics of batch norms; leave it out")
         return _add_adapters(model, arguments, new_names)
     for entry in arguments.freeze or ():
         frozen = [

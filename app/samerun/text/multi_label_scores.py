@@ -54,7 +54,7 @@ FALLBACK_BOUNDS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 FOLDS = 5  # of the cross-validation of thresholds
 CELLS_PER_BLOCK = 1 << 18  # scores sorted at once: fits the processor's cache and bounds the memory
 TEMPERATURE_RANGE = 0.05, 20.0  # perfectly separated labels would have no lowest temperature
-MIN_CALIBRATION_ROWS = 10  # with a label, and without it, for a temperature of its own
+MIN_CALIBRATION_ROWS = 10  # for a temperature; with a label, and without it, for one of its own
 HALVINGS = 30  # of the range of temperatures: a relative precision of 6e-9
 MAX_BARS, MAX_CURVES, MAX_CONFUSED = 30, 9, 15  # in figures
 
@@ -339,9 +339,11 @@ def fit_temperatures(logits: np.ndarray, targets: np.ndarray, per_label: bool) -
     arXiv:1706.04599, section 4.2, with a sigmoid in place of the softmax).
 
     `logits` and `targets` of 0 and 1: (rows, labels). All labels share one temperature. With `per_label`
-    labels with at least MIN_CALIBRATION_ROWS positive and negative rows have their own.
+    labels with at least MIN_CALIBRATION_ROWS positive and negative rows have their own. 1 for fewer rows.
     """
     logits, targets = np.asarray(logits, dtype=np.float64), np.asarray(targets, dtype=np.float64)
+    if len(logits) < MIN_CALIBRATION_ROWS:
+        return np.ones(logits.shape[1])
     temperatures = np.full(logits.shape[1], _bisect(logits.reshape(-1, 1), targets.reshape(-1, 1))[0])
     if per_label:
         support = targets.sum(axis=0)

@@ -27,7 +27,7 @@ from samerun.reports.card import markdown_table
 from samerun.reports.figures import BLUE, GREY, ORANGE, legend_below, new_figure
 from samerun.reports.page import MAX_CHARACTERS, MAX_ROWS
 from samerun.task import Batch, ModelCard, ReportContent, Section
-from samerun.text.arguments import SEARCH
+from samerun.text.arguments import SEARCH, SearchArguments
 from samerun.text.rouge import ROUGE_METRICS, first_sentence, median_length, row_scores
 from samerun.text.tokenizer import join_chinese
 
@@ -121,7 +121,9 @@ def with_search_defaults(arguments: Any) -> Any:
         if length := stored.get(f"{name}_length"):
             own[f"{name}_title_length"] = length - special
     unset = [name for name in SEARCH if getattr(arguments, name) is None]
-    return replace(arguments, **{name: own.get(name, SEARCH[name]) for name in unset})
+    chosen = replace(arguments, **{name: own.get(name, SEARCH[name]) for name in unset})
+    raise_problems(SearchArguments.problems(chosen))
+    return chosen
 
 
 def generation_config(arguments: Any, further: dict[str, Any]) -> GenerationConfig:

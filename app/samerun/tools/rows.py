@@ -21,6 +21,7 @@ Exit codes: 0 done; 2 bad input.
 
 import csv
 import json
+import shlex
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,10 +72,15 @@ class HeldOut:
     def table(self) -> Table:
         return self.tables[self.split]
 
+    @property
+    def separator(self) -> str:
+        """What separates labels in a cell: --label_separator, or another mark if a label has that."""
+        marks = (self.task.arguments.label_separator, *"|;\t")
+        return next((mark for mark in marks if mark and not any(mark in name for name in self.labels)), "\n")
+
     def cells(self, chosen: np.ndarray) -> list[str]:
         """The labels of each row of a (rows, labels) bool array, as cells of --label_column."""
-        separator = self.task.arguments.label_separator or "|"
-        return [separator.join(self.labels[label] for label in np.flatnonzero(row)) for row in chosen]
+        return [self.separator.join(self.labels[label] for label in np.flatnonzero(row)) for row in chosen]
 
 
 def read_held_out(folder: Path) -> HeldOut:
@@ -245,4 +251,7 @@ def main(argv: list[str]) -> int:
     if first:
         print("", *plain_table(["row", "text", "given", "suggestion"], first), sep="\n")
     print(f"\nlook through {page}; correct {file}")
+    several = (held_out.given.sum(axis=1) != 1).any() and not held_out.task.arguments.label_columns
+    if several and held_out.separator != held_out.task.arguments.label_separator:
+        print(f"its labels are separated otherwise: --label_separator {shlex.quote(held_out.separator)}")
     return 0

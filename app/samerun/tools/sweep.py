@@ -50,6 +50,8 @@ def read_space(searches: list[str]) -> Space:
         try:
             if name in space:
                 raise ValueError("is given twice")
+            if name == "output_dir":
+                raise ValueError("each trial has a folder of its own")
             if low and (not log or log == ["log"]):
                 space[name] = _between(low, high, bool(log))
             elif len(choices := [choice for choice in values.split(",") if choice]) > 1:

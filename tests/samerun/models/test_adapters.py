@@ -116,6 +116,15 @@ def test_adapters_and_new_weights_alone_are_trained(arguments):
         limit_training(small_model(), arguments(lora_r=2, lora_target_modules=("q_proj",)), HEAD)
 
 
+def test_an_adapter_cannot_hold_statistics_of_pretrained_batch_norms(arguments):
+    model, asked = small_model(), arguments(lora_r=2, export="adapter")
+    model.classifier = torch.nn.Sequential(torch.nn.BatchNorm1d(4), model.classifier)
+    new = {name for name, _ in model.named_parameters() if name.startswith("classifier.")}
+    with pytest.raises(InputError, match="no statistics of batch norms"):
+        limit_training(model, asked, new - {"classifier.0.weight", "classifier.0.bias"})
+    limit_training(model, asked, new)
+
+
 def test_weights_in_few_bits_are_refused_where_they_would_be_divided(arguments):
     asked = arguments(lora_r=2, quantize="4", model_name_or_path="base")
     check_quantization(asked, SimpleNamespace(deepspeed_config=None, fsdp=None))

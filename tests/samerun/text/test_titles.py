@@ -110,6 +110,9 @@ def test_an_exported_model_is_searched_as_it_was_trained(train, expected, tmp_pa
         found = with_search_defaults(asked)
         assert tuple(getattr(found, name) for name in arguments.SEARCH) == expected
     assert with_search_defaults(dataclasses.replace(asked, num_beams=3)).num_beams == 3
+    if not train:
+        with pytest.raises(InputError, match="--min_title_length 2 is more than --max_title_length 1"):
+            with_search_defaults(dataclasses.replace(asked, max_title_length=1))
 
 
 def test_titles_have_figures_and_examples():
