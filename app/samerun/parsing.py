@@ -420,6 +420,8 @@ def _read_config(path: str, cls: type, problems: list[str]) -> dict[str, Values]
             )
         elif not is_ours and name not in OTHER_NAMES:
             problems.append(f"{path}: unknown key {name}{_nearest(name, cls)}")
+        elif value == []:
+            problems.append(f"{path}: {name}: an empty list; write none, or leave it out")
         else:
             words = value if isinstance(value, list) else [value]
             given[name] = [w if isinstance(w, str) else json.dumps(w) for w in words] if value else None

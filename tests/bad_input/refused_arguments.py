@@ -122,6 +122,7 @@ YAML = [
             r"run\.yaml: seed: 'touch harmed' is not a whole number"),
     in_yaml("section", "optimization:\n  seed: 1\n",
             r"run\.yaml: optimization is a section; write arguments without sections"),
+    in_yaml("empty list", "report_to: []\n", r"run\.yaml: report_to: an empty list; write none, or leave"),
     in_yaml("time for a number", "max_steps: 1:30\n", r"run\.yaml: max_steps: '1:30' is not a whole number"),
     in_yaml("nothing for a number", "seed:\n", r"run\.yaml: seed: has no value, expected a whole number"),
     in_yaml("nested too deeply", "seed: " + "[" * 5000, r"run\.yaml: not valid YAML: nested too deeply"),
