@@ -345,8 +345,9 @@ def _beat(own: _Heartbeat) -> None:
             if notice:
                 own.sent.set()
             lost = _lost(own, own.answered, limit)
-            if own.answered - own.entered > limit:
-                lost = lost or _hanging(own)
+            if own.answered - own.entered > limit and (hanging := _hanging(own)):
+                # Who was lost at the same moment is silent for a little less than the limit.
+                lost = lost or _lost(own, own.answered, GRACE_SECONDS) or hanging
             if lost is not None:
                 own.report(lost)
             own.finished.wait(INTERVAL_SECONDS)

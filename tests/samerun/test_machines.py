@@ -241,12 +241,16 @@ def test_a_silent_process_is_reported_before_the_backends_timeout(peers, reports
     assert reports.get(timeout=60).startswith("rank 1 (machine1), rank 2 (machine2) no longer answers")
 
 
-def test_a_process_that_waits_too_long_reports_who_hangs(peers, reports):
+@pytest.mark.parametrize(("grace", "what"), [(60, "did not enter"), (0.5, "no longer answers")])
+def test_a_process_that_waits_too_long_reports_who_hangs_or_is_lost(peers, reports, monkeypatch, grace, what):
+    monkeypatch.setattr(machines, "GRACE_SECONDS", grace)
     peers.begin()
     machines.progress()
     assert reports.empty()
+    while grace < 1 and machines._heartbeat.summary["silence"] < grace:
+        time.sleep(0.01)
     machines._heartbeat.entered -= 7200
-    assert reports.get(timeout=60).startswith("rank 1 (machine1), rank 2 (machine2) did not enter")
+    assert reports.get(timeout=60).startswith(f"rank 1 (machine1), rank 2 (machine2) {what}")
 
 
 def test_a_suspended_process_does_not_blame_others(peers, reports, monkeypatch):
