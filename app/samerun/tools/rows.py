@@ -80,7 +80,8 @@ class HeldOut:
 
     def cells(self, chosen: np.ndarray) -> list[str]:
         """The labels of each row of a (rows, labels) bool array, as cells of --label_column."""
-        return [self.separator.join(self.labels[label] for label in np.flatnonzero(row)) for row in chosen]
+        separator = self.separator
+        return [separator.join(self.labels[label] for label in np.flatnonzero(row)) for row in chosen]
 
 
 def read_held_out(folder: Path) -> HeldOut:
