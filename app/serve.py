@@ -102,10 +102,6 @@ def make_server(options: argparse.Namespace, task_arguments: list[str], folder: 
     return Server(predictor, Path(folder), about, limits)
 
 
-def url_of(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"  # an IPv6 address has colons
-
-
 if __name__ == "__main__":
     prepare_process()
     with failures_end_the_job(debug=shows_traces(sys.argv)):
@@ -113,7 +109,7 @@ if __name__ == "__main__":
         sock = bind_socket(options.host, options.port)
         server = make_server(options, task_arguments, str(temporary_folder("serve_")))
     sock.listen()  # before the message: whoever reads it may connect
-    address = url_of(options.host, sock.getsockname()[1])
-    print(f"serving        {options.model} at {address}", flush=True)
+    host = f"[{options.host}]" if ":" in options.host else options.host  # an IPv6 address has colons
+    print(f"serving        {options.model} at http://{host}:{sock.getsockname()[1]}", flush=True)
     asyncio.run(server.serve(sock))
     print("stopped        all requests are answered", flush=True)

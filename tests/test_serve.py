@@ -51,8 +51,3 @@ def test_an_address_that_is_taken_or_no_port_is_refused():
     with pytest.raises(InputError, match="port must be 0-65535"):
         serve.bind_socket("127.0.0.1", 99999)
     taken.close()
-
-
-def test_an_address_of_ipv6_is_in_brackets():
-    assert serve.url_of("::1", 8000) == "http://[::1]:8000"
-    assert serve.url_of("localhost", 80) == "http://localhost:80"

@@ -101,7 +101,8 @@ def _compiled(forward: Callable) -> Callable:
 
     @functools.wraps(forward)
     def dispatch(*inputs: Any, **named: Any) -> Any:
-        has_cache = named.get("past_key_values") is not None
+        # transformers 5.24 has changed the name.
+        has_cache = named.get("past_key_values") is not None or named.get("cache") is not None
         return (forward if has_cache else compiled)(*inputs, **named)
 
     return dispatch

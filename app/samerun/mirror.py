@@ -278,7 +278,12 @@ class Mirror:
         if not self._is_ours(snapshot):
             return
         call = self.transfers.call
-        before, hashed = self.complete[-1] if self.complete else None, _checkpoint_records(snapshot.place)
+        before = self.complete[-1] if self.complete else None
+        hashed = {  # size and hash of the checkpoints' files, by their manifests
+            (path.parent / name).relative_to(snapshot.place).as_posix(): record
+            for path in snapshot.place.glob(f"{CHECKPOINTS}/*/{MANIFEST}")
+            for name, record in json.loads(path.read_text(encoding="utf-8"))["files"].items()
+        }
         for path in files_at(snapshot.place):
             name = path.relative_to(snapshot.place).as_posix()
             if name in snapshot.files:
@@ -358,16 +363,6 @@ def _local_step(folder: Path, fingerprint: dict[str, Any]) -> float:
         if checkpoint.damage(path) is None:
             return checkpoint.step_of(path)
     return state["step"] if state.get("state") == "done" and (folder / BEST).is_dir() else -1
-
-
-def _checkpoint_records(place: Path) -> dict[str, dict[str, Any]]:
-    """Size and hash, by path in the run's folder, of the files of its checkpoints: their manifests have
-    them."""
-    return {
-        (path.parent / name).relative_to(place).as_posix(): record
-        for path in place.glob(f"{CHECKPOINTS}/*/{MANIFEST}")
-        for name, record in json.loads(path.read_text(encoding="utf-8"))["files"].items()
-    }
 
 
 def _number(name: str) -> int:

@@ -17,13 +17,15 @@ PACKAGE = Path(__file__).resolve().parent
 # An installation has tasks in the package, a checkout in app/.
 TASK_FOLDERS = (PACKAGE / "tasks", PACKAGE.parent)
 BY_MODEL_TYPE = {"small_cnn": "image_classify", "monai_unet": "segment3d"}
-BY_ENDING = {
+# Part of the model class -> task.
+BY_CLASS = {
     "ForSequenceClassification": "classify",
     "ForTokenClassification": "tag",
     "ForImageClassification": "image_classify",
     "ForSemanticSegmentation": "segment",
     "ForConditionalGeneration": "titlegen",
     "EncoderDecoderModel": "titlegen",
+    "MarianMTModel": "titlegen",
 }
 BY_ADAPTER = {"SEQ_CLS": "classify", "SEQ_2_SEQ_LM": "titlegen", "TOKEN_CLS": "tag"}
 NO_OUTPUT_DIR = "no_output"  # a value for --output_dir; nothing is written there
@@ -164,9 +166,9 @@ def task_of(folder: Path) -> str:
             raise InputError(f"{folder / name}: cannot be read ({error})") from None
         task = BY_MODEL_TYPE.get(config.get("model_type")) or BY_ADAPTER.get(config.get("task_type"))
         model_class = (config.get("architectures") or [""])[0]
-        task = task or next((task for end, task in BY_ENDING.items() if model_class.endswith(end)), None)
+        task = task or next((task for part, task in BY_CLASS.items() if part in model_class), None)
         if task is not None:
             return task
-        known, found = sorted({*BY_ENDING.values(), *BY_MODEL_TYPE.values()}), config.get("architectures")
+        known, found = sorted({*BY_CLASS.values(), *BY_MODEL_TYPE.values()}), config.get("architectures")
         problem = f"{folder / name}: no task for a model of {found}; the tasks are {', '.join(known)}"
     raise InputError(problem)

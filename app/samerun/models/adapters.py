@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig
+from transformers import AutoConfig, GenerationConfig
 
 from samerun.errors import InputError, in_short
 from samerun.layers import has_statistics
@@ -165,6 +165,8 @@ def loadable(folder: Path, auto_class: Any) -> Any:
         return str(folder)
     config = AutoConfig.from_pretrained(folder)
     model = auto_class.from_pretrained(base, config=config, dtype=torch.float32, ignore_mismatched_sizes=True)
+    if model.can_generate():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
     return merge_adapter(model, folder)[0]
 
 

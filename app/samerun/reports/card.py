@@ -14,13 +14,23 @@ from huggingface_hub.utils import validate_repo_id
 from samerun.console import say
 from samerun.data.splits import parts_of
 from samerun.files import write_text
-from samerun.run_folder import CARD, CARD_MARK, METRICS, PLOTS, foreign, read_metrics
+from samerun.run_folder import BEST, CARD, CARD_MARK, METRICS, PLOTS, foreign, read_metrics
 from samerun.task import ModelCard
 
 LIMITS = (
     f"{CARD_MARK}, so their metrics are optimistic. The test rows selected nothing.",
     "Data that differ from the training data were not tried and may give worse results.",
 )
+# Before a task's code, where best/ holds an adapter: transformers' pipelines do not read that.
+MERGE = """import shutil
+from peft import PeftConfig, PeftModel
+from transformers import AutoConfig, {model}
+base, config = PeftConfig.from_pretrained("best").base_model_name_or_path, AutoConfig.from_pretrained("best")
+model = {model}.from_pretrained(base, config=config, ignore_mismatched_sizes=True)
+PeftModel.from_pretrained(model, "best").merge_and_unload().save_pretrained("merged")
+shutil.copytree("best", "merged", ignore=shutil.ignore_patterns("adapter_*"), dirs_exist_ok=True)
+
+"""
 SPLITS = {"eval": "validation", "test": "test"}  # prefix of metrics -> split
 
 
@@ -48,7 +58,11 @@ def write_card(folder: Path, card: ModelCard, arguments: Any) -> None:
         eval_results=results or None,
     )
     front = ["---", data.to_yaml(), "---", ""] if data.to_dict() else []
-    code = ["```python", card.usage, "```", ""] if card.usage else []
+    usage = card.usage
+    if (folder / BEST / "adapter_config.json").exists():
+        config = json.loads((folder / BEST / "config.json").read_text(encoding="utf-8"))
+        usage = MERGE.format(model=config["architectures"][0]) + usage.replace('"best"', '"merged"')
+    code = ["```python", usage, "```", ""] if usage else []
     prefixes = [p for p in SPLITS if any(values.get(f"{p}_{metric}") is not None for metric in card.metrics)]
     rows = [[metric, *(values.get(f"{prefix}_{metric}") for prefix in prefixes)] for metric in card.metrics]
     body = [*front, f"# {card.title}", "", *code, "## Metrics", ""]
