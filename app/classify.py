@@ -300,7 +300,7 @@ class TextClassification(TextTask):
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         model = self.load_for_prediction(AutoModelForSequenceClassification, path, True)
-        self.problem.use_exported(model.config)
+        self.problem.use_exported(model)
         return self.with_kernels(model)
 
     def lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:

@@ -198,7 +198,11 @@ class TokenClassification(TextTask):
         if self.own_labels is not None and self.own_labels != self.labels:
             new_names |= pretrained.renew_head(model)
         pretrained.drop_pooler(model.base_model)
-        return self.with_kernels(limit_training(model, arguments, new_names))
+        model = limit_training(model, arguments, new_names)
+        for name, parameter in model.named_parameters():
+            # Of Longformer, for tokens that do not exist here: DDP fails for weights without a gradient.
+            parameter.requires_grad_(parameter.requires_grad and "_global." not in name)
+        return self.with_kernels(model)
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
         return ((batch.labels != IGNORED) & batch.is_real[:, None]).sum()

@@ -10,7 +10,8 @@ import torch
 from in_process import check_evaluated_alike
 from launchers import check_parity, write_bert_config
 from sampling.names import draw_rows
-from transformers import AutoModelForTokenClassification, pipeline
+from tiny_models import sizes
+from transformers import AutoModelForTokenClassification, LongformerConfig, pipeline
 
 from samerun.errors import InputError
 from samerun.files import read_lines
@@ -175,6 +176,13 @@ def test_a_head_for_other_tags_is_trained_whole(command, environment, token_cach
     assert len(task.labels) == 7
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert {"classifier.weight", "classifier.bias"} < trained
+
+
+def test_every_trained_weight_of_a_longformer_gets_a_gradient(command, environment, token_cache, tmp_path):
+    LongformerConfig(**sizes(16), attention_window=8).save_pretrained(tmp_path / "longformer")
+    task, batch, model = loaded(command, config_name=tmp_path / "longformer", use_cpu="true")
+    task.loss_sum(model, batch).backward()
+    assert all(weight.grad is not None for weight in model.parameters() if weight.requires_grad)
 
 
 def test_a_text_in_memory_is_tagged_at_its_own_places(command, environment, token_cache):

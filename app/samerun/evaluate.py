@@ -88,7 +88,7 @@ def predict(
                 raise StopRequested("stop requested during an evaluation")
             done += processes * len(arrays[-1][ROWS])
             phase.update(min(done, len(rows)) - phase.done)
-            if saved is not None and saved.is_due(num_batches):
+            if saved is not None and num_batches % saved.batches == 0 and num_batches < saved.total_batches:
                 saved.add(_gather(run, arrays))
                 arrays = []
     model.train(was_training)
@@ -183,10 +183,6 @@ class SavedParts:
                         break
                     self.parts.append({name[1:]: file[name] for name in file.files if name != "key"})
         return len(self.parts), sum(len(part[ROWS]) for part in self.parts)
-
-    def is_due(self, num_batches: int) -> bool:
-        """Whether a part is due after this number of batches."""
-        return num_batches % self.batches == 0 and num_batches < self.total_batches
 
     def add(self, part: Predictions | None) -> None:
         """Saves the predictions since the last part; None except on rank 0. Without room on the disk the

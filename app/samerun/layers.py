@@ -101,8 +101,8 @@ def _compiled(forward: Callable) -> Callable:
 
     @functools.wraps(forward)
     def dispatch(*inputs: Any, **named: Any) -> Any:
-        # transformers 5.24 has changed the name.
-        has_cache = named.get("past_key_values") is not None or named.get("cache") is not None
+        # The name before, and from transformers 5.24.
+        has_cache = any(named.get(name) is not None for name in ("past_key_values", "cache"))
         return (forward if has_cache else compiled)(*inputs, **named)
 
     return dispatch

@@ -85,6 +85,8 @@ NAMES = [
     Case("decoder of another vocabulary", [r"token ids up to \d+, the decoder only \d+ embeddings"], TITLEGEN,
          {"decoder_model_name_or_path": "models/encoder", "decoder_layers": None, "tokenizer_type": None,
           "tokenizer_name": "models/larger_tokenizer"}),
+    Case("adapter of a new decoder", [r"--export adapter: the base model would have no decoder"],
+         TITLEGEN, PRETRAINED | {"model_name_or_path": "models/encoder", "lora_r": 2, "export": "adapter"}),
     Case("titles longer than the decoder's positions",
          [r"--max_title_length 31 is more than the decoder can write; give at most 30"],
          TITLEGEN, PRETRAINED | {"model_name_or_path": "models/titles", "max_title_length": 31}),

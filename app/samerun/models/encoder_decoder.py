@@ -55,6 +55,8 @@ def check_decoder(arguments: Any, config: Any) -> None:
     """Raises `InputError` if --max_title_length is too long for a trained decoder, or weights are missing."""
     name, requested = arguments.decoder_model_name_or_path, arguments.max_title_length
     if not config.is_encoder_decoder:
+        if arguments.export == "adapter":
+            raise InputError("--export adapter: the base model would have no decoder; leave it out")
         if not name:
             return
         named = replace(arguments, model_name_or_path=name, config_name=None, from_scratch=False)

@@ -61,7 +61,8 @@ KINDS = {4: Linear4bit, 8: Linear8bit}
 
 
 def quantize(model: nn.Module, bits: int, skip: list[str]) -> None:
-    """Replaces linear layers in place, except those in `skip` and those with an embedding's weights."""
+    """Replaces linear layers in place, except those in `skip`, those with an embedding's weights, and those
+    whose inputs the model casts to the weight's precision (`_keep_in_fp32_modules`, such as T5's `wo`)."""
     for name, layer in list(_layers(model, skip)):
         model.set_submodule(name, KINDS[bits](layer))
     model.is_loaded_in_4bit, model.is_loaded_in_8bit = bits == 4, bits == 8  # peft reads them
@@ -83,6 +84,8 @@ def dequantized_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def _layers(model: nn.Module, skip: list[str]) -> Iterator[tuple[str, nn.Linear]]:
     tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    kept = set(getattr(model, "_keep_in_fp32_modules", None) or [])
     for name, layer in model.named_modules():
-        if type(layer) is nn.Linear and name not in skip and id(layer.weight) not in tied:
+        is_plain = type(layer) is nn.Linear and name not in skip and not kept & set(name.split("."))
+        if is_plain and id(layer.weight) not in tied:
             yield name, layer

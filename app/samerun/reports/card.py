@@ -29,7 +29,6 @@ base, config = PeftConfig.from_pretrained("best").base_model_name_or_path, AutoC
 model = {model}.from_pretrained(base, config=config, ignore_mismatched_sizes=True)
 PeftModel.from_pretrained(model, "best").merge_and_unload().save_pretrained("merged")
 shutil.copytree("best", "merged", ignore=shutil.ignore_patterns("adapter_*"), dirs_exist_ok=True)
-
 """
 SPLITS = {"eval": "validation", "test": "test"}  # prefix of metrics -> split
 

@@ -231,8 +231,8 @@ class MultiLabel(Problem):
     def export_scale(self) -> tuple[np.ndarray, None]:
         return self.fitted.temperatures, None
 
-    def use_exported(self, config: Any) -> None:
-        fixed = self.tuner.fixed
+    def use_exported(self, model: Any) -> None:
+        fixed, config = self.tuner.fixed, model.config
         self.thresholds = thresholds_of(config) if fixed is None else fixed
         self.tuner = self.tuner.of_trained(config)
         self.loss = loss_of_config(config) or self.loss

@@ -139,5 +139,5 @@ class Problem(ABC):
         """(divisor, shift), (outputs,) each, of the exported model's outputs; no shift: None."""
 
     @abstractmethod
-    def use_exported(self, config: Any) -> None:
-        """Takes thresholds, loss and the like from an exported model's configuration."""
+    def use_exported(self, model: Any) -> None:
+        """Takes thresholds, loss and the like from an exported model."""

@@ -3,6 +3,7 @@ output layer includes the scale, so that plain transformers gives the original u
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,10 @@ class Regression(Problem):
     def __init__(self, arguments: Any) -> None:
         super().__init__(arguments)
         are_named = is_given(arguments, "label_columns") or is_given(arguments, "label_column")
-        own = () if arguments.modes.train else columns_of_model(arguments)
+        own: tuple[str, ...] = ()
+        if not arguments.modes.train:
+            with contextlib.suppress(InputError):  # which `load` reports
+                own = tuple(own_labels(load_config(arguments)) or ())
         if own and (not are_named or sorted(own) == sorted(self.columns)):  # in the order of the outputs
             self.columns = own
         several = self.columns if len(self.columns) > 1 else ()
@@ -68,7 +72,6 @@ class Regression(Problem):
         self.metric_names = (*self.shown_metrics, *by_column)
         self.loss = {"kind": arguments.loss_name, **arguments.loss_arguments}
         self.mean, self.scale = (np.full(len(self.columns), value) for value in (0.0, 1.0))
-        self.is_exported = False  # whether the model's outputs are in the original units
 
     # Targets
 
@@ -176,8 +179,6 @@ class Regression(Problem):
         return (outputs - targets) ** 2
 
     def outputs(self, logits: Tensor) -> Tensor:
-        if self.is_exported:
-            return logits
         mean, scale = self.units(logits)
         return logits * scale + mean
 
@@ -242,19 +243,12 @@ class Regression(Problem):
     def export_scale(self) -> tuple[np.ndarray, np.ndarray]:
         return 1 / self.scale, self.mean
 
-    def use_exported(self, config: Any) -> None:
-        self.is_exported, stored = True, dict(getattr(config, "regression", None) or {})
-        mean, scale = (stored.pop(name, default) for name, default in (("mean", 0.0), ("scale", 1.0)))
-        self.mean, self.scale = (np.broadcast_to(value, len(self.labels)) for value in (mean, scale))
-        self.loss = stored or self.loss
-
-
-def columns_of_model(arguments: Any) -> tuple[str, ...]:
-    """The columns that a model was trained on; () for a model that cannot be loaded, which `load` reports."""
-    try:
-        return tuple(own_labels(load_config(arguments)) or ())
-    except InputError:
-        return ()
+    def use_exported(self, model: Any) -> None:
+        """Standardises the outputs again, too: in half precision one of 2000 would be rounded to 8."""
+        if stored := dict(getattr(model.config, "regression", None) or {}):
+            self.mean, self.scale = (np.array(stored.pop(name)) for name in ("mean", "scale"))
+            self.loss = stored
+            self.adopt_head(model, np.ones(len(self.labels), dtype=bool))
 
 
 def named(columns: list[str], values: np.ndarray) -> dict[str, float]:

@@ -180,10 +180,10 @@ class SingleLabel(Problem):
     def export_scale(self) -> tuple[np.ndarray, None]:
         return np.full(len(self.labels), self.temperature), None
 
-    def use_exported(self, config: Any) -> None:
-        weight = getattr(config, "class_weight", None)
+    def use_exported(self, model: Any) -> None:
+        weight = getattr(model.config, "class_weight", None)
         self.weight = None if weight is None else np.asarray(weight, dtype=np.float64)
-        self.smoothing = getattr(config, "label_smoothing_factor", None) or 0.0
+        self.smoothing = getattr(model.config, "label_smoothing_factor", None) or 0.0
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

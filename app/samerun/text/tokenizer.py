@@ -89,6 +89,8 @@ def load_tokenizer(arguments: Any, train_texts: Sequence[Cells], notes: list[str
         raise
     except Exception as error:
         raise InputError(explain_failed_load("tokenizer", name, error)) from error
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise InputError(f"tokenizer {name}: a {type(tokenizer).__name__}, not one of the tokenizers library")
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise InputError(
             f"tokenizer {name}: its vocabulary is empty; the folder lacks tokenizer.json or a vocabulary file"

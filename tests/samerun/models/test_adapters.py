@@ -10,6 +10,8 @@ from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
     BertForSequenceClassification,
+    T5Config,
+    T5ForConditionalGeneration,
 )
 
 from samerun.errors import InputError
@@ -99,6 +101,13 @@ def test_an_adapters_folder_is_loaded_by_peft_and_by_us(adapted, arguments, tmp_
     torch.testing.assert_close(logits(again.eval()), expected)
     assert (new_names, trained(again)) == (set(), set(dict(again.named_parameters())))
     assert set(model_content(None, str(folder))) == {"adapter_model.safetensors", "model.safetensors"}
+
+
+def test_a_layer_whose_inputs_get_its_weights_precision_keeps_its_own(arguments):
+    model = T5ForConditionalGeneration(T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2))
+    model = limit_training(model, arguments(lora_r=2, quantize="4"), set()).to("cpu")
+    kinds = {name.split(".")[-3]: w.dtype for name, w in model.named_parameters() if "base_layer" in name}
+    assert (kinds["wi"], kinds["wo"]) == (torch.uint8, torch.float32)
 
 
 def test_adapters_and_new_weights_alone_are_trained(arguments):

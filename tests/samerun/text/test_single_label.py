@@ -1,5 +1,7 @@
 """Single-label classification of texts: cells, weights, calibration, scores."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -57,8 +59,7 @@ def test_the_evaluated_loss_is_the_trained_one(given):
     found = single_label_scores(logits, true, made.smoothing, made.weight)["loss"]
     assert found == pytest.approx(float(trained), rel=1e-6)
     again = problem((1, 1, 1, 1))
-    config = type("Config", (), made.config_entries())
-    again.use_exported(config)
+    again.use_exported(SimpleNamespace(config=SimpleNamespace(**made.config_entries())))
     assert again.score({"logits": logits, "labels": true}, None)["loss"] == pytest.approx(found)
 
 
