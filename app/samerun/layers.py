@@ -11,8 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from samerun.errors import InputError
 from samerun.kernels.dropout import recomputing
 
-# A layer is recompiled with and without gradients, for one row or several, as encoder or decoder, in fp32 or
-# autocast.
+# A layer is recompiled without gradients, for one row or several, as encoder or decoder, and in autocast.
 VARIANTS_OF_A_LAYER = 64
 
 

@@ -44,8 +44,7 @@ from samerun.kernels.products import use_fp32_for_bf16, use_openblas
 from samerun.plan import BatchShape
 
 LEFTOVER_ADVICE = "If the variable is left over in this shell: unset {}; else start the job with torchrun"
-# Plugins by which Accelerate would wrap the model itself, so that checkpoints and exports could not read its
-# weights.
+# Plugins by which Accelerate would wrap the model, so that checkpoints and exports cannot read it.
 UNSUPPORTED_PLUGINS = {
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism_config",

@@ -424,8 +424,7 @@ def _explain_encoding(path: str, encoding: str) -> str:
     try:
         with _open_bytes(path) as raw:
             data = raw.read()
-        # The same decoder as for the file: unlike it, bytes.decode("utf-16") accepts a missing byte order
-        # mark.
+        # As the file is decoded: unlike that, bytes.decode("utf-16") accepts a missing byte order mark.
         codecs.getincrementaldecoder(encoding)().decode(data, final=True)
     except (EOFError, zlib.error, OSError) as error:
         return f"{path}: {_unreadable(error)}"

@@ -72,6 +72,7 @@ class Regression(Problem):
         self.metric_names = (*self.shown_metrics, *by_column)
         self.loss = {"kind": arguments.loss_name, **arguments.loss_arguments}
         self.mean, self.scale = (np.full(len(self.columns), value) for value in (0.0, 1.0))
+        self.is_exported = False  # whether the model's outputs are in the original units
 
     # Targets
 
@@ -179,6 +180,8 @@ class Regression(Problem):
         return (outputs - targets) ** 2
 
     def outputs(self, logits: Tensor) -> Tensor:
+        if self.is_exported:
+            return logits
         mean, scale = self.units(logits)
         return logits * scale + mean
 
@@ -244,11 +247,14 @@ class Regression(Problem):
         return 1 / self.scale, self.mean
 
     def use_exported(self, model: Any) -> None:
-        """Standardises the outputs again, too: in half precision one of 2000 would be rounded to 8."""
-        if stored := dict(getattr(model.config, "regression", None) or {}):
-            self.mean, self.scale = (np.array(stored.pop(name)) for name in ("mean", "scale"))
-            self.loss = stored
-            self.adopt_head(model, np.ones(len(self.labels), dtype=bool))
+        self.is_exported, stored = True, dict(getattr(model.config, "regression", None) or {})
+        mean, scale = (stored.pop(name, default) for name, default in (("mean", 0.0), ("scale", 1.0)))
+        self.mean, self.scale = (np.broadcast_to(value, len(self.labels)) for value in (mean, scale))
+        self.loss = stored or self.loss
+        if "regression" in vars(model.config):  # so its output layer has a bias
+            _, layer = output_layer(model, len(self.labels))
+            # Not by a matrix product, which autocast would round: near 2000 to a multiple of 8.
+            layer.forward = lambda x: (x.float()[..., None, :] * layer.weight).sum(-1) + layer.bias
 
 
 def named(columns: list[str], values: np.ndarray) -> dict[str, float]:

@@ -27,8 +27,7 @@ from samerun.models.pretrained import explain_failed_load
 
 MAX_UNKNOWN_SHARE = 0.1  # of the tokens of a file, special tokens included, before a note
 LANGUAGE_CODE = re.compile(r"[a-z]{2,3}_[A-Za-z]{2,4}")  # zh_CN of mBART, zho_Hans of NLLB
-# Position ids of these models start at padding id + 1, so a text has fewer tokens than the position table has
-# rows.
+# Position ids of these models start at padding id + 1: a text has fewer tokens than the position table rows.
 OFFSET_POSITIONS = {
     *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod", "camembert", "longformer"),
     *("mpnet", "ibert", "data2vec-text", "luke", "lilt", "layoutlmv3", "markuplm", "esm"),
@@ -38,8 +37,7 @@ OFFSET_POSITIONS = {
 IDS_ALONE = {"return_attention_mask": False, "return_token_type_ids": False}
 HAN = "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002ceaf\U0002f800-\U0002fa1f]"
 HAN_WORD = re.compile(HAN * 2)
-# rjieba keeps C++, C# and AT&T as single words. BERT splits them, so only those in the vocabulary may stay
-# whole.
+# rjieba keeps C++, C# and AT&T as single words. BERT splits them: only those in the vocabulary stay whole.
 MARK_IN_WORD = re.compile("(?!##).*[+#&]")
 CJK = (
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese characters
