@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -50,9 +51,11 @@ RANKING_METRICS = (
 )
 METRICS = ("loss", *DECISION_METRICS, *RANKING_METRICS, *(f"tuned_{name}" for name in DECISION_METRICS))
 CALIBRATION_BINS = 15  # as in Guo et al., arXiv:1706.04599, section 4
-FALLBACK_BOUNDS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+# Positive rows that the thresholds for F1 add to each label's (benchmarks/quality.md, "Thresholds")
+PRIOR, PRIOR_OF_MARGINS = 20.0, 3.0
+TINY = 1e-12
 FOLDS = 5  # of the cross-validation of thresholds
-CELLS_PER_BLOCK = 1 << 18  # scores sorted at once: fits the processor's cache and bounds the memory
+MOST_CELLS = 1 << 18  # to which Platt's scaling is fitted
 TEMPERATURE_RANGE = 0.05, 20.0  # perfectly separated labels would have no lowest temperature
 MIN_CALIBRATION_ROWS = 10  # for a temperature; with a label, and without it, for one of its own
 HALVINGS = 30  # of the range of temperatures: a relative precision of 6e-9
@@ -221,17 +224,11 @@ class Objective:
     miss_cost: float = 1.0
 
     def values(
-        self, hits: np.ndarray, predicted: np.ndarray, positive: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | float]:
-        """Returns (value of each cut (m, k), tie-breaker (m, k), value of predicting nothing (m, 1)). Higher
-        is better; cuts that miss the target are minus infinity.
-
-        For each of m labels and k cuts: `hits` (m, k) true positives, `predicted` (k,) predicted rows,
-        `positive` (m, 1) positive rows.
-        """
-        if self.name == "f1":
-            # A single division of integers, so equal fractions are equal floats and ties are recognized.
-            return 2 * hits / (predicted + positive), np.zeros(hits.shape), -1.0
+        self, hits: np.ndarray, predicted: np.ndarray, positive: float
+    ) -> tuple[np.ndarray, np.ndarray, float]:
+        """Returns (value of each of k cuts, tie-breaker of each, value of predicting nothing). Higher is
+        better; cuts that miss the target are minus infinity. `hits`: (k,) true positives, `predicted`: (k,)
+        predicted rows, `positive`: positive rows."""
         if self.name == "cost":
             cost = predicted - hits + self.miss_cost * (positive - hits)
             return -cost, np.zeros(hits.shape), -self.miss_cost * positive
@@ -244,91 +241,91 @@ class Objective:
 F1 = Objective()
 
 
-def tune_thresholds(probabilities: np.ndarray, targets: np.ndarray, objective: Objective = F1) -> np.ndarray:
+def tune_thresholds(
+    probabilities: np.ndarray, targets: np.ndarray, objective: Objective = F1, calibrated: bool = True
+) -> np.ndarray:
     """(labels,) float64 thresholds for the objective. `probabilities`: (rows, labels) in [0, 1]; `targets`:
     (rows, labels) of 0 and 1.
 
-    For F1 this is SCutFBR.1 (Yang, "A study of thresholding strategies for text categorization", SIGIR 2001;
-    as in Lewis et al., RCV1, JMLR 2004). Each label takes its threshold of best F1. A label whose F1 stays
-    below a bound falls back to a threshold that only its highest score reaches: with few positives the
-    threshold of best F1 is often so low that it causes many false positives. The bound is the one in
-    FALLBACK_BOUNDS with the best micro-F1 on these rows, the lowest of equals. Labels without positives fall
-    back, too; without any positive all thresholds are 0.5.
+    For F1 they maximize the mean of micro-F1 and macro-F1. Few positive rows tell little about a label's
+    threshold, so PRIOR positive rows are added to them, which lie as the model's own probabilities say.
+    `calibrated`: false for scores that are no probabilities; fewer are added, and a label without positives
+    is given to its highest score alone. For other objectives labels without positives or negatives keep 0.5.
+
+    A threshold lies midway between two adjacent distinct scores (below the lowest score: midway to 0), so
+    that round-off does not change decisions. Ties go to the threshold nearest 0.5, then to the higher one. If
+    predicting nothing is best, or no threshold reaches the target, it lies midway between the highest score
+    and 1.
 
     F1 on the rows that tuned the thresholds is optimistic, the more the fewer positives a label has: see
     `ThresholdTuner.held_out`.
     """
     targets = np.asarray(targets, dtype=bool)
-    tuned = best_thresholds(probabilities, targets, objective)
-    if objective.name != "f1" or not targets.any():
+    support = targets.sum(axis=0)
+    tuned, values_of = np.full(len(support), 0.5), objective.values
+    if not support.any():
         return tuned
-    fallback = _top_cuts(probabilities)
-    support = targets.sum(axis=0)
-    decided = [probabilities >= thresholds for thresholds in (tuned, fallback)]
-    (tuned_hits, tuned_predicted), (top_hits, top_predicted) = (
-        ((decisions & targets).sum(axis=0), decisions.sum(axis=0)) for decisions in decided
-    )
-    f1 = 2 * tuned_hits / np.maximum(tuned_predicted + support, 1)
-    best_f1, best = -1.0, tuned
-    for bound in FALLBACK_BOUNDS:
-        falls_back = (f1 < bound) | (support == 0)
-        hits = np.where(falls_back, top_hits, tuned_hits).sum()
-        predicted = np.where(falls_back, top_predicted, tuned_predicted).sum()
-        micro_f1 = 2 * hits / np.maximum(predicted + support.sum(), 1)
-        if micro_f1 > best_f1:
-            best_f1, best = micro_f1, np.where(falls_back, fallback, tuned)
-    return best
-
-
-def best_thresholds(probabilities: np.ndarray, targets: np.ndarray, objective: Objective = F1) -> np.ndarray:
-    """(labels,) the best thresholds on these rows; `probabilities`, `targets` of bool: (rows, labels).
-
-    A threshold lies midway between two adjacent distinct scores (below the lowest score: midway to 0), so
-    that round-off does not change decisions. Ties go to the threshold nearest 0.5, then to the higher one. If
-    predicting nothing is best, or no threshold reaches the target, it lies midway between the highest score
-    and 1. Labels without positives or negatives keep 0.5.
-    """
-    tuned = np.full(probabilities.shape[1], 0.5)
-    support = targets.sum(axis=0)
-    informative = np.flatnonzero((support > 0) & (support < len(targets)))
-    labels_per_block = max(1, CELLS_PER_BLOCK // max(1, len(targets)))
-    for start in range(0, len(informative), labels_per_block):
-        block = informative[start : start + labels_per_block]
-        # Transposed, since sorting contiguous memory is several times faster.
-        scores = np.ascontiguousarray(probabilities[:, block].T)
-        tuned[block] = _best_cuts(scores, targets[:, block].T, objective)
+    if objective.name == "f1":
+        slope, offset, micro_f1 = _platt(probabilities, targets)
+        values_of = partial(_mean_f1, micro_f1, len(support) / (2 * support.sum()))
+    for label, (scores, truth) in enumerate(zip(probabilities.T, targets.T, strict=True)):
+        if objective.name == "f1" and (calibrated or support[label]):
+            expected = sigmoid(slope * _log_odds(scores) + offset) + TINY
+            added = (PRIOR if calibrated else PRIOR_OF_MARGINS) / expected.sum()
+            truth = (truth + added * expected) / (1 + added)
+        elif objective.name == "f1":
+            truth = scores == scores.max()
+        if truth.min() < truth.max():
+            tuned[label] = _best_cut(scores, truth, values_of)
     return tuned
 
 
-def _top_cuts(probabilities: np.ndarray) -> np.ndarray:
-    """(labels,) midway between the two highest distinct scores of each label; 0.5 if all scores are equal."""
-    top = probabilities.max(axis=0)
-    lower = np.where(probabilities < top, probabilities, -1).max(axis=0)
-    cuts = (top + lower) / 2
-    return np.where(lower < 0, 0.5, np.where(cuts > lower, cuts, top))
+def _platt(probabilities: np.ndarray, targets: np.ndarray) -> tuple[float, float, float]:
+    """(slope and offset of Platt's scaling of the log-odds, as a loss or weights may have moved them; the
+    best micro-F1 of a single threshold for all labels). Of every nth row, if there are many cells."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import precision_recall_curve
+
+    step = -(-targets.size // MOST_CELLS)
+    scores, truth = probabilities[::step].ravel(), targets[::step].ravel()
+    if truth.all() or not truth.any():
+        return 1.0, 0.0, 0.5
+    platt = LogisticRegression().fit(_log_odds(scores)[:, None], truth)
+    precision, recall, _ = precision_recall_curve(truth, scores)
+    micro_f1 = (2 * precision * recall / np.maximum(precision + recall, TINY)).max()
+    return platt.coef_.item(), platt.intercept_.item(), float(micro_f1)
 
 
-def _best_cuts(scores: np.ndarray, truth: np.ndarray, objective: Objective) -> np.ndarray:
-    """(m,) the best thresholds for `scores` (m, k) and `truth` (m, k), of which every row has both
-    classes."""
-    positive = truth.sum(axis=1, keepdims=True)
-    order = np.argsort(-scores, axis=1)
-    scores = np.take_along_axis(scores, order, axis=1)
-    hits = np.cumsum(np.take_along_axis(truth, order, axis=1), axis=1)
-    # Column i: the i + 1 highest scores are predicted.
-    values, tie_breaker, value_of_none = objective.values(hits, np.arange(1, scores.shape[1] + 1), positive)
-    values[:, :-1][scores[:, :-1] == scores[:, 1:]] = -np.inf  # no threshold separates equal scores
+def _log_odds(probabilities: np.ndarray) -> np.ndarray:
+    bounded = np.clip(probabilities, TINY, 1 - TINY)
+    return np.log(bounded) - np.log1p(-bounded)
 
-    below = np.concatenate([scores[:, 1:], np.zeros((len(scores), 1))], axis=1)
+
+def _mean_f1(
+    micro_f1: float, weight: float, hits: np.ndarray, predicted: np.ndarray, positive: float
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Like `Objective.values`: a label's F1, and what its decisions add to micro-F1, times `weight`. Near
+    micro-F1 m, a hit adds in proportion to 2 - m and a false positive to -m (Dinkelbach, 1967)."""
+    value = 2 * hits / (predicted + positive) + weight * (2 * hits - micro_f1 * predicted)
+    return value.round(10), np.zeros(hits.shape), 0.0  # equal values must be equal floats
+
+
+def _best_cut(scores: np.ndarray, truth: np.ndarray, values_of: Callable[..., tuple]) -> float:
+    """The best threshold for the (k,) scores of a label, `truth` between 0 and 1, and values as those of
+    `Objective.values`."""
+    order = np.argsort(-scores)
+    scores, hits = scores[order], np.cumsum(truth[order])
+    # Entry i: the i + 1 highest scores are predicted.
+    values, tie_breaker, value_of_none = values_of(hits, np.arange(1, len(hits) + 1), hits[-1])
+    values[:-1][scores[:-1] == scores[1:]] = -np.inf  # no threshold separates equal scores
+    if value_of_none > values.max():
+        return max((1 + scores[0]) / 2, np.nextafter(scores[0], 2))
+    below = np.append(scores[1:], 0.0)
     cuts = (scores + below) / 2
     cuts = np.where(cuts > below, cuts, scores)  # nothing lies between adjacent floats
-    highest = values.max(axis=1, keepdims=True)
-    tie_breaker = np.where(values == highest, tie_breaker, -np.inf)
-    distance = np.where(tie_breaker == tie_breaker.max(axis=1, keepdims=True), np.abs(cuts - 0.5), np.inf)
-    best = cuts[np.arange(len(cuts)), distance.argmin(axis=1)]
-    top = scores[:, 0]
-    above_all = np.maximum((1 + top) / 2, np.nextafter(top, 2))
-    return np.where((value_of_none > highest)[:, 0], above_all, best)
+    best = np.flatnonzero(values == values.max())
+    best = best[tie_breaker[best] == tie_breaker[best].max()]
+    return cuts[best[np.abs(cuts[best] - 0.5).argmin()]]
 
 
 # Calibration
@@ -400,6 +397,7 @@ class ThresholdTuner:
     objective: Objective = F1
     calibration: str = "none"  # --calibration
     seed: int = 0  # of the folds
+    calibrated: bool = True  # false for the margins of a support vector machine
     tuned_on: str | None = None  # hash of the rows on which a trained model's thresholds were tuned
     temperatures: np.ndarray | float = 1.0  # by which a trained model's logits are already divided
 
@@ -419,7 +417,8 @@ class ThresholdTuner:
             temperatures = fit_temperatures(logits, targets, self.calibration == "temperature_per_label")
         thresholds = self.fixed
         if thresholds is None:
-            thresholds = tune_thresholds(sigmoid(logits / temperatures), targets, self.objective)
+            probabilities = sigmoid(logits / temperatures)
+            thresholds = tune_thresholds(probabilities, targets, self.objective, self.calibrated)
         return Thresholds(temperatures, thresholds)
 
     def held_out(self, logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -16,12 +16,10 @@ from samerun.reports.page import MAX_ROWS
 from samerun.text.losses import MultiLabelLoss
 from samerun.text.multi_label_scores import (
     DECISION_METRICS,
-    FALLBACK_BOUNDS,
     METRICS,
     TEMPERATURE_RANGE,
     Objective,
     ThresholdTuner,
-    best_thresholds,
     decision_scores,
     expected_calibration_error,
     figures,
@@ -135,16 +133,11 @@ def test_sigmoid_is_the_logistic_function_without_overflow():
     assert found.dtype == np.float64
 
 
-def column(values):
-    return np.array(values).reshape(-1, 1)
+COST = Objective("cost", miss_cost=2.0)
 
 
 def tuned(scores, truth):
-    return tune_thresholds(column(scores), column(truth))[0]
-
-
-def of_labels(probabilities, targets, thresholds):
-    return f1_score(targets, probabilities >= thresholds, average=None, zero_division=0)
+    return tune_thresholds(np.array([scores]).T, np.array([truth]).T, COST)[0]
 
 
 @settings(max_examples=30)
@@ -161,7 +154,7 @@ def test_row_order_does_not_matter(data, random):
     ("scores", "truth", "cut"),
     [
         ([0.1, 0.2, 0.6, 0.7], [0, 0, 1, 1], (0.2 + 0.6) / 2),  # midway between the scores it separates
-        # Cuts after row 1 and after row 4: F1 2*1/(1+2) = 2*2/(4+2) = 2/3, cuts 0.85 and 0.45; the nearest
+        # Cuts after row 1 and after row 4 cost 2, one miss or two false positives: 0.85 and 0.45; the nearest
         # to one half. Then its mirror image, and 0.75 and 0.25, which are equally near.
         ([0.9, 0.8, 0.7, 0.5, 0.4], [1, 0, 0, 1, 0], 0.45),
         ([0.7, 0.5, 0.3, 0.2, 0.1], [1, 0, 0, 1, 0], 0.6),
@@ -185,44 +178,51 @@ def test_adjacent_floats_are_still_separated(low):
     assert (np.array([low, high]) >= cut).tolist() == [False, True]
 
 
-def test_labels_are_tuned_apart_even_over_several_blocks(monkeypatch):
-    rng = np.random.default_rng(0)
-    probabilities, targets = rng.random((50, 9)), rng.random((50, 9)) < 0.3
-    targets[:, 4] = False
-    at_once = best_thresholds(probabilities, targets)
-    monkeypatch.setattr("samerun.text.multi_label_scores.CELLS_PER_BLOCK", 100)
-    np.testing.assert_array_equal(best_thresholds(probabilities, targets), at_once)
-    np.testing.assert_array_equal(
-        at_once, [tuned(p, t) for p, t in zip(probabilities.T, targets.T, strict=True)]
-    )
+def rare_labels(rows, seed):
+    """Logits of 60 labels, most of them rare, and what is true."""
+    rng = np.random.default_rng(seed)
+    logits = np.linspace(-8, -1, 60) + rng.normal(0, 3, (rows, 60))
+    return logits, rng.random((rows, 60)) < sigmoid(logits)
 
 
-@settings(max_examples=30)
-@given(rows())
-def test_the_bound_is_the_one_of_best_micro_f1(data):
-    probabilities, targets = data
-    own = best_thresholds(probabilities, targets)
-    f1, support = of_labels(probabilities, targets, own), targets.sum(axis=0)
-    found = f1_score(
-        targets, probabilities >= tune_thresholds(probabilities, targets), average="micro", zero_division=0
-    )
-    micro = []
-    for bound in FALLBACK_BOUNDS:
-        thresholds = own.copy()
-        for label in np.flatnonzero((f1 < bound) | (support == 0)):
-            distinct = np.unique(probabilities[:, label])
-            thresholds[label] = distinct[-2:].mean() if len(distinct) > 1 else 0.5
-            if len(distinct) > 1 and not thresholds[label] > distinct[-2]:
-                thresholds[label] = distinct[-1]
-        micro.append(f1_score(targets, probabilities >= thresholds, average="micro", zero_division=0))
-    assert found == pytest.approx(max(micro) if targets.any() else 0)
+def mean_f1(probabilities, targets, thresholds):
+    decided = probabilities >= thresholds
+    return np.mean([f1_score(targets, decided, average=a, zero_division=0) for a in ("micro", "macro")])
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("rows", [60, 1000])
+def test_thresholds_for_f1_hold_on_other_rows(rows, seed):
+    (logits, truth), (others, other_truth) = rare_labels(rows, seed), rare_labels(5000, seed + 10)
+    found = tune_thresholds(sigmoid(logits), truth)
+    scores, order = np.sort(sigmoid(logits), axis=0)[::-1], np.argsort(-logits, axis=0)
+    hits = np.take_along_axis(truth, order, axis=0).cumsum(axis=0)
+    f1 = 2 * hits / (np.arange(rows)[:, None] + 1 + truth.sum(axis=0))
+    best = np.take_along_axis(scores, f1.argmax(axis=0)[None], axis=0)[0]
+    score = mean_f1(sigmoid(others), other_truth, found)
+    assert score > mean_f1(sigmoid(others), other_truth, 0.5) + 0.015
+    assert score > mean_f1(sigmoid(others), other_truth, best)
+
+
+def test_calibration_does_not_change_decisions_for_f1():
+    logits, truth = rare_labels(200, 0)
+    moved = 0.5 * logits + 2
+    one, two = (sigmoid(x) >= tune_thresholds(sigmoid(x), truth) for x in (logits, moved))
+    np.testing.assert_array_equal(one, two)
+
+
+def test_a_label_without_positives_is_that_of_the_highest_margin():
+    margins, truth = rare_labels(200, 0)
+    truth[:, [5, 6]], margins[:, 6] = False, -1  # label 6: unknown to the model, too
+    decided = sigmoid(margins) >= tune_thresholds(sigmoid(margins), truth, calibrated=False)
+    np.testing.assert_array_equal(decided[:, 5], margins[:, 5] == margins[:, 5].max())
+    assert not decided[:, 6].any()
 
 
 def value_of(objective, decided, truth):
     hits, predicted, positive = (decided & truth).sum(), decided.sum(), truth.sum()
     precision, recall = (hits / predicted if predicted else 1.0), hits / positive
     return {
-        "f1": 2 * hits / (predicted + positive),
         "precision_at_recall": precision if recall >= objective.target else -1,
         "recall_at_precision": recall if precision >= objective.target else -1,
         "cost": -((predicted - hits) + objective.miss_cost * (positive - hits)),
@@ -230,7 +230,6 @@ def value_of(objective, decided, truth):
 
 
 OBJECTIVES = [
-    Objective(),
     Objective("precision_at_recall", 0.6),
     Objective("recall_at_precision", 0.6),
     Objective("cost", miss_cost=0.4),
@@ -242,7 +241,7 @@ OBJECTIVES = [
 @given(rows(), st.sampled_from(OBJECTIVES))
 def test_no_threshold_is_better_for_the_objective(data, objective):
     probabilities, targets = data[0], data[1].astype(bool)
-    thresholds = best_thresholds(probabilities, targets, objective)
+    thresholds = tune_thresholds(probabilities, targets, objective)
     for label in np.flatnonzero(targets.any(axis=0) & ~targets.all(axis=0)):
         scores, truth = probabilities[:, label], targets[:, label]
         best = max(value_of(objective, scores >= cut, truth) for cut in (*scores, 2.0))  # 2: none
