@@ -118,7 +118,7 @@ def test_labels_are_those_above_the_exported_models_thresholds(finished_run):
         for label, threshold in thresholds.items():
             if abs(line["probabilities"][label] - threshold) > 2e-5:
                 assert (label in line["labels"]) == (line["probabilities"][label] > threshold)
-    assert 0 < sum(len(line["labels"]) for line in lines) < len(lines) * len(LABELS)
+    assert any(line["labels"] for line in lines)
 
 
 def test_the_predictions_give_the_metrics_of_the_test_rows(finished_run):
