@@ -109,7 +109,7 @@ def test_the_linear_model_has_thresholds_of_its_own_from_the_validation_rows(mon
 
     def expected(split, thresholds=None, own=None):
         logits, labels = split.found.values()
-        decided = (own or ThresholdTuner(calibrated=False)).decide(logits, labels, thresholds, "")
+        decided = (own or ThresholdTuner()).decide(logits, labels, thresholds, "")
         return decision_scores(decided, labels > 0)["f1_micro"]
 
     monkeypatch.setattr(TextClassification, "linear_model", "trained")
@@ -119,7 +119,7 @@ def test_the_linear_model_has_thresholds_of_its_own_from_the_validation_rows(mon
     task.problem.thresholds, task.problem.tuner = np.ones(2), ThresholdTuner(temperatures=np.zeros(2))
     task.splits = {"train": SPLIT, "validation": validation}
     logits, targets = validation.found.values()
-    tuned = ThresholdTuner(calibrated=False).fit(logits, targets).values
+    tuned = ThresholdTuner().fit(logits, targets).values
     assert task.baseline(test, 60)["tuned_f1_micro"] == expected(test, tuned) != expected(test)
     assert (
         task.baseline(validation, 60)["tuned_f1_micro"] == expected(validation) != expected(validation, tuned)

@@ -154,7 +154,7 @@ class MultiLabel(Problem):
         self, predict: Callable[[TextSplit], Predictions], validation: TextSplit | None
     ) -> MultiLabel:
         other = copy.copy(self)
-        other.thresholds, other.tuner = None, replace(self.tuner, temperatures=1.0, calibrated=False)
+        other.thresholds, other.tuner = None, replace(self.tuner, temperatures=1.0)
         if self.tuner.fixed is not None:
             return other
         logits, labels = np.zeros((2, 0, len(self.labels)))

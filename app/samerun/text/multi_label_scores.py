@@ -52,7 +52,8 @@ RANKING_METRICS = (
 METRICS = ("loss", *DECISION_METRICS, *RANKING_METRICS, *(f"tuned_{name}" for name in DECISION_METRICS))
 CALIBRATION_BINS = 15  # as in Guo et al., arXiv:1706.04599, section 4
 # Positive rows that the thresholds for F1 add to each label's (benchmarks/quality.md, "Thresholds")
-PRIOR, PRIOR_OF_MARGINS = 20.0, 3.0
+PRIOR = 10.0
+NEARLY = 0.98  # share of the best micro-F1
 TINY = 1e-12
 FOLDS = 5  # of the cross-validation of thresholds
 MOST_CELLS = 1 << 18  # to which Platt's scaling is fitted
@@ -241,59 +242,55 @@ class Objective:
 F1 = Objective()
 
 
-def tune_thresholds(
-    probabilities: np.ndarray, targets: np.ndarray, objective: Objective = F1, calibrated: bool = True
-) -> np.ndarray:
+def tune_thresholds(probabilities: np.ndarray, targets: np.ndarray, objective: Objective = F1) -> np.ndarray:
     """(labels,) float64 thresholds for the objective. `probabilities`: (rows, labels) in [0, 1]; `targets`:
     (rows, labels) of 0 and 1.
 
     For F1 they maximize the mean of micro-F1 and macro-F1. Few positive rows tell little about a label's
-    threshold, so PRIOR positive rows are added to them, which lie as the model's own probabilities say.
-    `calibrated`: false for scores that are no probabilities; fewer are added, and a label without positives
-    is given to its highest score alone. For other objectives labels without positives or negatives keep 0.5.
+    threshold, so PRIOR positive rows are added to them, which lie as the model's own probabilities say. For
+    other objectives labels without positives or negatives keep 0.5; without any positive all are 0.5.
 
-    A threshold lies midway between two adjacent distinct scores (below the lowest score: midway to 0), so
-    that round-off does not change decisions. Ties go to the threshold nearest 0.5, then to the higher one. If
-    predicting nothing is best, or no threshold reaches the target, it lies midway between the highest score
-    and 1.
+    A threshold lies between two adjacent distinct scores, or beyond all: as near as possible to 0.5, for F1
+    to a threshold that serves all labels, but an eighth of the gap away from both scores, so that round-off
+    does not change decisions. Of equally good ones it is the nearest, then the higher one.
 
     F1 on the rows that tuned the thresholds is optimistic, the more the fewer positives a label has: see
     `ThresholdTuner.held_out`.
     """
     targets = np.asarray(targets, dtype=bool)
     support = targets.sum(axis=0)
-    tuned, values_of = np.full(len(support), 0.5), objective.values
+    tuned, values_of, near = np.full(len(support), 0.5), objective.values, 0.5
     if not support.any():
         return tuned
     if objective.name == "f1":
-        slope, offset, micro_f1 = _platt(probabilities, targets)
+        slope, offset, micro_f1, near = _all_labels(probabilities, targets)
         values_of = partial(_mean_f1, micro_f1, len(support) / (2 * support.sum()))
     for label, (scores, truth) in enumerate(zip(probabilities.T, targets.T, strict=True)):
-        if objective.name == "f1" and (calibrated or support[label]):
+        if objective.name == "f1":
             expected = sigmoid(slope * _log_odds(scores) + offset) + TINY
-            added = (PRIOR if calibrated else PRIOR_OF_MARGINS) / expected.sum()
+            added = PRIOR / expected.sum()
             truth = (truth + added * expected) / (1 + added)
-        elif objective.name == "f1":
-            truth = scores == scores.max()
         if truth.min() < truth.max():
-            tuned[label] = _best_cut(scores, truth, values_of)
+            tuned[label] = _best_cut(scores, truth, values_of, near)
     return tuned
 
 
-def _platt(probabilities: np.ndarray, targets: np.ndarray) -> tuple[float, float, float]:
-    """(slope and offset of Platt's scaling of the log-odds, as a loss or weights may have moved them; the
-    best micro-F1 of a single threshold for all labels). Of every nth row, if there are many cells."""
+def _all_labels(probabilities: np.ndarray, targets: np.ndarray) -> tuple[float, float, float, float]:
+    """What serves all labels: slope and offset of Platt's scaling of the log-odds, as a loss or weights may
+    have moved them; the best micro-F1 of a single threshold; the lowest threshold with nearly that micro-F1.
+    Of every nth row, if there are many cells."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import precision_recall_curve
 
     step = -(-targets.size // MOST_CELLS)
     scores, truth = probabilities[::step].ravel(), targets[::step].ravel()
     if truth.all() or not truth.any():
-        return 1.0, 0.0, 0.5
+        return 1.0, 0.0, 0.5, 0.5
     platt = LogisticRegression().fit(_log_odds(scores)[:, None], truth)
-    precision, recall, _ = precision_recall_curve(truth, scores)
-    micro_f1 = (2 * precision * recall / np.maximum(precision + recall, TINY)).max()
-    return platt.coef_.item(), platt.intercept_.item(), float(micro_f1)
+    precision, recall, thresholds = precision_recall_curve(truth, scores)
+    f1 = 2 * precision * recall / np.maximum(precision + recall, TINY)
+    near = thresholds[np.argmax(f1 >= NEARLY * f1.max())]
+    return platt.coef_.item(), platt.intercept_.item(), f1.max(), near
 
 
 def _log_odds(probabilities: np.ndarray) -> np.ndarray:
@@ -310,22 +307,23 @@ def _mean_f1(
     return value.round(10), np.zeros(hits.shape), 0.0  # equal values must be equal floats
 
 
-def _best_cut(scores: np.ndarray, truth: np.ndarray, values_of: Callable[..., tuple]) -> float:
+def _best_cut(scores: np.ndarray, truth: np.ndarray, values_of: Callable[..., tuple], near: float) -> float:
     """The best threshold for the (k,) scores of a label, `truth` between 0 and 1, and values as those of
-    `Objective.values`."""
+    `Objective.values`; of equally good ones the nearest to `near`."""
     order = np.argsort(-scores)
     scores, hits = scores[order], np.cumsum(truth[order])
     # Entry i: the i + 1 highest scores are predicted.
     values, tie_breaker, value_of_none = values_of(hits, np.arange(1, len(hits) + 1), hits[-1])
     values[:-1][scores[:-1] == scores[1:]] = -np.inf  # no threshold separates equal scores
-    if value_of_none > values.max():
-        return max((1 + scores[0]) / 2, np.nextafter(scores[0], 2))
-    below = np.append(scores[1:], 0.0)
-    cuts = (scores + below) / 2
-    cuts = np.where(cuts > below, cuts, scores)  # nothing lies between adjacent floats
     best = np.flatnonzero(values == values.max())
     best = best[tie_breaker[best] == tie_breaker[best].max()]
-    return cuts[best[np.abs(cuts[best] - 0.5).argmin()]]
+    high, low = scores[best], np.append(scores[1:], 0.0)[best]
+    if value_of_none > values.max():
+        high, low = np.maximum([1.0], np.nextafter(scores[:1], 2)), scores[:1]
+    margin = (high - low) / 8
+    cuts = np.clip(near, low + margin, high - margin)
+    cuts = np.where(cuts > low, cuts, high)  # nothing lies between adjacent floats
+    return cuts[np.abs(cuts - near).argmin()]
 
 
 # Calibration
@@ -397,7 +395,6 @@ class ThresholdTuner:
     objective: Objective = F1
     calibration: str = "none"  # --calibration
     seed: int = 0  # of the folds
-    calibrated: bool = True  # false for the margins of a support vector machine
     tuned_on: str | None = None  # hash of the rows on which a trained model's thresholds were tuned
     temperatures: np.ndarray | float = 1.0  # by which a trained model's logits are already divided
 
@@ -417,8 +414,7 @@ class ThresholdTuner:
             temperatures = fit_temperatures(logits, targets, self.calibration == "temperature_per_label")
         thresholds = self.fixed
         if thresholds is None:
-            probabilities = sigmoid(logits / temperatures)
-            thresholds = tune_thresholds(probabilities, targets, self.objective, self.calibrated)
+            thresholds = tune_thresholds(sigmoid(logits / temperatures), targets, self.objective)
         return Thresholds(temperatures, thresholds)
 
     def held_out(self, logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
