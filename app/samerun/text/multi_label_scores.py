@@ -229,7 +229,7 @@ class Objective:
     ) -> tuple[np.ndarray, np.ndarray, float]:
         """Returns (value of each of k cuts, tie-breaker of each, value of predicting nothing). Higher is
         better; cuts that miss the target are minus infinity. `hits`: (k,) true positives, `predicted`: (k,)
-        predicted rows, `positive`: positive rows."""
+        predicted rows, `positive`: positive rows. Not for "f1": see `_mean_f1`."""
         if self.name == "cost":
             cost = predicted - hits + self.miss_cost * (positive - hits)
             return -cost, np.zeros(hits.shape), -self.miss_cost * positive

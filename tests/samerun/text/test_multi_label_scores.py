@@ -211,6 +211,13 @@ def test_calibration_does_not_change_decisions_for_f1():
     np.testing.assert_array_equal(one, two)
 
 
+def test_labels_that_nothing_speaks_for_are_not_given_for_f1():
+    probabilities = np.random.default_rng(0).uniform(0.001, 0.01, (50, 20))
+    probabilities[::2, 0] = 0.9
+    decided = probabilities >= tune_thresholds(probabilities, probabilities > 0.5)
+    np.testing.assert_array_equal(decided, probabilities > 0.5)
+
+
 def value_of(objective, decided, truth):
     hits, predicted, positive = (decided & truth).sum(), decided.sum(), truth.sum()
     precision, recall = (hits / predicted if predicted else 1.0), hits / positive
