@@ -98,7 +98,7 @@ def serve(address: str) -> tuple[int, str, list[str], str, dict[str, str]]:
             elif connection is listener:
                 client, _ = listener.accept()
                 request, files = receive(client)
-                child = os.fork()
+                child = os.fork() if request else None
                 if child == 0:
                     os.setsid()
                     for number, file in enumerate(files):
@@ -109,7 +109,8 @@ def serve(address: str) -> tuple[int, str, list[str], str, dict[str, str]]:
                     return request
                 for file in files:
                     os.close(file)
-                running[client] = child
+                if child:
+                    running[client] = child
             else:
                 sent = connection.recv(1)
                 os.kill(running[connection], sent[0] if sent else signal.SIGKILL)
@@ -122,13 +123,13 @@ def serve(address: str) -> tuple[int, str, list[str], str, dict[str, str]]:
                 del running[client]
 
 
-def receive(client: socket.socket) -> tuple[tuple[int, str, list[str], str, dict[str, str]], list[int]]:
-    """((process id, command, arguments, folder, variables), its standard input, output and errors)."""
+def receive(client: socket.socket) -> tuple[tuple[int, str, list[str], str, dict[str, str]] | None, list[int]]:
+    """((process id, command, arguments, folder, variables), its standard input, output and errors).
+    None for the first if the process was killed before it had sent all of it."""
     size, files, _, _ = socket.recv_fds(client, 8, 3)
-    left, data = int.from_bytes(size, "big"), b""
-    while len(data) < left:
-        data += client.recv(left - len(data))
-    return json.loads(data), files
+    size = int.from_bytes(size, "big")
+    data = client.recv(size, socket.MSG_WAITALL)
+    return json.loads(data) if 0 < size == len(data) else None, files
 
 
 def enter_namespaces(process: int) -> None:
