@@ -437,8 +437,8 @@ class ThresholdTuner:
         for the rows on which the thresholds were tuned. So evaluating an exported model repeats the scores of
         its training. `rows`: hash of the rows."""
         if thresholds is None or self.tuned_on == rows:
-            # Thresholds lie midway between scores, so those tuned on calibrated ones decide a few rows
-            # otherwise: here all are tuned before calibration.
+            # Thresholds that lie between calibrated scores decide a few rows otherwise: here all are tuned
+            # before calibration.
             tuner = replace(self, calibration="none") if self.fixed is None else self
             return tuner.held_out(logits * self.temperatures, targets)[1]
         return sigmoid(logits) >= thresholds
