@@ -323,8 +323,6 @@ def write_settings(path: Path, words: list[str], here: Path, there: Path | None 
 # Global batch sizes. The third batch of the 31 rows has one row for 15, so that only one process has a row; 7
 # rows for 12.
 UNEVEN, EVEN = 15, 12
-# EMA of the weights, and the two best models.
-AVERAGED = {"ema_decay": 0.5, "keep_best": 2}
 # A global batch has about 400 tokens, a row at most 64.
 MICRO_BATCH_TOKENS = 100
 
@@ -343,7 +341,7 @@ class Job:
     zero_stage: int = 0
     precision: str = "no"
     resumes: tuple[str, int] | None = None  # (job, step) of the checkpoint
-    averages: bool = False  # see `AVERAGED`
+    averages: bool = False  # the weights: --ema_decay
     arguments: Callable[..., list[str]] = training
     compared_with: str | None = None  # by default a job of classification
 
@@ -425,11 +423,10 @@ def launch(name: str, job: Job, home: Path) -> Launched:
         "global_batch_size": job.global_batch_size,
         "per_device_train_batch_size": job.micro_batch_size,
         "max_tokens_per_micro_batch": job.max_tokens,
+        "ema_decay": 0.5 if job.averages else None,
         # Both spellings must work.
         "deepspeed_config" if job.zero_stage == 1 else "deepspeed": job.deepspeed_file,
     }
-    if job.averages:
-        changed |= AVERAGED
     if job.resumes:
         other, step = job.resumes
         changed["resume_from_checkpoint"] = home / "runs" / other / "checkpoints" / f"step_{step}"

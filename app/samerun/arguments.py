@@ -343,11 +343,6 @@ class RunArguments:
     save_total_limit: int = option(
         2, at_least=1, help="number of newest checkpoints to keep, besides the checkpoint of the best model"
     )
-    keep_best: int = option(
-        1,
-        at_least=1,
-        help="number of best models to keep: the best one in best/; if several, all in best_models/step_N",
-    )
     metric_for_best_model: str | None = option(help="metric that selects the best model")
     metrics: tuple[str, ...] | None = option(
         help="more metrics of the evaluate library, separated by commas: "
@@ -427,10 +422,10 @@ class RunArguments:
             messages.append("--save_strategy steps needs --save_steps")
         needing, why = (), ""
         if modes.train and not modes.evaluate:
-            needing = ("early_stopping_patience", "keep_best", "metric_for_best_model")
+            needing = ("early_stopping_patience", "metric_for_best_model")
             why = "evaluations; --do_eval is false"
         elif self.eval_strategy == "no":
-            needing = ("early_stopping_patience", "keep_best")
+            needing = ("early_stopping_patience",)
             why = "evaluations during the training; --eval_strategy is no"
         messages += [f"--{name} needs {why}" for name in needing if is_given(self, name)]
         card = [part for part in self.model_card or () if "=" in part]

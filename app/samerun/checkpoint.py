@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, load_model, save_file
 
 from samerun import deepspeed, fsdp
@@ -38,8 +38,9 @@ from samerun.files import (
     write_json,
     write_text,
 )
-from samerun.run_folder import CHECKPOINTS, LOSSES, status
+from samerun.run_folder import BEST, CHECKPOINTS, LOSSES, METRICS, read_metrics, status
 from samerun.runtime import Run
+from samerun.task import Task
 
 FOLDER = CHECKPOINTS  # in the run's folder
 MANIFEST = "manifest.json"
@@ -86,8 +87,6 @@ class TrainState:
     best_step: int | None = None
     loss_settings: dict[str, Any] | None = None  # `Task.loss_settings` of `best_loss`
     evaluations_without_best: int = 0
-    # {"step", "metric", "loss"} of the best models (see `best_models`)
-    kept: list[dict[str, Any]] = field(default_factory=list)
     unevaluated: bool = False  # the run stopped before it finished the evaluation due at `step`
     loss_scale: dict[str, Any] | None = None
     stream: Any = None  # start of the current epoch's rows (see `data.stream`)
@@ -212,6 +211,7 @@ def load_state(path: Path, run_fingerprint: dict[str, Any]) -> TrainState:
     )
     check_same_run(saved, run_fingerprint, f"checkpoint {path} is of another run", advice)
     state = json.loads((path / STATE).read_text(encoding="utf-8"))
+    state.pop("kept", None)  # of --keep_best, in earlier versions
     unknown = state.keys() - {field.name for field in fields(TrainState)}
     if unknown:
         raise InputError(
@@ -219,6 +219,44 @@ def load_state(path: Path, run_fingerprint: dict[str, Any]) -> TrainState:
             f"{', '.join(sorted(unknown))}"
         )
     return TrainState(**state)
+
+
+def recover_best(folder: Path, state: TrainState, task: Task, complete: bool) -> tuple[TrainState, list[str]]:
+    """(a checkpoint's state, adapted to the best model that the run's `folder` holds; notes). Rank 0 only:
+    machines may not share the folder. With another --metric_for_best_model or loss the best model is chosen
+    anew, unless the run is `complete`: values of two metrics, or of losses of two scales, are never
+    compared."""
+    notes, changed, losses = [], None, json.loads(as_json(task.loss_settings))
+    if not complete and state.best_metric_name not in (None, task.best_metric):
+        changed = f"was chosen by {state.best_metric_name}, not by {task.best_metric}"
+    elif not complete and state.loss_settings not in (None, losses):
+        changed = "has a loss of other settings, which cannot be compared"
+    if changed is not None:
+        state.loss_settings = losses
+    problem = changed or (None if state.best_step is None else _problem_of_best(folder, state.best_step))
+    if problem is not None:
+        if state.best_step is not None:
+            what_now = "the last model is exported" if complete else "later evaluations choose a new one"
+            notes.append(f"the best model so far (step {state.best_step}) {problem}; {what_now}")
+        state.best_metric, state.best_loss, state.best_step = None, None, None
+        state.evaluations_without_best = 0
+    return state, notes
+
+
+def _problem_of_best(folder: Path, best_step: int) -> str | None:
+    """Why best/ is not the model of `best_step`, undamaged; None if it is."""
+    if not (folder / BEST).is_dir():
+        return f"is not in {folder}"
+    exported = read_metrics(folder / METRICS).get("best_step")
+    if exported not in (None, best_step):
+        return f"was replaced by that of step {exported}"
+    for file in (folder / BEST).glob("*.safetensors"):
+        try:
+            with safe_open(file, "pt"):  # checks the file size against its header
+                pass
+        except (OSError, SafetensorError):
+            return f"is damaged: {file} cannot be read"
+    return None
 
 
 def restore_optimizer(run: Run, path: Path, model: Any, optimizer: Any, state: TrainState) -> None:

@@ -38,7 +38,6 @@ LINES = (HISTORY, PREDICTIONS)  # files of lines with a schema; run.json has the
 MASKS = "predictions"  # a folder: files that predictions.jsonl refers to
 BEST_PREDICTIONS = "validation_predictions.npz"  # of the best model
 BEST = "best"
-BEST_MODELS = "best_models"  # --keep_best
 CHECKPOINTS = "checkpoints"
 PLOTS = "plots"
 TENSORBOARD = "tensorboard"
@@ -48,8 +47,8 @@ LOSSES = "SAMERUN_LOSSES"
 START_FILES = (STATUS, HISTORY, SPEED, TRACKERS, TENSORBOARD, PROFILE)  # a failed start may leave them
 # run.json is the last that is removed: it says that the others are a run's.
 OURS = (
-    *(METRICS, PREDICTIONS, MASKS, CARD, REPORT, BEST_PREDICTIONS, BEST, BEST_MODELS),
-    *("bootstrap_validation.npz", "bootstrap_test.npz", "kept_weights"),  # of version 1.0.0
+    *(METRICS, PREDICTIONS, MASKS, CARD, REPORT, BEST_PREDICTIONS, BEST),
+    *("bootstrap_validation.npz", "bootstrap_test.npz", "kept_weights", "best_models"),  # of earlier versions
     *(CHECKPOINTS, PLOTS),
     *(*START_FILES, RUN_FILE),
 )

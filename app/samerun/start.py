@@ -254,8 +254,7 @@ def _take_folder(
     if not holds_a_run:
         run_folder.clear(folder)
     recover_folder(folder / BEST)
-    for name in (checkpoint.FOLDER, run_folder.BEST_MODELS):
-        checkpoint.tidy(folder / name)
+    checkpoint.tidy(folder / checkpoint.FOLDER)
     path = None if resume is None else checkpoint.find(folder / checkpoint.FOLDER, resume)
     if path is None and restarted and arguments.resume_from_checkpoint is not None:
         # Stopped before its first checkpoint: begins where it began before.

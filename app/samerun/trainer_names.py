@@ -334,6 +334,7 @@ NAMES_OF_BEFORE: dict[str, Name] = {
     "streaming": Name("streaming", {"true": BUFFER, "false": "none", "1": "1", "0": "0"}),
     "streaming_buffer_rows": Name("streaming", part="{}"),
     "shared_output_dir": Name("output_dir", {"true": None, "false": None}, BOOLEAN),  # found out
+    "keep_best": only("1", "best/ has the best model; --save_total_limit N keeps N checkpoints"),
     "hub_dry_run": only("false", "--push_to_hub uploads best/, plots/ and README.md of --output_dir"),
     "max_tokens_per_eval_batch": refused("--per_device_eval_batch_size bounds an evaluation batch"),
     "num_res_units": only("2", "the network has 2 residual units per level"),

@@ -21,7 +21,7 @@ import torch
 from accelerate.utils.memory import clear_device_cache
 from torch.profiler import record_function
 
-from samerun import best_models, checkpoint, fsdp, machines, mirror, signals
+from samerun import checkpoint, fsdp, machines, mirror, signals
 from samerun.checkpoint import CheckpointTarget, TrainState
 from samerun.console import Phase
 from samerun.data.batches import TrainBatches, train_loader
@@ -40,7 +40,7 @@ from samerun.plan import Plan
 from samerun.profiling import StepClock, memory_mb, peak_memory_mb, profiled
 from samerun.reports.page import save_best_predictions
 from samerun.reports.tracker import Tracker, project_of, read_history
-from samerun.run_folder import BEST, BEST_MODELS, begin_best, merge_metrics, status
+from samerun.run_folder import BEST, begin_best, merge_metrics, status
 from samerun.runtime import Launch, Run
 from samerun.signals import stop_requested, stop_run
 from samerun.start import OpenedRun, replace_run
@@ -84,9 +84,8 @@ class Training:
             place = checkpoint.fetch(run, opened.resume, self.folder / checkpoint.FOLDER)
             self.state = checkpoint.load_state(place, opened.fingerprint)
             checkpoint.load_weights(place, model)
-            kept = arguments.keep_best, self._is_complete()
             self.state, notes = run.from_rank0(
-                lambda: best_models.recover(self.folder, self.state, task, *kept)
+                lambda: checkpoint.recover_best(self.folder, self.state, task, self._is_complete())
             )
             before = self.state.dropout_by or "torch"
             if before != dropout_by:
@@ -426,8 +425,6 @@ class Training:
             self._export(predictions)
         else:
             state.evaluations_without_best += 1
-        if value is not None and self.arguments.keep_best > 1:
-            self._keep(value, loss, predictions)
         if not self._out_of_patience():
             return False
         self.tracker.say(f"stopping early: no better {name} in {state.evaluations_without_best} evaluations")
@@ -465,20 +462,6 @@ class Training:
                 self.tracker.image(name, preview)
         if "html" in self.arguments.report_to:
             save_best_predictions(self.folder, predictions)
-
-    def _keep(self, value: float, loss: float | None, predictions: Predictions | None) -> None:
-        """Exports the model to best_models/step_N if this evaluation is one of the --keep_best best ones."""
-        run, state = self.run, self.state
-        evaluation = {"step": state.step, "metric": value, "loss": loss}
-        others = [other for other in state.kept if other["step"] != state.step]
-        ranked = best_models.ranked([*others, evaluation], self.greater_is_better)
-        state.kept = ranked[: self.arguments.keep_best]
-        if evaluation in state.kept:
-            path, plain = self.folder / BEST_MODELS / f"step_{state.step}", run.unwrapped(self.model)
-            with Phase("exporting", shown=run.is_main):
-                weights = checkpoint.full_weights(run, self.model)
-                run.from_rank0(lambda: self.task.export(path, plain, weights, predictions))
-        run.from_rank0(lambda: best_models.remove_others(self.folder, state.kept))
 
     # Checkpoints
 

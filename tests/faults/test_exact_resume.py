@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 STEPS = {
     "max_steps": 5, "save_steps": 2, "eval_steps": 2, "save_total_limit": 9, "early_stopping_patience": 5,
-    "ema_decay": 0.5, "keep_best": 2, "per_device_train_batch_size": 4,
+    "ema_decay": 0.5, "per_device_train_batch_size": 4,
 }  # fmt: skip
 
 

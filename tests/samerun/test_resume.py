@@ -262,6 +262,23 @@ def test_losses_of_other_settings_are_never_compared(request, prepare, capsys, m
     assert "has a loss of other settings" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("metric", "loss", "said"),
+    [("f1", "bce", "was chosen by loss, not by f1"), (None, "focal", "has a loss of other settings")],
+)
+def test_values_of_another_metric_or_loss_are_never_compared(tmp_path, metric, loss, said):
+    state = checkpoint.TrainState(4, best_metric=0.25, best_metric_name="loss", best_loss=0.25, best_step=4)
+    task = LinearTask(best_metric=metric)
+    state.loss_settings, task.loss_settings = {"kind": "bce"}, {"kind": loss}
+    (note,) = checkpoint.recover_best(tmp_path, replace(state), task, complete=True)[1]
+    assert note.endswith(f"is not in {tmp_path}; the last model is exported")
+    state, (note,) = checkpoint.recover_best(tmp_path, state, task, complete=False)
+    assert (state.best_metric, state.best_loss, state.best_step) == (None, None, None)
+    assert state.loss_settings == {"kind": loss}
+    assert f"(step 4) {said}" in note
+    assert note.endswith("; later evaluations choose a new one")
+
+
 @pytest.mark.usefixtures("finished")
 def test_a_checkpoint_of_another_dropout_is_gone_on_from_with_a_note(prepare, tmp_path, capsys):
     path = tmp_path / "checkpoints" / "step_3" / "state.json"

@@ -118,7 +118,7 @@ def test_contradictions_and_names_of_other_tasks():
     assert "hf_secret" not in message
 
 
-GONE = ("hub_dry_run", "max_tokens_per_eval_batch", "num_res_units", "use_rslora")
+GONE = ("hub_dry_run", "keep_best", "max_tokens_per_eval_batch", "num_res_units", "use_rslora")
 # Names of before -> how it is written now
 MERGED = {
     "--warmup_ratio 0.1": "--warmup_steps 0.1",

@@ -324,7 +324,7 @@ def _compared_files(folder: Path) -> set[str]:
     compared)."""
     from samerun.checkpoint import list_checkpoints  # imports torch
 
-    names = ("best/*", "best_models/*/*", "history.jsonl", "metrics.json", "predictions.jsonl")
+    names = ("best/*", "history.jsonl", "metrics.json", "predictions.jsonl")
     files = [path for name in names for path in folder.glob(name)]
     for newest in list_checkpoints(folder / "checkpoints")[-1:]:
         files += [path for path in newest.iterdir() if path.name != "manifest.json"]
