@@ -27,6 +27,7 @@ from safetensors.torch import load_file, load_model, save_file
 
 from samerun import deepspeed, fsdp
 from samerun.console import say
+from samerun.embeddings import with_others, without_others
 from samerun.errors import InputError, TrainingError, process_name
 from samerun.files import (
     Background,
@@ -262,13 +263,14 @@ def _problem_of_best(folder: Path, best_step: int) -> str | None:
 def restore_optimizer(run: Run, path: Path, model: Any, optimizer: Any, state: TrainState) -> None:
     """Restores moments and loss scale after `prepare`, and DeepSpeed's fp32 master weights of a model in half
     precision. A DeepSpeed engine must have made a step before."""
-    with_deepspeed = run.deepspeed_config is not None
+    with_deepspeed, plain = run.deepspeed_config is not None, run.unwrapped(model)
+    moments = {key: without_others(plain, tensors) for key, tensors in _load_moments(path).items()}
     if with_deepspeed:
-        deepspeed.restore_moments(model, _load_moments(path), state.updates)
+        deepspeed.restore_moments(model, moments, state.updates)
         if run.launch.precision != "no":
-            deepspeed.restore_weights(model, load_file(path / WEIGHTS))
+            deepspeed.restore_weights(model, without_others(plain, load_file(path / WEIGHTS)))
     else:
-        _restore_moments(run.unwrapped(model), optimizer.optimizer, _load_moments(path), state.updates)
+        _restore_moments(plain, optimizer.optimizer, moments, state.updates)
     kept, scaler = state.loss_scale, run.accelerator.scaler
     if not kept:
         return
@@ -379,7 +381,8 @@ def full_weights(run: Run, model: Any) -> dict[str, torch.Tensor]:
     """The model's weights and persistent buffers by name, fp32, in rank 0's host memory; empty on the other
     ranks. All processes must call it."""
     if run.deepspeed_config is None:
-        return fsdp.full_weights(run.unwrapped(model), run.is_main)
+        plain = run.unwrapped(model)
+        return with_others(plain, fsdp.full_weights(plain, run.is_main))
     parameters = deepspeed.full_parameters(model, run.is_main)
     if not run.is_main:
         return {}
@@ -391,7 +394,8 @@ def full_weights(run: Run, model: Any) -> dict[str, torch.Tensor]:
         for name, parameter in module.named_parameters(remove_duplicate=False)
     }
     buffers = {name: tensor for name, tensor in module.state_dict().items() if name not in weights}
-    return weights | {name: fsdp.to_host(tensor) for name, tensor in buffers.items()}
+    weights |= {name: fsdp.to_host(tensor) for name, tensor in buffers.items()}
+    return with_others(module, weights)
 
 
 def save(
@@ -423,7 +427,11 @@ def save(
         state.loss_scale = None if scaler is None else scaler.state_dict()
     if not run.is_main:
         return
-    flat = {f"{key}/{name}": tensor for key, tensors in moments.items() for name, tensor in tensors.items()}
+    flat = {
+        f"{key}/{name}": tensor
+        for key, tensors in moments.items()
+        for name, tensor in with_others(run.unwrapped(model), tensors, are_weights=False).items()
+    }
     flat |= {f"{AVERAGE_PREFIX}{name}": tensor for name, tensor in (average or {}).items()}
     files = {WEIGHTS: _without_tied(weights), OPTIMIZER: flat}
     # As texts, because training goes on changing the state.

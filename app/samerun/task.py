@@ -236,6 +236,11 @@ class Task(ABC):
         """Builds the model to train, on the CPU in fp32. The engine has seeded torch. `samerun plan` calls
         it under `torch.device("meta")`, and again without if it fails there because it reads weights."""
 
+    def occurring_tokens(self, model: torch.nn.Module) -> tuple[torch.nn.Embedding, np.ndarray] | None:
+        """The embedding of `model`'s tokens and the ids that its inputs may have in training and evaluation,
+        ascending, so that the others need no training; None if they are not known."""
+        return None
+
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
         """The factor on --learning_rate for the parameter of this name."""
         return 1.0

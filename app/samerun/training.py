@@ -25,6 +25,7 @@ from samerun import checkpoint, fsdp, machines, mirror, signals
 from samerun.checkpoint import CheckpointTarget, TrainState
 from samerun.console import Phase
 from samerun.data.batches import TrainBatches, train_loader
+from samerun.embeddings import train_occurring
 from samerun.errors import EXIT_STOPPED, InputError, StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.evaluate import eval_rows, evaluate, input_dtype
 from samerun.files import Background
@@ -79,6 +80,7 @@ class Training:
         self.passes: Passes | None = None
         self.greater_is_better = higher_is_better(task, task.best_metric)
         place, dropout_by = None, "row" if run.launch.dropout_by_row else "torch"
+        self._train_occurring(model)
         if opened.resume is not None:
             # On other machines --output_dir, and so the checkpoint's path, may be another.
             place = checkpoint.fetch(run, opened.resume, self.folder / checkpoint.FOLDER)
@@ -125,6 +127,20 @@ class Training:
             if self.average is not None:
                 self.average.restore(checkpoint.load_average(place))
             checkpoint.discard(run, place, opened.resume)
+
+    def _train_occurring(self, model: torch.nn.Module) -> None:
+        """Leaves the embeddings of tokens that do not occur out of the training."""
+        arguments, plan = self.arguments, self.plan
+        embedding = train_occurring(model, self.task, self.run.is_main)
+        if embedding is None:
+            return
+        name = next(name for name, weight in model.named_parameters() if weight is embedding.weight)
+        rate = plan.learning_rate * self.task.learning_rate_scale(model, name) * arguments.weight_decay
+        embedding.decay = lambda: math.prod(
+            1 - rate * plan.lr_multiplier(update) for update in range(self.state.updates)
+        )
+        occurring, known = len(embedding.used), len(embedding.places)
+        self.run.print(f"embeddings     {occurring:,} of {known:,} tokens occur; the others need no training")
 
     def _prepare_model(self, model: torch.nn.Module) -> None:
         """Applies gradient checkpointing, kernels and compilation before Accelerate wraps the model; prints

@@ -30,6 +30,7 @@ from samerun.data.tables import (
     texts_of,
 )
 from samerun.data.tokens import Ragged, encode_cached
+from samerun.embeddings import occurring_ids
 from samerun.errors import InputError, raise_problems
 from samerun.export import export_model
 from samerun.kernels.bigbird import choose_attention, padding_of, use_bigbird_attention
@@ -49,6 +50,7 @@ from samerun.text.tokenizer import (
     tokenizer_fingerprint,
 )
 
+MOST_TOKENS = 2 * 10**8  # whose ids are looked at, which takes a second
 CUT_ROWS, MUCH_LOST = 50, 1 / 3  # cut texts that are tokenized whole; share of lost tokens to tell of
 
 
@@ -429,6 +431,15 @@ class TextTask(Task):
         if self.launch.use_cpu:
             use_first_token(model)
         return self.long_documents.prepare(model, self.tokenizer.padding_side)
+
+    def occurring_tokens(self, model: torch.nn.Module) -> tuple[torch.nn.Embedding, np.ndarray] | None:
+        splits = [split for name, split in self.splits.items() if name != "test"]
+        if self.buffers is not None or sum(int(split.lengths.sum()) for split in splits) > MOST_TOKENS:
+            return None
+        parts = [values[ends[0] : ends[-1]] for split in splits for values, ends in split.tokens.chunks]
+        embedding, special = model.get_input_embeddings(), self.tokenizer.all_special_ids
+        further = [*special, model.config.pad_token_id]
+        return embedding, occurring_ids(parts, further, embedding.num_embeddings)
 
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
         """By --head_learning_rate, which not every task has, and --layerwise_lr_decay."""

@@ -371,12 +371,14 @@ def memory_report(
 ) -> int:
     """Prints the memory table and, with `gpu_memory`, the cheapest launch that fits. Returns the exit
     code."""
+    from samerun.embeddings import train_occurring
     from samerun.layers import checkpoint_activations
     from samerun.memory import dry_run, estimate, layout_of
     from samerun.optimizer import state_bytes
     from samerun.training import train_batches
 
     model = model_of(task)
+    train_occurring(model, task, keeps_others=False)
     if task.arguments.gradient_checkpointing or launch.recomputes_activations:
         checkpoint_activations(model, dropout_by_row=launch.dropout_by_row)
     batch = train_batches(task.arguments, data, plan, launch).largest_micro_batch()
