@@ -123,7 +123,9 @@ def serve(address: str) -> tuple[int, str, list[str], str, dict[str, str]]:
                 del running[client]
 
 
-def receive(client: socket.socket) -> tuple[tuple[int, str, list[str], str, dict[str, str]] | None, list[int]]:
+def receive(
+    client: socket.socket,
+) -> tuple[tuple[int, str, list[str], str, dict[str, str]] | None, list[int]]:
     """((process id, command, arguments, folder, variables), its standard input, output and errors).
     None for the first if the process was killed before it had sent all of it."""
     size, files, _, _ = socket.recv_fds(client, 8, 3)

@@ -271,7 +271,7 @@ def write_bert_config(folder: Path, dropout: float = 0.1) -> None:
         "num_attention_heads": 4,
         "intermediate_size": 64,
         "max_position_embeddings": 128,
-        "vocab_size": 300,
+        "vocab_size": 900,
         "hidden_dropout_prob": dropout,
         "attention_probs_dropout_prob": dropout,
     }

@@ -16,7 +16,6 @@ TEXTS = [
     ({"optim": "sgd", "optim_args": "nesterov=true"}, "nesterov=true needs a momentum above 0"),
     ({"optim": "rmsprop", "optim_args": "beta=1"}, "rmsprop has no beta; it has alpha, eps, momentum, c"),
     ({"optim": "sgd", "optim_args": "weight_decay=0.1"}, "sgd has no weight_decay; give --weight_decay"),
-    ({"optim": "muon", "optim_args": "adjust_lr_fn=own"}, "'own' is not one of match_rms_adamw, original"),
     ({"optim_args": "momentum=0.9"}, "adamw_torch_fused has no momentum; it has beta1, beta2, eps"),
     ({"model_name_or_path": None, "config_name": "a", "model_revision": "v1"},
      "--model_revision is given but --model_name_or_path is not"),

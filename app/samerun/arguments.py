@@ -233,8 +233,7 @@ class OptimizationArguments:
     optim: str = option(
         optim_arguments.DEFAULT,
         choices=tuple(optim_arguments.OPTIMIZERS),
-        help="optimizer; muon: for the matrices of hidden layers, AdamW for the rest; 8bit and lion need "
-        "bitsandbytes",
+        help="optimizer; 8bit and lion need bitsandbytes",
     )
     optim_args: str | None = option(
         help="settings of the optimizer, such as momentum=0.9,nesterov=true; of AdamW: beta1=0.9, "

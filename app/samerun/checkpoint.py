@@ -320,7 +320,7 @@ def _step_entry(
 ) -> dict[str, Any]:
     """{"step": number of updates} in the type that the optimizer keeps for a parameter; empty if it keeps
     none."""
-    if isinstance(optimizer, torch.optim.SGD) or group.get("hidden"):  # hidden: Muon's groups
+    if isinstance(optimizer, torch.optim.SGD):
         return {}
     if type(optimizer).__module__.startswith("bitsandbytes"):
         return {"step": updates}

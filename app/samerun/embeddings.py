@@ -28,7 +28,9 @@ class OccurringTokens(nn.Embedding):
     """An embedding of token ids. `weight`, (tokens that occur, size), has one row for each of `used`."""
 
     used: Tensor  # ids, ascending
-    places: Tensor  # (all tokens,) the row of each id in `weight`; of one that does not occur, behind the last
+    places: (
+        Tensor  # (all tokens,) the row of each id in `weight`; of one that does not occur, behind the last
+    )
     before: Tensor | None  # (all tokens, size) before the training; on rank 0 alone
     decay: Callable[[], float]  # by which weight decay has multiplied the others until now
 

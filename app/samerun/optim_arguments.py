@@ -25,9 +25,7 @@ class Optimizer:
 MOMENTUM, EPSILON = Setting(0.0, below=1), Setting(1e-8)
 BETAS = {"beta1": Setting(0.9, below=1), "beta2": Setting(0.999, below=1)}
 ADAM = {**BETAS, "eps": Setting(1e-8, at_least=None, above=0)}
-# Names and settings are transformers', except muon and adafactor's settings, which are torch's. Defaults are
-# torch's, except Muon's adjust_lr_fn: its steps match AdamW's in size (Liu et al., arXiv:2502.16982), which
-# trains the other weights at the same rate.
+# Names and settings are transformers', except adafactor's settings, which are torch's. Defaults are torch's.
 OPTIMIZERS = {
     DEFAULT: Optimizer(ADAM),
     "adafactor": Optimizer(
@@ -49,16 +47,6 @@ OPTIMIZERS = {
             "momentum": MOMENTUM,
             "centered": Setting(False, at_least=None),
         }
-    ),
-    "muon": Optimizer(
-        {
-            "momentum": Setting(0.95, below=1),
-            "nesterov": Setting(True, at_least=None),
-            "ns_steps": Setting(5, at_least=1, below=100),
-            "adjust_lr_fn": Setting("match_rms_adamw", choices=("match_rms_adamw", "original")),
-            **ADAM,
-        },
-        unshardable="it orthogonalises whole matrices",
     ),
     "adamw_bnb_8bit": Optimizer(
         ADAM, unshardable="it scales its 8-bit state by blocks of whole weights", package="bitsandbytes"
@@ -134,7 +122,6 @@ def describe(arguments: Any) -> str:
     """The optimizer and the size of its state, for the plan."""
     special = {
         "adafactor": "a number per row and column; --learning_rate is relative to the size of each weight",
-        "muon": "4 bytes per element of hidden matrices, 8 per other",
         "adamw_bnb_8bit": f"2 bytes per element, 8 in weights of fewer than {SMALL_8BIT}",
     }
     regular = f"{4 * moments(arguments.optim, settings_of(arguments))} bytes per trained element"

@@ -13,32 +13,6 @@ from samerun.errors import StopRequested
 from samerun.runtime import Run
 
 
-class MuonWithAdamW(torch.optim.Optimizer):
-    """Muon (Jordan et al., kellerjordan.github.io/posts/muon) for groups with `hidden`, AdamW for all others,
-    as one optimizer.
-
-    Muon orthogonalises the updates of matrices between hidden layers. As its authors recommend, AdamW trains
-    embeddings, outputs, biases and norms.
-    """
-
-    def __init__(self, groups: list[dict[str, Any]], muon: dict[str, Any], adamw: dict[str, Any]) -> None:
-        super().__init__(groups, {})
-        self._parts = [
-            (hidden, make([group for group in self.param_groups if group["hidden"] is hidden], **settings))
-            for hidden, make, settings in ((True, torch.optim.Muon, muon), (False, torch.optim.AdamW, adamw))
-            if any(group["hidden"] is hidden for group in self.param_groups)
-        ]
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        """Steps both. `load_state_dict` replaces this optimizer's state and groups, so both parts take them
-        anew."""
-        for hidden, part in self._parts:
-            part.state = self.state
-            part.param_groups = [group for group in self.param_groups if group["hidden"] is hidden]
-            part.step()
-
-
 def build_optimizer(
     arguments: Any,
     model: nn.Module,
@@ -54,22 +28,20 @@ def build_optimizer(
     parameters in training.
     """
     decays = _parameters_with_decay(model)
-    hidden = hidden_matrices(model) if arguments.optim == "muon" else set()
-    groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             scale = scale_of(model, name)
             decay = arguments.weight_decay if name in decays else 0.0
-            groups.setdefault((scale, decay, name in hidden), []).append(parameter)
+            groups.setdefault((scale, decay), []).append(parameter)
     peaks = [
         {
             "params": parameters,
             "weight_decay": decay,
             "lr": learning_rate * scale,
             "peak_lr": learning_rate * scale,
-            "hidden": is_hidden,  # read by MuonWithAdamW
         }
-        for (scale, decay, is_hidden), parameters in groups.items()
+        for (scale, decay), parameters in groups.items()
     ]
     return _make(arguments, peaks, learning_rate, device_type)
 
@@ -85,9 +57,6 @@ def _make(
     # only AdamW can be fused.
     sharded = any(fsdp.is_sharded(parameter) for group in groups for parameter in group["params"])
     fused = {"fused": device_type == "cpu" and not sharded}
-    if optim == "muon":
-        adamw = {name: settings.pop(name) for name in ("betas", "eps")}
-        return MuonWithAdamW(groups, rate | settings, rate | adamw | {"fused": True})
     if optim == "adafactor":
         return torch.optim.Adafactor(groups, **rate, **settings)
     if optim == "sgd":
@@ -113,26 +82,16 @@ def set_learning_rate(optimizer: Any, multiplier: float) -> None:
         group["lr"] = group["peak_lr"] * multiplier
 
 
-def hidden_matrices(model: nn.Module) -> set[str]:
-    """Names of the linear layers' weights, except that of the last layer, the output, and those tied to
-    embeddings, as the output may be."""
-    embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    linear = [id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)]
-    hidden = {*linear} - {*linear[-1:]} - embedded
-    return {name for name, weight in model.named_parameters() if id(weight) in hidden}
-
-
 def state_bytes(arguments: Any, model: nn.Module) -> float:
     """Bytes of state per trained element, averaged over the model: the optimizer's and that of
     --ema_decay."""
     optim, total, elements = arguments.optim, 0, 0
-    hidden = hidden_matrices(model) if optim == "muon" else set()
-    for name, parameter in model.named_parameters():
+    for parameter in model.parameters():
         size = parameter.numel() if parameter.requires_grad else 0
         elements += size
         if optim == "adafactor" and parameter.ndim > 1:
             total += 4 * (size // parameter.shape[-1] + size // parameter.shape[-2])
-        elif optim == "adafactor" or name in hidden:
+        elif optim == "adafactor":
             total += 4 * size
         elif optim == "adamw_bnb_8bit" and size >= optim_arguments.SMALL_8BIT:
             # Two 8-bit moments, and an fp32 scale per block of 256.

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from samerun import optim_arguments
-from samerun.optimizer import build_optimizer, hidden_matrices, set_learning_rate, state_bytes
+from samerun.optimizer import build_optimizer, set_learning_rate, state_bytes
 
 ZERO = {"zero_optimization": {"stage": 2}}
 
@@ -15,9 +15,9 @@ def test_what_works_on_whole_weights_is_refused_under_zero_and_fsdp(monkeypatch)
     names = list(optim_arguments.OPTIMIZERS)
     working = ["adamw_torch_fused", "sgd", "rmsprop", "lion_32bit"]
     assert [name for name in names if not optim_arguments.check_launch(name, ZERO, "ds.json")] == working
-    assert optim_arguments.check_launch("muon", ZERO, "ds.json") == [
-        "--optim muon does not work under ZeRO: it orthogonalises whole matrices. Launch without DeepSpeed "
-        f"(accelerate_configs/ddp.yaml), or choose {', '.join(working)}"
+    assert optim_arguments.check_launch("adafactor", ZERO, "ds.json") == [
+        "--optim adafactor does not work under ZeRO: it averages over the rows and columns of whole "
+        f"matrices. Launch without DeepSpeed (accelerate_configs/ddp.yaml), or choose {', '.join(working)}"
     ]
     under_fsdp = [name for name in names if not optim_arguments.check_launch(name, None, None, True)]
     assert under_fsdp == ["adamw_torch_fused", "sgd", "rmsprop"]
@@ -45,7 +45,6 @@ def test_what_is_not_installed_is_known_at_once(optim, monkeypatch):
         ({"optim": "rmsprop", "optim_args": "eps=1e-8, centered=true ,momentum=0.9"},
          "rmsprop momentum=0.9 centered=True; its state: 12 bytes per trained element"),
         ({"optim": "sgd"}, "sgd; its state: 0 bytes per trained element"),
-        ({"optim": "muon"}, "muon; its state: 4 bytes per element of hidden matrices, 8 per other"),
     ],
 )  # fmt: skip
 def test_an_optimizer_in_words(arguments, given, words):
@@ -140,39 +139,6 @@ def test_settings_reach_the_optimizer(arguments, optim, optim_args, expected):
     if optim == "sgd":
         on_gpu = build_optimizer(asked, nn.Linear(3, 2), 1e-3, one, device_type="cuda")
         assert not on_gpu.param_groups[0]["fused"]
-
-
-def test_muon_is_torchs_for_hidden_matrices_and_adamw_for_the_rest(arguments):
-    def model():
-        torch.manual_seed(0)
-        made = nn.Sequential(
-            nn.Embedding(5, 4), nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 6), nn.Linear(6, 2)
-        )
-        for parameter in made.parameters():
-            parameter.grad = torch.randn_like(parameter)
-        return made
-
-    ours, theirs = model(), model()
-    assert hidden_matrices(ours) == {"1.weight", "3.weight"}
-    asked = arguments(optim="muon", optim_args="momentum=0.8,beta2=0.9", weight_decay=0.1)
-    own = build_optimizer(asked, ours, 1e-2, one)
-    own.load_state_dict(own.state_dict())  # as Accelerate does
-    hidden = [theirs[1].weight, theirs[3].weight]
-    decays = [theirs[0].weight, theirs[4].weight]
-    others = [p for p in theirs.parameters() if not any(p is other for other in (*hidden, *decays))]
-    muon = torch.optim.Muon(hidden, lr=5e-3, momentum=0.8, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
-    groups = [{"params": decays, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    adamw = torch.optim.AdamW(groups, lr=5e-3, betas=(0.9, 0.9), fused=True)
-    for _ in range(2):
-        set_learning_rate(own, 0.5)
-        for optimizer in (own, muon, adamw):
-            optimizer.step()
-    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
-    ours[4] = nn.Linear(4, 5)
-    ours[4].weight = ours[0].weight
-    assert hidden_matrices(ours) == {"1.weight", "3.weight"}
-    # Its last layer is frozen.
-    assert hidden_matrices(Classifier()) == {"bert.dense.weight", "classifier.weight"}
 
 
 @pytest.mark.parametrize(

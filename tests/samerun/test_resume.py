@@ -32,7 +32,6 @@ OPTIMIZERS = [
     ("sgd", "momentum=0.9,nesterov=true", ["momentum_buffer"]),
     ("adagrad", "lr_decay=0.1", ["sum"]),
     ("rmsprop", "alpha=0.5,momentum=0.5,centered=true", ["grad_avg", "momentum_buffer", "square_avg"]),
-    ("muon", None, ["exp_avg", "exp_avg_sq", "momentum_buffer"]),
     ("adamw_bnb_8bit", None, ["state1", "state2"]),
     ("lion_32bit", None, ["state1"]),
 ]

@@ -17,8 +17,6 @@ each other, it prints all contradictions instead.
     --like RUN          how long it will take, by the times of an earlier run: its folder
     --measure here      how long it will take, by a few steps on this machine under the planned launcher;
                         NAME,... or all: under setups of `samerun parity`, such as one, ddp and zero2
-    --lost_every HOURS  mean time after which a machine is lost; with --like or --measure, also prints
-                        --save_steps
 
 --measure runs the command in a folder of its own beside --output_dir, which it removes: five steps of
 different lengths, repeated if they are short, with up to three sizes of micro-batches that fit; an evaluation
@@ -30,7 +28,6 @@ input.
 
 import argparse
 import datetime
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -84,15 +81,11 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--launch", metavar="FILE")
     parser.add_argument("--num_processes", type=task_scripts.at_least(1), metavar="N")
     parser.add_argument("--gpu_memory", type=gigabytes, metavar="GIB")
-    parser.add_argument("--lost_every", type=float, metavar="HOURS")
     parser.add_argument("--like", type=Path, metavar="RUN")
     parser.add_argument("--measure", metavar="here|all|NAME,...")
     options = parser.parse_args(argv)
     if options.like is not None and options.measure is not None:
         parser.error("--like RUN and --measure both say how long it takes; keep one")
-    known = options.like is not None or options.measure is not None
-    if options.lost_every is not None and not (known and options.lost_every > 0):
-        parser.error("--lost_every HOURS needs a number above 0, and --like RUN or --measure here")
     return options
 
 
@@ -151,8 +144,6 @@ def main(argv: list[str]) -> int:
         work = train_batches(arguments, data, steps, launch).mean_work()
         times = forecast.of_earlier_run(options.like, work, rows.get("validation", 0))
         print("", *forecast.lines(steps, times, "validation" in rows, datetime.datetime.now()), sep="\n")
-    if options.lost_every is not None:
-        print(advised_saves(times, options.lost_every))
     return code
 
 
@@ -165,19 +156,6 @@ def check_machine(processes: int, several_machines: bool) -> None:
             f"--measure {forecast.HERE}: {processes} process(es) are planned, this machine has {devices} "
             f"{name}; measure a launch of one machine with --num_processes {devices}"
         )
-
-
-def advised_saves(times: forecast.Times, hours: float) -> str:
-    """The --save_steps with the least loss of time if a machine is lost every so many hours: a checkpoint
-    every sqrt(2 x seconds of a save x seconds to a loss) (Young, "A first order approximation to the optimum
-    checkpoint interval", CACM 17(9), 1974). Raises `InputError` if no checkpoint was saved."""
-    if not times.save:
-        raise InputError("--lost_every: the time of a checkpoint is not known, as none was saved")
-    steps = max(1, round(math.sqrt(2 * times.save * 3600 * hours) / times.step))
-    return (
-        f"save_steps     {steps} lose least: a machine is lost every {hours:g} h, a save blocks for "
-        f"{times.save:.2g} s, a step takes {times.step:.2g} s"
-    )
 
 
 def collect(problems: list[str], work: Callable[[], Any]) -> Any:

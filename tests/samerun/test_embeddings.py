@@ -1,0 +1,102 @@
+"""Embeddings of tokens that do not occur."""
+
+import copy
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from samerun.embeddings import occurring_ids, train_occurring, with_others, without_others
+
+IDS, RATE, DECAY = [0, 2, 5, 7], 0.1, 0.3
+KNOWN = 12
+
+
+def bag(**settings):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(KNOWN, 3, **settings), nn.Linear(3, 2))
+
+
+def task(ids=IDS, **arguments):
+    given = {"optim": "adamw_torch_fused", "ema_decay": None, **arguments}
+    found = lambda model: None if ids is None else (model[0], np.array(ids))  # noqa: E731
+    return SimpleNamespace(arguments=SimpleNamespace(**given), occurring_tokens=found)
+
+
+def train(model, optimizer, steps):
+    for step in steps:
+        inputs = torch.tensor([[IDS[step % 4], 2, 7], [0, 2, IDS[-step % 3]]])
+        functional.cross_entropy(model(inputs).mean(1), torch.tensor([0, 1])).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def moments(model, optimizer):
+    return {
+        key: {name: optimizer.state[weight][key] for name, weight in model.named_parameters()}
+        for key in ("exp_avg", "exp_avg_sq")
+    }
+
+
+def test_a_training_is_that_of_all_embeddings_and_goes_on_from_it():
+    def adamw(model):
+        return torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY, fused=True)
+
+    whole = bag(padding_idx=0)
+    part, resumed = copy.deepcopy(whole), copy.deepcopy(whole)
+    embedding = train_occurring(part, task(), keeps_others=True)
+    assert embedding.weight.shape == (4, 3)
+    both = adamw(whole), adamw(part)
+    train(whole, both[0], range(5))
+    train(part, both[1], range(5))
+    embedding.decay = lambda: math.prod([1 - RATE * DECAY] * 5)
+    weights = with_others(part, part.state_dict())
+    torch.testing.assert_close(weights, dict(whole.state_dict()), rtol=1e-6, atol=1e-7)
+    wide = {
+        key: with_others(part, tensors, are_weights=False) for key, tensors in moments(part, both[1]).items()
+    }
+    torch.testing.assert_close(wide, moments(whole, both[0]), rtol=1e-6, atol=1e-9)
+
+    train_occurring(resumed, task(), keeps_others=False)
+    resumed.load_state_dict(whole.state_dict())
+    assert torch.equal(resumed[0].weight, whole[0].weight[IDS])
+    assert torch.equal(without_others(resumed, wide["exp_avg"])["0.weight"], wide["exp_avg"]["0.weight"][IDS])
+    inputs = torch.tensor(IDS)
+    assert torch.equal(resumed(inputs), whole(inputs))
+    with pytest.raises(IndexError):  # rather than another token's embedding
+        resumed(torch.tensor([1]))
+
+
+@pytest.mark.parametrize(
+    ("asked", "settings"),
+    [
+        (task(optim="adafactor"), {}),
+        (task(ema_decay=0.9), {}),
+        (task(ids=None), {}),
+        (task(ids=range(10)), {}),
+        (task(), {"max_norm": 1.0}),
+        (task(), {"sparse": True}),
+        (task(), {"scale_grad_by_freq": True}),
+    ],
+)
+def test_embeddings_that_all_change_or_nearly_all_occur_are_trained(asked, settings):
+    model = bag(**settings)
+    assert train_occurring(model, asked, keeps_others=True) is None
+    assert type(model[0]) is nn.Embedding
+    assert len(model[0].weight) == KNOWN
+
+
+def test_shared_and_frozen_embeddings_stay():
+    tied, frozen = nn.Sequential(nn.Embedding(KNOWN, 3), nn.Linear(3, KNOWN)), bag()
+    tied[1].weight = tied[0].weight
+    frozen[0].weight.requires_grad_(False)
+    assert [train_occurring(model, task(), True) for model in (tied, frozen)] == [None, None]
+
+
+def test_ids_that_occur():
+    parts = [np.array([4, 4, 1], dtype=np.int32), np.array([7])]
+    assert occurring_ids(parts, [None, 0, 99], 10).tolist() == [0, 1, 4, 7]
