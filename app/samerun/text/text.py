@@ -437,9 +437,9 @@ class TextTask(Task):
         if self.buffers is not None or sum(int(split.lengths.sum()) for split in splits) > MOST_TOKENS:
             return None
         parts = [values[ends[0] : ends[-1]] for split in splits for values, ends in split.tokens.chunks]
-        embedding, special = model.get_input_embeddings(), self.tokenizer.all_special_ids
-        further = [*special, model.config.pad_token_id]
-        return embedding, occurring_ids(parts, further, embedding.num_embeddings)
+        embedding, tokenizer = model.get_input_embeddings(), self.tokenizer
+        around = [*tokenizer.all_special_ids, *tokenizer("")["input_ids"], model.config.pad_token_id]
+        return embedding, occurring_ids(parts, around, embedding.num_embeddings)
 
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
         """By --head_learning_rate, which not every task has, and --layerwise_lr_decay."""
