@@ -1,13 +1,10 @@
 """Trains the embeddings of the tokens that occur, alone.
 
-A text model has an embedding for each token of its vocabulary: XLM-RoBERTa for 250,002, which are two thirds
-of its weights. The rows of a training have a few thousand of them. The others have no gradient, so AdamW does
-nothing to them but weight decay. Here they are no parameters: they have no gradients, no moments and no part
-in the exchange between processes. They stay in rank 0's memory and get their decay when weights are read, so
-checkpoints and exports are those of a training of all embeddings, up to rounding.
-
-Gain: a model with MiniLM's layers and 250,037 embeddings trains 1.4 (short texts) and 1.3 times (long ones)
-as fast on a CPU, in half of the memory (benchmarks/notes.md, "Embeddings of the tokens that occur").
+XLM-RoBERTa has embeddings for 250,002 tokens, two thirds of its weights. The rows of a training have a few
+thousand of them. The others have no gradient, so AdamW changes them by weight decay alone. Here they are no
+parameters: no gradients, no moments, no exchange between processes. They stay in rank 0's memory and get
+their decay when weights are read, so checkpoints and exports are those of a training of all, up to rounding
+(benchmarks/notes.md, "Embeddings of the tokens that occur").
 """
 
 from collections.abc import Callable, Iterator
@@ -33,6 +30,9 @@ class OccurringTokens(nn.Embedding):
     )
     before: Tensor | None  # (all tokens, size) before the training; on rank 0 alone
     decay: Callable[[], float]  # by which weight decay has multiplied the others until now
+
+    def in_words(self) -> str:
+        return f"{len(self.used):,} of {len(self.places):,} tokens occur; the others need no training"
 
     def forward(self, input: Tensor) -> Tensor:
         return functional.embedding(self.places[input], self.weight, self.padding_idx)

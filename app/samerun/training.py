@@ -139,8 +139,7 @@ class Training:
         embedding.decay = lambda: math.prod(
             1 - rate * plan.lr_multiplier(update) for update in range(self.state.updates)
         )
-        occurring, known = len(embedding.used), len(embedding.places)
-        self.run.print(f"embeddings     {occurring:,} of {known:,} tokens occur; the others need no training")
+        self.run.print(f"embeddings     {embedding.in_words()}")
 
     def _prepare_model(self, model: torch.nn.Module) -> None:
         """Applies gradient checkpointing, kernels and compilation before Accelerate wraps the model; prints

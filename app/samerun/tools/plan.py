@@ -356,7 +356,8 @@ def memory_report(
     from samerun.training import train_batches
 
     model = model_of(task)
-    train_occurring(model, task, keeps_others=False)
+    if embedding := train_occurring(model, task, keeps_others=False):
+        print(f"embeddings     {embedding.in_words()}")
     if task.arguments.gradient_checkpointing or launch.recomputes_activations:
         checkpoint_activations(model, dropout_by_row=launch.dropout_by_row)
     batch = train_batches(task.arguments, data, plan, launch).largest_micro_batch()
