@@ -439,7 +439,7 @@ class TextTask(Task):
         parts = [values[ends[0] : ends[-1]] for split in splits for values, ends in split.tokens.chunks]
         embedding, tokenizer = model.get_input_embeddings(), self.tokenizer
         around = [*tokenizer.all_special_ids, *tokenizer("")["input_ids"], model.config.pad_token_id]
-        return embedding, occurring_ids(parts, around, embedding.num_embeddings)
+        return embedding, occurring_ids(parts, around, len(embedding.weight))
 
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
         """By --head_learning_rate, which not every task has, and --layerwise_lr_decay."""
