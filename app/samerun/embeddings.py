@@ -25,10 +25,9 @@ class OccurringTokens(nn.Embedding):
     """An embedding of token ids. `weight`, (tokens that occur, size), has one row for each of `used`."""
 
     used: Tensor  # ids, ascending
-    places: (
-        Tensor  # (all tokens,) the row of each id in `weight`; of one that does not occur, behind the last
-    )
-    before: Tensor | None  # (all tokens, size) before the training; on rank 0 alone
+    places: Tensor  # (all tokens,) the row of each id in `weight`; behind the last if it does not occur
+    # (all tokens, size) before the training, on rank 0; a function, so that a copy of the module shares them
+    before: Callable[[], Tensor | None]
     decay: Callable[[], float]  # by which weight decay has multiplied the others until now
 
     def in_words(self) -> str:
@@ -46,9 +45,8 @@ class OccurringTokens(nn.Embedding):
 
 
 def train_occurring(model: nn.Module, task: Task, keeps_others: bool) -> OccurringTokens | None:
-    """Leaves out of `model`, which is not prepared yet, the embeddings of tokens that do not occur. None if
-    they must be trained: another optimizer, or a layer that shares them, changes them, too; or if there are
-    few. `keeps_others`: on rank 0."""
+    """Leaves the embeddings of tokens that do not occur out of `model`, which is not prepared yet. None if
+    something else changes them, too, or if they are few. `keeps_others`: on rank 0."""
     arguments, found = task.arguments, task.occurring_tokens(model)
     if found is None or arguments.optim != optim_arguments.DEFAULT or arguments.ema_decay:
         return None
@@ -65,7 +63,8 @@ def train_occurring(model: nn.Module, task: Task, keeps_others: bool) -> Occurri
     embedding.__class__ = OccurringTokens
     embedding.register_buffer("used", used, persistent=False)
     embedding.register_buffer("places", places, persistent=False)
-    embedding.before, embedding.decay = weight.detach() if keeps_others else None, lambda: 1.0
+    before = weight.detach() if keeps_others else None
+    embedding.before, embedding.decay = lambda: before, lambda: 1.0
     embedding.weight, embedding.num_embeddings = nn.Parameter(weight.detach()[used]), len(used)
     if embedding.padding_idx is not None:
         embedding.padding_idx = int(places[embedding.padding_idx])
@@ -77,7 +76,8 @@ def with_others(model: nn.Module, tensors: dict[str, Tensor], are_weights: bool 
     made = dict(tensors)
     for name, module in _found(model):
         if name in tensors:
-            whole = module.before * module.decay() if are_weights else torch.zeros_like(module.before)
+            before = module.before()
+            whole = before * module.decay() if are_weights else torch.zeros_like(before)
             whole[module.used.cpu()] = tensors[name]
             made[name] = whole
     return made

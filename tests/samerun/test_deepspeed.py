@@ -82,8 +82,9 @@ def test_numbers_of_a_loss_scaler_go_out_and_back(tmp_path, monkeypatch):
     monkeypatch.setattr(deepspeed, "restore_moments", lambda *_: None)
     monkeypatch.setattr(checkpoint, "_load_moments", lambda _: {})
     run = SimpleNamespace(
-        deepspeed_config={}, launch=SimpleNamespace(precision="no"), accelerator=SimpleNamespace(scaler=None)
-    )
+        deepspeed_config={}, launch=SimpleNamespace(precision="no"),
+        accelerator=SimpleNamespace(scaler=None), unwrapped=lambda _: torch.nn.Module(),
+    )  # fmt: skip
     of_torch = checkpoint.TrainState(loss_scale={"scale": 8.0, "growth_factor": 2.0, "_growth_tracker": 5})
     checkpoint.restore_optimizer(run, tmp_path, engine, None, of_torch)
     assert (scaler.cur_scale, vars(scaler).keys() & of_torch.loss_scale.keys()) == (8.0, set())

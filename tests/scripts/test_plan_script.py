@@ -194,13 +194,6 @@ def test_a_build_that_reads_weights_needs_no_care_for_the_meta_device(bert_folde
         assert {parameter.device.type for parameter in model.parameters()} == {device}
 
 
-def test_how_often_to_save_on_machines_that_are_lost():
-    times = forecast.Times(step=0.5, evaluation=0.0, save=2.0, outside=0.0)
-    assert planner.advised_saves(times, 4.0).startswith("save_steps     480 lose least: ")  # 240 s
-    with pytest.raises(InputError, match="the time of a checkpoint is not known"):
-        planner.advised_saves(times._replace(save=0.0), 4.0)
-
-
 # How long a training will take
 
 
