@@ -130,16 +130,15 @@ class Training:
 
     def _train_occurring(self, model: torch.nn.Module) -> None:
         """Leaves the embeddings of tokens that do not occur out of the training."""
-        arguments, plan = self.arguments, self.plan
         embedding = train_occurring(model, self.task, self.run.is_main)
-        if embedding is None:
-            return
-        name = next(name for name, weight in model.named_parameters() if weight is embedding.weight)
-        rate = plan.learning_rate * self.task.learning_rate_scale(model, name) * arguments.weight_decay
-        embedding.decay = lambda: math.prod(
-            1 - rate * plan.lr_multiplier(update) for update in range(self.state.updates)
-        )
-        self.run.print(f"embeddings     {embedding.in_words()}")
+        if embedding is not None:
+            name = next(name for name, weight in model.named_parameters() if weight is embedding.weight)
+            rate = self.plan.learning_rate * self.task.learning_rate_scale(model, name)
+            rate *= self.arguments.weight_decay
+            embedding.decay = lambda: math.prod(
+                1 - rate * self.plan.lr_multiplier(update) for update in range(self.state.updates)
+            )
+            self.run.print(f"embeddings     {embedding.in_words()}")
 
     def _prepare_model(self, model: torch.nn.Module) -> None:
         """Applies gradient checkpointing, kernels and compilation before Accelerate wraps the model; prints

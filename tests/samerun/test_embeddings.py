@@ -10,7 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from samerun.embeddings import occurring_ids, train_occurring, with_others, without_others
+from samerun.data.tokens import Ragged
+from samerun.embeddings import train_occurring, with_others, without_others
+from samerun.text.text import TextTask
 
 IDS, RATE, DECAY = [0, 2, 5, 7], 0.1, 0.3
 KNOWN = 12
@@ -97,6 +99,24 @@ def test_shared_and_frozen_embeddings_stay():
     assert [train_occurring(model, task(), True) for model in (tied, frozen)] == [None, None]
 
 
-def test_ids_that_occur():
-    parts = [np.array([4, 4, 1], dtype=np.int32), np.array([7])]
-    assert occurring_ids(parts, [None, 0, 99], 10).tolist() == [0, 1, 4, 7]
+class Tokenizer:
+    all_special_ids = (0, 1)
+
+    def __call__(self, text):
+        return {"input_ids": [2, 3]}  # around every text
+
+
+def test_a_text_task_knows_the_ids_of_its_inputs():
+    """Those of test rows are read by the exported model, which has all."""
+    splits = {
+        name: SimpleNamespace(lengths=np.array([2, 1]), tokens=Ragged.of([[5, each], [9]]))
+        for name, each in (("train", 6), ("validation", 7), ("test", 8))
+    }
+    embedding = nn.Embedding(12, 2)
+    model = SimpleNamespace(get_input_embeddings=lambda: embedding, config=SimpleNamespace(pad_token_id=4))
+    given = {"splits": splits, "buffers": None, "launch": SimpleNamespace(use_cpu=True)}
+    known = SimpleNamespace(**given, tokenizer=Tokenizer())
+    found, ids = TextTask.occurring_tokens(known, model)
+    assert (found, ids.tolist()) == (embedding, [0, 1, 2, 3, 4, 5, 6, 7, 9])
+    for change in ({"buffers": "a stream"}, {"launch": SimpleNamespace(use_cpu=False)}):
+        assert TextTask.occurring_tokens(SimpleNamespace(**given | change, tokenizer=None), model) is None

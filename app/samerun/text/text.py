@@ -434,8 +434,9 @@ class TextTask(Task):
 
     def occurring_tokens(self, model: torch.nn.Module) -> tuple[torch.nn.Embedding, np.ndarray] | None:
         splits = [split for name, split in self.splits.items() if name != "test"]
-        if self.buffers is not None or sum(int(split.lengths.sum()) for split in splits) > MOST_TOKENS:
-            return None
+        tokens = sum(int(split.lengths.sum()) for split in splits)
+        if not self.launch.use_cpu or self.buffers is not None or tokens > MOST_TOKENS:
+            return None  # it has not run on a GPU
         parts = [values[ends[0] : ends[-1]] for split in splits for values, ends in split.tokens.chunks]
         embedding, tokenizer = model.get_input_embeddings(), self.tokenizer
         around = [*tokenizer.all_special_ids, *tokenizer("")["input_ids"], model.config.pad_token_id]
