@@ -13,6 +13,7 @@ from torch.nn import functional
 from samerun.data.tokens import Ragged
 from samerun.embeddings import train_occurring, with_others, without_others
 from samerun.text.text import TextTask
+from samerun.training import Training
 
 IDS, RATE, DECAY = [0, 2, 5, 7], 0.1, 0.3
 KNOWN = 12
@@ -97,6 +98,15 @@ def test_shared_and_frozen_embeddings_stay():
     tied[1].weight = tied[0].weight
     frozen[0].weight.requires_grad_(False)
     assert [train_occurring(model, task(), True) for model in (tied, frozen)] == [None, None]
+
+
+def test_the_others_get_the_weight_decay_of_all_updates():
+    plan = SimpleNamespace(learning_rate=0.1, lr_multiplier=lambda update: 1 / (update + 1))
+    run, asked, model = SimpleNamespace(is_main=True, print=print), task(weight_decay=0.5), bag()
+    asked.learning_rate_scale = lambda _, name: {"0.weight": 2}[name]
+    known = {"run": run, "task": asked, "arguments": asked.arguments, "plan": plan}
+    Training._train_occurring(SimpleNamespace(**known, state=SimpleNamespace(updates=2)), model)
+    assert model[0].decay() == pytest.approx((1 - 0.1) * (1 - 0.05))
 
 
 class Tokenizer:
