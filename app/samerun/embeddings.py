@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from samerun import optim_arguments
+from samerun.errors import TrainingError
 from samerun.task import Task
 
 MOST = 0.75  # share of all embeddings that may occur; with more there is little to gain
@@ -34,12 +36,23 @@ class OccurringTokens(nn.Embedding):
         return f"{len(self.used):,} of {len(self.places):,} tokens occur; the others need no training"
 
     def forward(self, input: Tensor) -> Tensor:
-        return functional.embedding(self.places[input], self.weight, self.padding_idx)
+        places = self.places[input]
+        if isinstance(places, FakeTensor) or len(self.used) not in places:
+            return functional.embedding(places, self.weight, self.padding_idx)
+        if self.training or self.before() is None:
+            raise TrainingError("a batch has tokens of no row: its `Task.occurring_tokens` must return None")
+        return functional.embedding(input, self.whole(self.weight))
+
+    def whole(self, trained: Tensor, are_weights: bool = True) -> Tensor:
+        """`trained`, of the tokens that occur, with rows for all: the weights of the others, or zeros."""
+        before = self.before()
+        made = before * self.decay() if are_weights else torch.zeros_like(before)
+        made[self.used.cpu()] = trained
+        return made
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *others: Any) -> None:
         """A checkpoint has the weights of all tokens."""
-        name = f"{prefix}weight"
-        if name in state:
+        if (name := f"{prefix}weight") in state:
             state[name] = state[name][self.used]
         super()._load_from_state_dict(state, prefix, *others)
 
@@ -72,21 +85,15 @@ def train_occurring(model: nn.Module, task: Task, keeps_others: bool) -> Occurri
 
 
 def with_others(model: nn.Module, tensors: dict[str, Tensor], are_weights: bool = True) -> dict[str, Tensor]:
-    """Tensors of rank 0 by parameter name, with rows for all tokens: the weights of the others, or zeros."""
-    made = dict(tensors)
-    for name, module in _found(model):
-        if name in tensors:
-            before = module.before()
-            whole = before * module.decay() if are_weights else torch.zeros_like(before)
-            whole[module.used.cpu()] = tensors[name]
-            made[name] = whole
-    return made
+    """Tensors of rank 0 by parameter name, `whole`."""
+    parts = {name: module for name, module in _found(model) if name in tensors}
+    return tensors | {name: module.whole(tensors[name], are_weights) for name, module in parts.items()}
 
 
 def without_others(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Reverses `with_others`."""
-    rows = {name: module.used.cpu() for name, module in _found(model)}
-    return {name: tensor[rows[name]] if name in rows else tensor for name, tensor in tensors.items()}
+    parts = {name: module for name, module in _found(model) if name in tensors}
+    return tensors | {name: tensors[name][module.used.cpu()] for name, module in parts.items()}
 
 
 def _found(model: nn.Module) -> Iterator[tuple[str, OccurringTokens]]:

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from samerun.data.tokens import Ragged
 from samerun.embeddings import train_occurring, with_others, without_others
+from samerun.errors import TrainingError
 from samerun.text.text import TextTask
 from samerun.training import Training
 
@@ -68,10 +69,12 @@ def test_a_training_is_that_of_all_embeddings_and_goes_on_from_it():
     resumed.load_state_dict(whole.state_dict())
     assert torch.equal(resumed[0].weight, whole[0].weight[IDS])
     assert torch.equal(without_others(resumed, wide["exp_avg"])["0.weight"], wide["exp_avg"]["0.weight"][IDS])
-    inputs = torch.tensor(IDS)
+    inputs, other = torch.tensor(IDS), torch.tensor([[1, 2]])
     assert torch.equal(resumed(inputs), whole(inputs))
-    with pytest.raises(IndexError):  # rather than another token's embedding
-        resumed(torch.tensor([1]))
+    torch.testing.assert_close(part.eval()(other), whole(other))
+    for model in (part.train(), resumed.eval()):  # which does not keep the others
+        with pytest.raises(TrainingError, match="occurring_tokens"):
+            model(other)
 
 
 @pytest.mark.parametrize(

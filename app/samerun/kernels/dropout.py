@@ -264,8 +264,8 @@ class _Dropout(torch.autograd.Function):
 
 
 def _apply(x: Tensor, kept: Tensor, scale: float) -> Tensor:
-    # Multiplying by uint8 would be much slower.
-    return (x.contiguous() * kept.to(x.dtype)).mul_(scale)
+    # Multiplying by uint8 would be much slower, and so would a second tensor for the product.
+    return kept.to(x.dtype).mul_(x).mul_(scale)
 
 
 def attention(

@@ -26,14 +26,7 @@ from samerun import task_scripts
 from samerun.cli import SPINS
 from samerun.console import plain_table
 from samerun.data.splits import read_split
-from samerun.errors import (
-    EXIT_BAD_INPUT,
-    EXIT_STOPPED,
-    InputError,
-    StopRequested,
-    collecting,
-    raise_problems,
-)
+from samerun.errors import EXIT_BAD_INPUT, EXIT_STOPPED, InputError, StopRequested, collecting, raise_problems
 from samerun.files import lock, write_json, write_text
 from samerun.run_folder import CHECKPOINTS, METRICS, STATUS, read_metrics
 from samerun.tools.moving.setups import APART, signals_unwind
