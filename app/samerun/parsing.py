@@ -194,7 +194,7 @@ def _steps(text: str) -> int | float:
     value = _number(text)
     if not value.is_integer() and not 0 < value < 1:
         raise ValueError
-    return int(value) if value.is_integer() else value
+    return int(text if text.isdigit() else value) if value.is_integer() else value
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 from dataclasses import dataclass, fields
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from samerun.arguments import OptimizationArguments, RunArguments
@@ -61,6 +61,7 @@ VALUES = st.fixed_dictionaries(
 
 
 @given(VALUES)
+@example({"steps": 2**53 + 1})
 def test_what_is_written_down_is_read_again(values):
     argv = []
     for name, value in values.items():
