@@ -21,6 +21,7 @@ MOST_MODULES = 119
 IMPORTED_LATER = {
     "deepspeed": "takes seconds, and must find DS_ACCELERATOR set; only launches that ask for it need it",
     "transformers.integrations": "as deepspeed",
+    "samerun.kernels.loops": "imports numba, half a second; only training needs it",
     "samerun.data.files": "imports pyarrow; cli.py needs it only for lines of standard input",
     "fsspec": "a third of a second; only --mirror_to needs it",
     "datasets": "takes half a second, with pandas; only files need it",

@@ -19,23 +19,23 @@ Layouts: the first dimension has the rows of the micro-batch, or so many heads, 
 A parameter, or a tensor of one row in a micro-batch of several, is shared by all rows and micro-batches, and
 so is its mask. Any other tensor has a mask of its own in each micro-batch; `samerun parity` names it.
 
-Attention on a CPU works in pieces: some rows, some heads of one row, or some queries of one head. The
-backward pass recomputes attention weights (as in FlashAttention, arXiv 2205.14135, algorithm 4) but stores
-the dropout mask, a byte per weight, because drawing it is slow. The softmax's division and dropout's scale
-apply to the smaller (tokens, size) tensors. The softmax uses powers of 2: MKL's exp (torch 2.13) is 5 to 20
-times slower on results too small for fp32, as of masked scores. In bf16 the products are in bf16 if the CPU
-has instructions for them, all else is in fp32: a pass of MiniLM over 512 tokens is 1.16 times as fast on an
-AMD Zen 4 (benchmarks/notes.md). On a GPU, attention with dropout stores all weights, as transformers' eager
-attention does.
+On a CPU masks are drawn again in the backward pass, and attention's weights are computed again (as in
+FlashAttention, arXiv 2205.14135, algorithm 4), in pieces: some rows, some heads of one row, or some queries
+of one head. What is no matrix product is compiled (`kernels/loops.py`). The softmax's division and dropout's
+scale apply to the smaller (tokens, size) tensors. In bf16 the products are in bf16 if the CPU has
+instructions for them, all else is in fp32. On a GPU, attention with dropout stores all weights, as
+transformers' eager attention does. Float64 and a mask that is trained are computed so on a CPU, too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,7 +49,8 @@ from samerun.kernels.common import current_rows, in_threads, row_lengths, send
 
 LEVELS = 2**16
 LANES = 4  # elements of a word, which has 64 random bits
-WORDS_AT_ONCE, WORDS_ON_GPU = 2**15, 2**22  # on a CPU they fit a core's cache
+ELEMENTS_AT_ONCE = 2**18  # of a thread
+WORDS_AT_ONCE = 2**22
 INCREMENT = 0x9E3779B97F4A7C15  # of SplitMix64's counter
 ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))  # (shift, factor) of its mixing
 SHARED, OTHER = 2**63, 2**63 + 1  # instead of a row's place: for shared tensors; from here on for others
@@ -131,16 +132,40 @@ class DropoutMask(NamedTuple):
         """The factor on kept elements."""
         return LEVELS / (LEVELS - self.dropped_levels)
 
+    def drop(self, x: Tensor) -> Tensor:
+        """`x` with dropout; on a CPU."""
+        wide = x.float() if x.dtype == torch.float16 else x
+        out = torch.empty_like(wide, memory_format=torch.contiguous_format)
+        if not isinstance(x, FakeTensor) and x.numel():
+            *sizes, last = x.shape if x.dim() > 1 else (x.numel(), 1)
+            _drop(wide.reshape(-1, last), out.view(-1, last), self._lines(sizes), self.threshold, self.scale)
+        return out.to(x.dtype)
+
     def fill(self, kept: Tensor) -> None:
         """Sets `kept` (uint8, contiguous) to 0 for dropped elements and 1 for kept ones."""
         if isinstance(kept, FakeTensor) or not kept.numel():
             return
         *sizes, last = kept.shape if kept.dim() > 1 else (kept.numel(), 1)
         keys, inner = self._layout(sizes)
-        bits = 64 // (len(inner) + 1)
-        strides = [INCREMENT << bits * (len(inner) - number) for number in range(len(inner))]
-        fill = _fill_on_cpu if kept.device.type == "cpu" else _fill
-        fill(kept.view(-1, last), keys, list(zip(inner, strides, strict=True)), self.dropped_levels)
+        _fill(kept.view(-1, last), keys, list(zip(inner, _strides(inner), strict=True)), self.threshold)
+
+    def attention_keys(self, sizes: Sequence[int]) -> tuple[np.ndarray, int]:
+        """(keys of the first queries (rows, heads) uint64, what to add from query to query) for `sizes`
+        (rows, heads, queries)."""
+        _, inner = self._layout(list(sizes))
+        return self._lines(list(sizes)).reshape(sizes)[:, :, 0], _strides(inner)[-1]
+
+    @property
+    def threshold(self) -> int:
+        """Elements whose random int16 is below it are dropped."""
+        return self.dropped_levels - LEVELS // 2
+
+    def _lines(self, sizes: list[int]) -> np.ndarray:
+        """The key (uint64) of each line of a mask that has these sizes before its last dimension."""
+        keys, inner = self._layout(sizes)
+        for size, stride in zip(inner, _strides(inner), strict=True):
+            keys = keys[..., None] + np.arange(size, dtype=np.uint64) * _u64(stride)
+        return keys.reshape(-1)
 
     def keys(self, places: Sequence[int]) -> np.ndarray:
         """(places,) uint64."""
@@ -188,39 +213,47 @@ def _mix(words: np.ndarray, scratch: np.ndarray) -> None:
             words *= _u64(factor)
 
 
-def _fill_on_cpu(kept: Tensor, keys: np.ndarray, inner: list[tuple[int, int]], dropped_levels: int) -> None:
-    """Fills `kept` (lines, elements of a line). `keys` (n,) uint64; `inner`: sizes and strides of the
-    dimensions of each key, whose product with n is the number of lines."""
-    for size, stride in inner:
-        keys = keys[..., None] + np.arange(size, dtype=np.uint64) * _u64(stride)
-    lines, elements = kept.shape
-    words = np.arange(-(-elements // LANES), dtype=np.uint64) * _u64(INCREMENT)
-    pieces = -(-lines * len(words) // WORDS_AT_ONCE)
-    step, keys, filled = -(-lines // pieces), keys.reshape(-1), kept.numpy().view(np.bool_)
+@functools.cache
+def loops() -> ModuleType:
+    """`kernels/loops.py`. Numba takes half a second to import, which only training needs."""
+    from samerun.kernels import loops
 
-    def fill(first: int) -> None:
-        random = keys[first : first + step, None] + words
-        _mix(random, np.empty_like(random))
-        levels = random.view(np.int16)[:, :elements]
-        np.greater_equal(levels, dropped_levels - LEVELS // 2, out=filled[first : first + step])
-
-    in_threads(fill, range(0, lines, step))
+    return loops
 
 
-def _fill(kept: Tensor, keys: np.ndarray, inner: list[tuple[int, int]], dropped_levels: int) -> None:
-    """`_fill_on_cpu` by torch operations on any device."""
+def _strides(inner: list[int]) -> list[int]:
+    """What to add to a key for each index of a dimension."""
+    bits = 64 // (len(inner) + 1)
+    return [INCREMENT << bits * (len(inner) - number) for number in range(len(inner))]
+
+
+def _drop(x: Tensor, out: Tensor, keys: np.ndarray, threshold: int, scale: float) -> None:
+    source, target = loops().array(x.detach()), loops().array(out)
+    factor = np.float64(scale) if x.dtype == torch.float64 else np.float32(scale)
+    step = max(1, ELEMENTS_AT_ONCE // x.shape[1])
+
+    def drop(first: int) -> None:
+        part = slice(first, first + step)
+        loops().drop(source[part], target[part], keys[part], np.int16(threshold), factor)
+
+    in_threads(drop, range(0, len(source), step))
+
+
+def _fill(kept: Tensor, keys: np.ndarray, inner: list[tuple[int, int]], threshold: int) -> None:
+    """Fills `kept` (lines, elements of a line) by torch operations on any device. `keys` (n,) uint64;
+    `inner`: sizes and strides of the dimensions of each key, whose product with n is the number of lines."""
     device, elements = kept.device, kept.shape[1]
     lines = send(torch.from_numpy(keys.view(np.int64)), device)
     for size, stride in inner:
         lines = lines[..., None] + torch.arange(size, device=device) * _i64(stride)
     words = torch.arange(-(-elements // LANES), device=device) * _i64(INCREMENT)
-    step = max(1, WORDS_ON_GPU // len(words))
+    step = max(1, WORDS_AT_ONCE // len(words))
     for part, keys_of_part in zip(kept.split(step), lines.flatten().split(step), strict=True):
         random = keys_of_part[:, None] + words
         for shift, factor in ROUNDS:
             random ^= (random >> shift) & (2 ** (64 - shift) - 1)  # the shift repeats the sign
             random *= _i64(factor)
-        part.copy_(random.view(torch.int16)[:, :elements] >= dropped_levels - LEVELS // 2)
+        part.copy_(random.view(torch.int16)[:, :elements] >= threshold)
 
 
 # torch's functions
@@ -250,17 +283,26 @@ def channel_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplac
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, mask: DropoutMask) -> Tensor:
+        ctx.mask = mask
+        if _on_cpu(x):
+            return mask.drop(x)
         kept = torch.empty_like(x, dtype=torch.uint8, memory_format=torch.contiguous_format)
         mask.fill(kept)
-        ctx.scale = mask.scale
         ctx.save_for_backward(kept)
         return _apply(x, kept, mask.scale)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        if not ctx.saved_tensors:
+            return ctx.mask.drop(gradient), None
         (kept,) = ctx.saved_tensors
-        return _apply(gradient, kept, ctx.scale), None
+        return _apply(gradient, kept, ctx.mask.scale), None
+
+
+def _on_cpu(x: Tensor) -> bool:
+    # A dry run for a GPU is a torch function mode.
+    return x.device.type == "cpu" and not has_torch_function_unary(x)
 
 
 def _apply(x: Tensor, kept: Tensor, scale: float) -> Tensor:
@@ -303,7 +345,8 @@ OURS = {
 # Attention
 
 
-WEIGHTS_AT_ONCE = 2**21
+WEIGHTS_AT_ONCE = 2**20  # of a thread
+FEW_WEIGHTS = 2**16  # for which it does not pay to wake a thread
 LOG2E = math.log2(math.e)
 
 Place = tuple[slice, ...]  # rows and heads, or rows, heads and queries
@@ -323,10 +366,9 @@ def dropout_attention(
     the scores.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    # A dry run for a GPU is a torch function mode.
-    on_cpu = query.device.type == "cpu" and not has_torch_function_unary(query)
     alike = query.dim() == 4 and query.shape[:2] == key.shape[:2] == value.shape[:2]
-    if on_cpu and alike and not (mask is not None and mask.requires_grad):
+    learned = mask is not None and mask.requires_grad
+    if _on_cpu(query) and query.dtype != torch.float64 and alike and not learned:
         mask = None if mask is None else _compact(mask)
         with torch.autocast("cpu", enabled=False):
             return DropoutAttention.apply(query, key, value, mask, dropout, scale)
@@ -370,59 +412,90 @@ class DropoutAttention(torch.autograd.Function):
         scale: float,
     ) -> Tensor:
         rows, heads, queries, _ = query.shape
-        dtype, product = torch.promote_types(query.dtype, torch.float32), product_dtype(query.dtype)
-        limits = torch.finfo(dtype)
+        product, of = product_dtype(query.dtype), _loop_arguments(query, key, mask, dropout, scale)
         # Contiguous after transformers transposes heads and tokens.
         context = query.new_empty(rows, queries, heads, value.shape[-1]).transpose(1, 2)
-        highest, total = (query.new_empty(rows, heads, queries, 1, dtype=dtype) for _ in range(2))
-        kept = query.new_empty(rows, heads, queries, key.shape[2], dtype=torch.uint8)
-        dropout.fill(kept)
-        for pairs, chunks in _pieces(kept.shape):
+        top, sums = (query.new_empty(rows, heads, queries, dtype=torch.float32) for _ in range(2))
+
+        def attend(pairs: Place, chunks: list[slice]) -> None:
             k, v = _take(key, pairs, product), _take(value, pairs, product)
             for chunk in chunks:
                 place = (*pairs, chunk)
-                scores = _scores(_take(query, place, product), k, scale, mask, place)
-                top = scores.amax(dim=-1, keepdim=True).clamp_(min=limits.min)
-                weights = scores.sub_(top).exp2_()
-                sums = weights.sum(dim=-1, keepdim=True).clamp_(min=limits.tiny)
-                weights = weights.to(product).mul_(_take(kept, place, product))
-                out = torch.bmm(weights, v).to(dtype).mul_(dropout.scale / sums)
-                for part, whole in ((top, highest), (sums, total), (out, context)):
-                    _put(part, whole, place)
-        ctx.save_for_backward(query, key, value, mask, highest, total, kept, context)
-        ctx.scale, ctx.dropout_scale = scale, dropout.scale
+                weights = torch.bmm(_take(query, place, product), k.mT)
+                if of:
+                    of_queries = top[place].numpy(), sums[place].numpy()
+                    loops().weigh(_by_head(weights, place), *of(place), *of_queries)
+                out = torch.bmm(weights, v).float()
+                _put(out.mul_(dropout.scale / sums[place].reshape(*out.shape[:2], 1)), context, place)
+
+        _in_pieces(attend, query, key)
+        ctx.save_for_backward(query, key, value, mask, top, sums, context)
+        ctx.dropout, ctx.scale = dropout, scale
         return context
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple:
-        query, key, value, mask, highest, total, kept, context = ctx.saved_tensors
+        query, key, value, mask, top, sums, context = ctx.saved_tensors
         d_query, d_key, d_value = (torch.empty_like(x) for x in (query, key, value))
-        dtype, product, scale = highest.dtype, product_dtype(query.dtype), ctx.scale
-        for pairs, chunks in _pieces(kept.shape):
+        product, scale, dropout = product_dtype(query.dtype), ctx.scale, ctx.dropout
+        of = _loop_arguments(query, key, mask, dropout, scale)
+
+        def differentiate(pairs: Place, chunks: list[slice]) -> None:
             k, v = _take(key, pairs, product), _take(value, pairs, product)
             d_k, d_v = torch.empty_like(k), torch.empty_like(v)
             for chunk in chunks:
                 # The first chunk overwrites d_k and d_v, later ones add.
                 place, beta = (*pairs, chunk), int(chunk.start > 0)
-                top, sums, out, d_out = (_take(x, place, dtype) for x in (highest, total, context, gradient))
                 q = _take(query, place, product)
-                weights = _scores(q, k, scale, mask, place).sub_(top).exp2_()
-                factors = _take(kept, place, dtype)
+                out, d_out = (_take(x, place, torch.float32) for x in (context, gradient))
+                total = sums[place].reshape(*q.shape[:2], 1)
                 # The softmax's gradient needs sum_j P_ij dP_ij of each query. It equals sum_d O_id dO_id,
                 # also with dropout.
-                delta = out.mul_(d_out).sum(dim=-1, keepdim=True)
-                d_out.mul_(ctx.dropout_scale)
-                d_weights = torch.bmm(d_out.to(product), v.mT).to(dtype)
-                d_scores = torch.addcmul(delta.neg_(), d_weights, factors, out=d_weights).mul_(weights)
-                d_scores = d_scores.to(product)
-                _put(torch.bmm(d_scores, k).to(dtype).mul_(scale / sums), d_query, place)
-                d_k.baddbmm_(d_scores.mT, (q * (scale / sums)).to(product), beta=beta)
-                weights = weights.mul_(factors).to(product)
-                d_v.baddbmm_(weights.mT, d_out.div_(sums).to(product), beta=beta)
+                delta = out.mul_(d_out).sum(dim=-1)
+                weights, d_scores = torch.bmm(q, k.mT), torch.bmm(d_out.mul_(dropout.scale).to(product), v.mT)
+                if of:
+                    arrays = (_by_head(x, place) for x in (weights, d_scores, delta))
+                    loops().differentiate(*arrays, *of(place), top[place].numpy())
+                _put(torch.bmm(d_scores, k).float().mul_(scale / total), d_query, place)
+                d_k.baddbmm_(d_scores.mT, (q * (scale / total)).to(product), beta=beta)
+                d_v.baddbmm_(weights.mT, d_out.div_(total).to(product), beta=beta)
             _put(d_k, d_key, pairs)
             _put(d_v, d_value, pairs)
+
+        _in_pieces(differentiate, query, key)
         return d_query, d_key, d_value, None, None, None
+
+
+def _loop_arguments(
+    query: Tensor, key: Tensor, mask: Tensor | None, dropout: DropoutMask, scale: float
+) -> Callable[[Place], tuple] | None:
+    """What `loops.weigh` and `loops.differentiate` need to know of a place; None in a dry run."""
+    if isinstance(query, FakeTensor):
+        return None
+    if mask is None:
+        mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    if mask.dtype == torch.bool:
+        bias = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+    else:
+        bias = mask.float() * LOG2E
+    bias = bias.expand(*bias.shape[:-1], key.shape[2]).contiguous()
+    lines = torch.arange(bias[..., 0].numel()).view(bias.shape[:-1]).expand(query.shape[:-1]).numpy()
+    lines_of_bias = bias.flatten(0, -2).numpy()
+    keys, stride = dropout.attention_keys(query.shape[:-1])
+    factor, threshold = np.float32(scale * LOG2E), np.int16(dropout.threshold)
+
+    def of(place: Place) -> tuple:
+        rows, heads, queries = place
+        own = keys[rows, heads] + _u64(queries.start * stride)
+        return lines_of_bias, lines[place], factor, own, _u64(stride), threshold
+
+    return of
+
+
+def _by_head(x: Tensor, place: Place) -> np.ndarray:
+    """(rows x heads, ...) as an array (rows, heads, ...)."""
+    return loops().array(x.unflatten(0, (-1, place[1].stop - place[1].start)))
 
 
 def product_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -432,14 +505,22 @@ def product_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype if fast and dtype == torch.bfloat16 else torch.promote_types(dtype, torch.float32)
 
 
-def _pieces(shape: torch.Size) -> Iterator[tuple[Place, list[slice]]]:
-    """Yields each piece's (rows, heads) and its chunks of queries. `shape`: (rows, heads, queries, keys)."""
-    rows, heads, queries, keys = shape
-    step, chunk = max(1, WEIGHTS_AT_ONCE // (queries * keys)), max(1, WEIGHTS_AT_ONCE // keys)
+def _in_pieces(work: Callable[[Place, list[slice]], None], query: Tensor, key: Tensor) -> None:
+    """Calls `work` with each piece's (rows, heads) and its chunks of queries, in threads."""
+    (rows, heads, queries, _), keys = query.shape, key.shape[2]
+    threads = torch.get_num_threads() if rows * heads * queries * keys > FEW_WEIGHTS else 1
+    step = min(max(1, WEIGHTS_AT_ONCE // (queries * keys)), -(-rows * heads // threads))
+    chunk = max(1, WEIGHTS_AT_ONCE // keys)
     chunks = [slice(start, min(start + chunk, queries)) for start in range(0, queries, chunk)]
     row_step, head_step = max(1, step // heads), min(step, heads)
-    for row, head in itertools.product(range(0, rows, row_step), range(0, heads, head_step)):
-        yield (slice(row, min(row + row_step, rows)), slice(head, min(head + head_step, heads))), chunks
+    pieces = [
+        (slice(row, min(row + row_step, rows)), slice(head, min(head + head_step, heads)))
+        for row, head in itertools.product(range(0, rows, row_step), range(0, heads, head_step))
+    ]
+    if isinstance(query, FakeTensor):  # Other threads do not have its mode.
+        work(pieces[0], chunks)
+    else:
+        in_threads(lambda piece: work(piece, chunks), pieces)
 
 
 def _take(x: Tensor, place: Place, dtype: torch.dtype) -> Tensor:
@@ -450,18 +531,3 @@ def _take(x: Tensor, place: Place, dtype: torch.dtype) -> Tensor:
 
 def _put(part: Tensor, whole: Tensor, place: Place) -> None:
     whole[place].copy_(part.view(whole[place].shape))
-
-
-def _scores(q: Tensor, k: Tensor, scale: float, mask: Tensor | None, place: Place) -> Tensor:
-    """The scores for powers of 2, in fp32 or more."""
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scores = torch.bmm(q, k.mT).to(dtype).mul_(scale * LOG2E)
-    if mask is not None:
-        part = mask[
-            tuple(cut if size > 1 else slice(1) for cut, size in zip(place, mask.shape, strict=False))
-        ]
-        if part.dtype == torch.bool:
-            part = torch.zeros_like(part, dtype=torch.float32).masked_fill_(~part, -torch.inf)
-        _, heads, _ = place
-        scores.unflatten(0, (-1, heads.stop - heads.start)).add_(part, alpha=LOG2E)
-    return scores

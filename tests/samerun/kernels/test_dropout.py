@@ -14,7 +14,6 @@ from samerun.kernels.dropout import (
     LEVELS,
     DropoutMask,
     DropPath,
-    _fill,
     dropout_by_row,
     recomputing,
     use_row_modules,
@@ -25,11 +24,8 @@ PLACES = tuple(range(16))
 
 def kept_of(shape, call=0, places=PLACES, p=0.5):
     """The mask (shape) of call number `call`, as bool."""
-    kept = torch.full(shape, 7, dtype=torch.uint8)
     with dropout_by_row(None, places):
-        DropoutMask(call, places, round(p * LEVELS)).fill(kept)
-    assert kept.max() <= 1
-    return kept.bool()
+        return DropoutMask(call, places, round(p * LEVELS)).drop(torch.ones(shape)) != 0
 
 
 # The bits
@@ -66,17 +62,26 @@ def test_the_bits_are_those_of_splitmix64_and_never_change():
 @pytest.mark.parametrize(
     "shape", [(16,), (16, 7), (16, 5, 12), (32, 3, 9), (16, 3, 6, 6), (16, 2, 3, 4, 5), (1, 6, 8), (15, 4)]
 )
-def test_torch_draws_the_bits_of_numpy(shape, monkeypatch):
-    expected = kept_of(shape, 2**62 + 3)
-    monkeypatch.setattr(samerun.kernels.dropout, "_fill_on_cpu", _fill)
-    monkeypatch.setattr(samerun.kernels.dropout, "WORDS_ON_GPU", 5)
-    assert torch.equal(kept_of(shape, 2**62 + 3), expected)
+def test_torch_draws_the_same_bits(shape, monkeypatch):
+    monkeypatch.setattr(samerun.kernels.dropout, "WORDS_AT_ONCE", 5)
+    kept = torch.full(shape, 7, dtype=torch.uint8)
+    DropoutMask(2**62 + 3, PLACES, LEVELS // 2).fill(kept)
+    assert torch.equal(kept, kept_of(shape, 2**62 + 3))
 
 
 def test_bits_depend_neither_on_threads_nor_on_pieces(monkeypatch, threads):
     expected = kept_of((16, 30, 33))  # one piece
-    monkeypatch.setattr(samerun.kernels.dropout, "WORDS_AT_ONCE", 50)
+    monkeypatch.setattr(samerun.kernels.dropout, "ELEMENTS_AT_ONCE", 200)
     assert torch.equal(kept_of((16, 30, 33)), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_what_is_kept_is_scaled_and_rounded_once(dtype):
+    x = (torch.randn(16, 50, generator=torch.Generator().manual_seed(0)) * 100).to(dtype)
+    mask = DropoutMask(0, PLACES, round(0.3 * LEVELS))
+    expected = (x.to(torch.promote_types(dtype, torch.float32)) * mask.scale).to(dtype)
+    assert torch.equal(mask.drop(x), expected * (mask.drop(torch.ones(16, 50)) != 0))
+    assert torch.equal(mask.drop(x.T.contiguous().T), mask.drop(x))
 
 
 # Rows
