@@ -11,7 +11,7 @@ Numbers: the engine seeds torch's generator by (seed, step) before the forward p
 each call draws one number from it. It tells which call it is, and gradient checkpointing restores it.
 SplitMix64 (Steele, Lea and Flood, OOPSLA 2014; its mixing function is Stafford's variant 13) hashes this
 number and the row's place to the row's key, and the key and a position to 64 bits for four neighbours along
-the last dimension. Integers only, so numpy and torch compute the same bits on any device. The dropout rate is
+the last dimension. Integers only, so numba and torch compute the same bits on any device. The dropout rate is
 rounded to a multiple of 2**-16, and the scale follows the rounded rate, so the expectation is exactly the
 input.
 
@@ -294,10 +294,10 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        if not ctx.saved_tensors:
+        saved = ctx.saved_tensors  # under checkpointing they can be read once only
+        if not saved:
             return ctx.mask.drop(gradient), None
-        (kept,) = ctx.saved_tensors
-        return _apply(gradient, kept, ctx.mask.scale), None
+        return _apply(gradient, *saved, ctx.mask.scale), None
 
 
 def _on_cpu(x: Tensor) -> bool:
@@ -412,7 +412,8 @@ class DropoutAttention(torch.autograd.Function):
         scale: float,
     ) -> Tensor:
         rows, heads, queries, _ = query.shape
-        product, of = product_dtype(query.dtype), _loop_arguments(query, key, mask, dropout, scale)
+        product = product_dtype(query.dtype)
+        arguments_of = _loop_arguments(query, key, mask, dropout, scale)
         # Contiguous after transformers transposes heads and tokens.
         context = query.new_empty(rows, queries, heads, value.shape[-1]).transpose(1, 2)
         top, sums = (query.new_empty(rows, heads, queries, dtype=torch.float32) for _ in range(2))
@@ -422,9 +423,9 @@ class DropoutAttention(torch.autograd.Function):
             for chunk in chunks:
                 place = (*pairs, chunk)
                 weights = torch.bmm(_take(query, place, product), k.mT)
-                if of:
-                    of_queries = top[place].numpy(), sums[place].numpy()
-                    loops().weigh(_by_head(weights, place), *of(place), *of_queries)
+                if arguments_of:
+                    filled = top[place].numpy(), sums[place].numpy()
+                    loops().weigh(_by_head(weights, place), *arguments_of(place), *filled)
                 out = torch.bmm(weights, v).float()
                 _put(out.mul_(dropout.scale / sums[place].reshape(*out.shape[:2], 1)), context, place)
 
@@ -439,7 +440,7 @@ class DropoutAttention(torch.autograd.Function):
         query, key, value, mask, top, sums, context = ctx.saved_tensors
         d_query, d_key, d_value = (torch.empty_like(x) for x in (query, key, value))
         product, scale, dropout = product_dtype(query.dtype), ctx.scale, ctx.dropout
-        of = _loop_arguments(query, key, mask, dropout, scale)
+        arguments_of = _loop_arguments(query, key, mask, dropout, scale)
 
         def differentiate(pairs: Place, chunks: list[slice]) -> None:
             k, v = _take(key, pairs, product), _take(value, pairs, product)
@@ -454,9 +455,9 @@ class DropoutAttention(torch.autograd.Function):
                 # also with dropout.
                 delta = out.mul_(d_out).sum(dim=-1)
                 weights, d_scores = torch.bmm(q, k.mT), torch.bmm(d_out.mul_(dropout.scale).to(product), v.mT)
-                if of:
+                if arguments_of:
                     arrays = (_by_head(x, place) for x in (weights, d_scores, delta))
-                    loops().differentiate(*arrays, *of(place), top[place].numpy())
+                    loops().differentiate(*arrays, *arguments_of(place), top[place].numpy())
                 _put(torch.bmm(d_scores, k).float().mul_(scale / total), d_query, place)
                 d_k.baddbmm_(d_scores.mT, (q * (scale / total)).to(product), beta=beta)
                 d_v.baddbmm_(weights.mT, d_out.div_(total).to(product), beta=beta)
@@ -470,7 +471,7 @@ class DropoutAttention(torch.autograd.Function):
 def _loop_arguments(
     query: Tensor, key: Tensor, mask: Tensor | None, dropout: DropoutMask, scale: float
 ) -> Callable[[Place], tuple] | None:
-    """What `loops.weigh` and `loops.differentiate` need to know of a place; None in a dry run."""
+    """A function of a place to the arguments `bias` to `dropped` of `loops.weigh`; None in a dry run."""
     if isinstance(query, FakeTensor):
         return None
     if mask is None:
@@ -485,12 +486,12 @@ def _loop_arguments(
     keys, stride = dropout.attention_keys(query.shape[:-1])
     factor, threshold = np.float32(scale * LOG2E), np.int16(dropout.threshold)
 
-    def of(place: Place) -> tuple:
+    def arguments_of(place: Place) -> tuple:
         rows, heads, queries = place
         own = keys[rows, heads] + _u64(queries.start * stride)
         return lines_of_bias, lines[place], factor, own, _u64(stride), threshold
 
-    return of
+    return arguments_of
 
 
 def _by_head(x: Tensor, place: Place) -> np.ndarray:
