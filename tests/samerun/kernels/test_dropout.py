@@ -5,11 +5,13 @@ import copy
 import numpy as np
 import pytest
 import torch
+from numba.core.dispatcher import Dispatcher
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import samerun.kernels.dropout
+from samerun.kernels import loops
 from samerun.kernels.dropout import (
     LEVELS,
     DropoutMask,
@@ -82,6 +84,14 @@ def test_what_is_kept_is_scaled_and_rounded_once(dtype):
     expected = (x.to(torch.promote_types(dtype, torch.float32)) * mask.scale).to(dtype)
     assert torch.equal(mask.drop(x), expected * (mask.drop(torch.ones(16, 50)) != 0))
     assert torch.equal(mask.drop(x.T.contiguous().T), mask.drop(x))
+
+
+def test_loops_compile_where_no_folder_for_them_can_be_written(monkeypatch):
+    def refuse(self):
+        raise RuntimeError("cannot cache function: no locator available")
+
+    monkeypatch.setattr(Dispatcher, "enable_caching", refuse)
+    assert loops.compiled(lambda x: x * 2)(3) == 6
 
 
 # Rows
