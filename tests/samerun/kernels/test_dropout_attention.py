@@ -90,11 +90,11 @@ def explicit(query, key, value, mask, kept, p=0.3):
 def test_however_the_work_is_cut_it_is_attention_with_some_weights_dropped(
     weights, padded, keys, monkeypatch
 ):
-    # Single queries, some queries of a head, whole heads, whole rows, everything at once.
-    monkeypatch.setattr(samerun.kernels.dropout, "WEIGHTS_AT_ONCE", weights)
     lengths = torch.tensor([keys, 4, keys - 1])[:, None, None, None]
     mask = torch.arange(keys) < lengths if padded else None
     kept = kept_of(*tensors(3, 4, 9, 8, keys=keys)[:2], mask)
+    # Single queries, some queries of a head, whole heads, whole rows, everything at once.
+    monkeypatch.setattr(samerun.kernels.dropout, "WEIGHTS_AT_ONCE", weights)
     share = kept.float().mean() / (1.0 if mask is None else mask.float().mean())
     assert share == pytest.approx(0.7, abs=0.1)
     ours, theirs = tensors(3, 4, 9, 8, keys=keys), tensors(3, 4, 9, 8, keys=keys)
