@@ -130,7 +130,7 @@ def task_command(options: argparse.Namespace) -> list[str]:
 def print_predictions(options: argparse.Namespace) -> None:
     """Predicts the texts of --text in this process. The output is that of the task's command. Raises
     `InputError`."""
-    set_up_host(other_threads=options.task == "titlegen")
+    set_up_host()
     from samerun.serving.predictor import load_predictor
 
     folder, pairs = str(temporary_folder("predict_")), options.text_pair

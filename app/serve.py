@@ -81,7 +81,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
 def make_server(options: argparse.Namespace, task_arguments: list[str], folder: str) -> Server:
     """Loads the model. `folder`: for predicted files, such as masks. Raises `InputError`."""
     task = task_of(Path(options.model))
-    set_up_host(other_threads=task == "titlegen")
+    set_up_host()
     try:
         from samerun.serving.web import Limits, Server
     except ImportError as error:

@@ -47,24 +47,17 @@ def prepare_process() -> None:
     sys.excepthook = _explain_failed_import
 
 
-def set_up_host(other_threads: bool = False) -> None:
+def set_up_host() -> None:
     """Settings of OpenMP, OpenBLAS and malloc that must precede the import of torch, made only where the user
     made none. Takes a tenth of a second, to see whether other programs compute.
 
-    Threads of OpenMP that sleep soon are slower on a quiet machine and much faster beside other programs
-    (rows/s of `classify` on two cores with AVX2, MiniLM, 2026-11-27):
-
-        machine            XED, sleep soon   spin   Reuters, sleep soon   spin
-        quiet                           68     78                   7.1    8.2
-        one busy program                40     25                   4.0    2.7
-
-    Threads of this process count as other programs: `other_threads` where a task's attention is computed in
-    them (BigBird's titles: 7.1 and 6.3 rows/s), and OpenBLAS on Zen 5 (not measured). Kept memory:
-    benchmarks/notes.md, "Memory on a CPU".
+    Threads of OpenMP that sleep soon are slower on a quiet machine and much faster beside other programs, as
+    which OpenBLAS's threads on Zen 5 count. Numbers: benchmarks/notes.md, "Threads that wait" and "Memory on
+    a CPU".
     """
     one_thread = os.environ.get("OMP_NUM_THREADS") == "1"
     if not one_thread and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        busy = other_threads or os.environ.get("LOCAL_WORLD_SIZE", "1") != "1" or is_zen5()
+        busy = os.environ.get("LOCAL_WORLD_SIZE", "1") != "1" or is_zen5()
         with contextlib.suppress(OSError):  # of a sandbox without /proc/stat
             busy = busy or psutil.cpu_percent(0.1) > QUIET
         if busy:
@@ -99,7 +92,7 @@ def read_arguments(cls: type[T], description: str) -> T:
         notes: list[str] = []
         arguments = parse(cls, description=description, notes=notes)
         validate(arguments)
-        set_up_host(other_threads=hasattr(arguments, "max_title_length"))
+        set_up_host()
         if hasattr(arguments, "text_column"):
             os.environ.update(KEPT_KERNELS | os.environ)
         set_quiet(arguments)

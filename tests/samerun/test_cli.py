@@ -153,7 +153,7 @@ import psutil
 from samerun import cli
 psutil.cpu_percent = lambda seconds: float(sys.argv[1])
 cli.is_zen5 = lambda: sys.argv[2] == "zen5"
-cli.set_up_host(other_threads=sys.argv[2] == "threads")
+cli.set_up_host()
 blocks = bytearray(200_000_000)
 del blocks
 with open("/proc/self/statm") as pages:
@@ -168,7 +168,6 @@ print(os.environ.get("GOMP_SPINCOUNT"), os.environ["OPENBLAS_THREAD_TIMEOUT"], r
     [
         ("5 alone", {}, "None 6 True"),  # freed memory stays
         ("50 alone", {}, "2000 6 True"),  # beside other programs threads sleep soon
-        ("5 threads", {}, "2000 6 True"),
         ("5 zen5", {}, "2000 6 True"),
         ("5 alone", {"LOCAL_WORLD_SIZE": "2"}, "2000 6 True"),
         ("50 alone", {"LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}, "None 6 True"),

@@ -1,4 +1,4 @@
-"""What the kernels share: the current batch's rows, copies to a GPU, threads of one core each with numpy's
+"""What the kernels share: the current batch's rows, copies to a GPU, Python in torch's threads with numpy's
 OpenBLAS in them.
 
 Rows: BigBird's attention and windows need the number of tokens. Reading it from a GPU would make the host
@@ -14,11 +14,10 @@ parallelism and 231 ms on one thread (benchmarks/bench_cpu.md, remarks on "Atten
 """
 
 import contextlib
+import ctypes
 import functools
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
@@ -81,39 +80,47 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def in_threads(work: Callable[[Piece], None], pieces: Iterable[Piece]) -> None:
-    """Calls `work(piece)` for each piece without gradients, in as many threads as torch has. A single piece
-    runs in the calling thread, with torch's own parallelism."""
-    threads = torch.get_num_threads()
-    pieces = list(pieces)
-    # New threads do not inherit torch's modes.
-    work = functools.partial(_work, work, torch.is_inference_mode_enabled())
-    if threads == 1 or len(pieces) == 1:
+    """Calls `work(piece)` for each piece without gradients, in as many threads as torch has: those of torch's
+    own operations, which would compete with others. A single piece runs in the calling thread, with torch's
+    own parallelism. In a forked process torch must have one thread, as for torch's operations.
+
+    Raises: the first error of a piece.
+    """
+    pieces, threads = list(pieces), torch.get_num_threads()
+    openmp = _openmp() if threads > 1 and len(pieces) > 1 else None
+    inference, left, errors = torch.is_inference_mode_enabled(), iter(pieces), []
+
+    def work_alone(_: Any) -> None:
+        try:
+            torch.get_num_threads()  # otherwise the thread's first operation resets the number (torch 2.13)
+            openmp.omp_set_num_threads(1)  # until the thread leaves this function
+            _work(work, left, inference)
+        except BaseException as error:  # it cannot pass OpenMP
+            errors.append(error)
+
+    if openmp is None:
+        _work(work, left, inference)
+        return
+    with in_one_thread():
+        # With fewer threads OpenMP would end the others, and start new ones for the next operation.
+        openmp.GOMP_parallel(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(work_alone), None, threads, 0)
+    if errors:
+        raise errors[0]
+
+
+def _work(work: Callable[[Piece], None], pieces: Iterator[Piece], inference: bool) -> None:
+    # The threads of OpenMP do not have torch's modes of the calling one.
+    with torch.inference_mode(inference), torch.no_grad():
         for piece in pieces:
             work(piece)
-    else:
-        with in_one_thread():
-            for _ in _pool(os.getpid(), threads).map(work, pieces):
-                pass
 
 
-def _work(work: Callable[[Piece], None], inference: bool, piece: Piece) -> None:
-    with torch.inference_mode(inference), torch.no_grad():
-        work(piece)
-
-
-@functools.lru_cache(maxsize=1)
-def _pool(process: int, number: int) -> ThreadPoolExecutor:
-    """Threads in which torch is single-threaded. `process`: cache key; threads do not survive a fork."""
-    pool = ThreadPoolExecutor(number, thread_name_prefix="kernels")
-    list(pool.map(_set_single_threaded, [threading.Barrier(number)] * number))
-    torch.set_num_threads(number)  # the threads changed the default for later threads
-    return pool
-
-
-def _set_single_threaded(all_started: threading.Barrier) -> None:
-    torch.get_num_threads()  # otherwise the thread's first operation resets the number (torch 2.13)
-    torch.set_num_threads(1)
-    all_started.wait()
+@functools.cache
+def _openmp() -> ctypes.CDLL | None:
+    """The OpenMP of torch, if it has the entry of GCC's, which LLVM's has too."""
+    found = ThreadpoolController().select(user_api="openmp").lib_controllers
+    found.sort(key=lambda library: os.path.dirname(torch.__file__) not in library.filepath)
+    return found[0].dynlib if found and hasattr(found[0].dynlib, "GOMP_parallel") else None
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ def run_contender(settings: dict[str, Any]) -> None:
         from samerun.cli import set_up_host
 
         psutil.cpu_percent = lambda seconds: 0.0  # contenders take turns, so each computes alone
-        set_up_host(other_threads=module == "titles")  # before torch is imported, as in the scripts of app/
+        set_up_host()  # before torch is imported, as in the scripts of app/
     answer = importlib.import_module(f"benchmarking.contenders.{module}").CONTENDERS[name](
         settings | {"contender": name}
     )

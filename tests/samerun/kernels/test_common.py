@@ -1,13 +1,11 @@
-"""Threads that compute alone: once for each piece, with torch's own number of threads left as it is."""
+"""Pieces of work in torch's threads: each once, with torch's own number of threads left as it is."""
 
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 import torch
-from launchers import APP
 
 from samerun.kernels.common import in_threads
 
@@ -50,21 +48,17 @@ def test_an_error_of_a_piece_reaches_the_caller():
         in_threads(work, range(4))
 
 
-@pytest.mark.slow
-def test_a_forked_process_has_threads_of_its_own():
-    # As in a worker of a data loader, after the parent has computed.
-    code = """
-import os, sys, torch
-sys.path[:0] = sys.argv[1:]
-from samerun.kernels.common import in_threads
-torch.set_num_threads(2)
-in_threads(lambda piece: torch.ones(9), range(4))
-torch.set_num_threads(2)
-child = os.fork()
-if child == 0:
-    done = []
-    in_threads(done.append, range(4))
-    os._exit(len(done) - 4)
-assert os.waitpid(child, 0)[1] == 0
-"""
-    subprocess.run([sys.executable, "-c", code, str(APP)], check=True, timeout=600)
+def test_the_threads_are_those_of_torchs_operations_and_stay(threads):
+    torch.ones(2**20).mul_(2)
+    before = psutil.Process().num_threads()
+    seen = set()
+    for pieces in (threads, max(1, threads - 1), threads):
+        met = threading.Barrier(pieces)
+
+        def work(_, met=met):
+            met.wait(60)  # each piece in another thread
+            seen.add(threading.get_native_id())
+
+        in_threads(work, range(pieces))
+    assert len(seen) == threads
+    assert psutil.Process().num_threads() <= before

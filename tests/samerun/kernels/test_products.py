@@ -163,6 +163,7 @@ def test_a_part_of_a_tensor_is_filled(calls, monkeypatch, found):
 )
 @pytest.mark.parametrize("threads", [3], indirect=True)
 def test_only_the_cpus_on_which_it_was_measured_use_it(monkeypatch, threads, zen5, library, kernels, found):
+    in_threads(lambda piece: None, range(2))  # it looks for OpenMP's library once
     numbers = []
     loaded = SimpleNamespace(
         filepath=library, info=lambda: {"architecture": kernels}, set_num_threads=numbers.append
