@@ -9,8 +9,8 @@ batch, of which dropout by row is a function. Both are set again where the backw
 
 Threads: if torch parallelised every operation, its threads would wait for each other after hundreds of small
 operations. That costs little on a quiet machine, but a factor of ten when other processes compute too.
-BigBird's attention at 2048 tokens, forward and backward on two threads, takes 146 ms so, 188 ms by torch's
-parallelism and 231 ms on one thread (benchmarks/bench_cpu.md, remarks on "Attention").
+BigBird's attention at 2048 tokens, forward and backward on two threads of its own, took 146 ms so, 188 ms by
+torch's parallelism and 231 ms on one thread (benchmarks/bench_cpu.md, remarks on "Attention").
 """
 
 import contextlib

@@ -61,4 +61,5 @@ def test_the_threads_are_those_of_torchs_operations_and_stay(threads):
 
         in_threads(work, range(pieces))
     assert len(seen) == threads
+    assert threading.get_native_id() in seen
     assert psutil.Process().num_threads() <= before
