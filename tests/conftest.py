@@ -31,6 +31,7 @@ from in_process import script  # noqa: F401 - a fixture
 from launchers import Launched
 from title_job import ALL_JOBS
 
+from samerun.run_folder import status
 from samerun.text.arguments import TextArguments
 
 atexit.register(shutil.rmtree, os.environ["HF_MODULES_CACHE"], ignore_errors=True)
@@ -73,6 +74,12 @@ def pytest_collection_finish() -> None:
 def _own_cache(tmp_path_factory):
     """Caches rows, tokens and vocabularies in a temporary folder."""
     os.environ["HF_DATASETS_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True)
+def _no_open_run(monkeypatch):
+    """Forgets the runs of other tests, whose folders may be gone."""
+    monkeypatch.setattr(status, "path", None)
 
 
 @pytest.fixture

@@ -224,7 +224,6 @@ def ended(monkeypatch, environment, capsys):
 
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(time, "sleep", slept.append)
-    monkeypatch.setattr(status, "path", None)  # another test may have opened a run in this process
 
     def work(error, debug=False):
         with pytest.raises(ProcessExit) as caught, failures_end_the_job(debug):
@@ -346,7 +345,6 @@ def test_a_shortage_is_one_message_and_a_run_that_does_not_train_is_not_told_to_
 
 
 def test_in_a_training_every_process_says_how_to_resume(monkeypatch):
-    monkeypatch.setattr(status, "path", None)  # as on all ranks but 0
     monkeypatch.setattr(signals._requests, "exit_code", None)
     assert signals._explain_shortage(MemoryError()).endswith(signals.RESUME)
 

@@ -323,7 +323,6 @@ def test_micro_batches_that_do_not_fit_are_halved_before_the_first_step(begin, t
     torch.testing.assert_close(session.layer.state_dict(), expected.layer.state_dict(), rtol=1e-5, atol=1e-6)
     assert max(task.seen[2:]) == 2, "after the dry run and one trial"
     assert json.loads((tmp_path / "status.json").read_text())["micro_batch_parts"] == 2
-    status.end("done")
     said = [line for line in capsys.readouterr().out.splitlines() if "out of memory" in line]
     assert said == [
         "note           out of memory: micro-batches have at most 2 rows; the global batch does not change"
