@@ -116,7 +116,7 @@ def search(
     """(the fastest settings, a row for each that was tried). The choices of a stage take turns."""
     best: Choice = {}
     tried: list[tuple[Choice, Run]] = []
-    size = training(settings, settings["search_steps"]) | {"eval_rows": 0}
+    size = training(settings | {"epochs": 1, "eval_rows": 0}, settings["search_steps"])
     for number, stage in enumerate(stages):
         choices = [best | choice for choice in ([{}, *stage] if number else stage)]
         runs = bench.run([(contender, {"choice": choice}) for choice in choices], size)
@@ -135,11 +135,11 @@ def row_of(choice: Choice, run: Run, size: dict[str, Any], chosen: bool) -> Row:
 
 
 def training(settings: dict[str, Any], steps: int) -> dict[str, Any]:
-    """The sizes of a run of "epochs" of `steps` each. Of several the first is a warm-up."""
-    epochs, rows = settings.get("epochs", 1), steps * settings["batch_size"]
+    """The sizes of a run of "epochs" of `steps` each. Where all take turns at once, the first is a warm-up."""
+    max_steps, warm_up = steps * settings.get("epochs", 1), 0 if settings["rounds"] else steps
     return settings | {
-        "steps": steps, "max_steps": steps * epochs, "rows": rows,
-        "measured_rows": rows * max(1, epochs - 1), "warm_up": steps if epochs > 1 else 0,
+        "steps": steps, "max_steps": max_steps, "rows": steps * settings["batch_size"], "warm_up": warm_up,
+        "measured_rows": (max_steps - warm_up) * settings["batch_size"],
     }  # fmt: skip
 
 
@@ -162,4 +162,6 @@ def caption(settings: dict[str, Any]) -> str:
         rows = f"{s['epochs'] - 1} epochs of {s['steps']} steps of {s['batch_size']} rows"
         return f"{rows}, after one to warm up; the fastest of each contender's settings, which all took turns"
     rows = f"{s['steps']} steps of {s['batch_size']} rows, {s['rounds']} round(s)"
+    if s.get("epochs", 1) > 1:
+        rows = f"{s['epochs']} epochs of {rows}"
     return f"{rows}; settings searched with {s['search_steps']} steps each; medians (minimum to maximum)"

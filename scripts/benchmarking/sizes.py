@@ -11,7 +11,7 @@ CPU: dict[str, dict[str, Any]] = {
     "short": CLASSIFICATION | {"max_length": 128, "search_steps": 15},
     "mixed": CLASSIFICATION | {"max_length": 512, "search_steps": 8},
     "quality": CLASSIFICATION | {
-        "max_length": 512, "eval_rows": 764, "steps": 437, "rounds": 1, "search_steps": 8,
+        "max_length": 512, "eval_rows": 764, "steps": 437, "epochs": 3, "rounds": 1, "search_steps": 8,
     },
     "titles_training": {
         "hidden": 256, "layers": 4, "decoder_layers": 2, "block_size": 64, "tokens_per_step": 8192,

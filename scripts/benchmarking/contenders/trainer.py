@@ -30,6 +30,8 @@ def arguments_of(settings: dict[str, Any], seq2seq: bool = False, **more: Any) -
 
 def make_trainer(model: Any, arguments: TrainingArguments, rows: dict[str, list], tokenizer: Any) -> Trainer:
     """`rows`: with "input_ids" and "labels", padded to the longest row of a batch."""
+    # Trainer would add the micro-batches' losses instead of averaging them (transformers issue 47688).
+    model.accepts_loss_kwargs = False
     data = Dataset.from_dict(rows | {"length": [len(ids) for ids in rows["input_ids"]]})
     seq2seq = isinstance(arguments, Seq2SeqTrainingArguments)
     kind, collator = (

@@ -1,4 +1,4 @@
-"""Classifiers: training beside other tools, in speed and, after an epoch of many rows, in quality."""
+"""Classifiers: training beside other tools, in speed and, after epochs of many rows, in quality."""
 
 import statistics
 from functools import partial
@@ -11,13 +11,13 @@ from benchmarking.report import Report, Section
 OTHERS = ("trainer", "accelerate", "lightning")
 TOKENS = ({}, *({"max_tokens_per_micro_batch": tokens} for tokens in (1024, 4096)))  # ours; first the default
 LEARNING_RATE = 3e-4  # high enough to learn something in an epoch over a few hundred rows
-EQUAL_LOSS, EQUAL_PRECISION = 0.02, 0.02  # differences that seeds cause too: relative, absolute
+EQUAL_LOSS, EQUAL_PRECISION = 0.02, 0.02  # relative, absolute
 LEGEND = """`ours` is `app/classify.py` itself, from its arguments to the end of training; `trainer` is
 transformers' Trainer; `accelerate` is the loop of Accelerate's examples; `lightning` is Lightning's
 Trainer. The last two use transformers' LengthGroupedSampler where `grouped` is chosen. All train the same
-rows once, as many in each update. Memory is the peak during training, above the memory before the first
-step."""
-QUALITY_LEGEND = f"""{LEGEND} Quality is judged after the epoch, on held-out rows: the loss, and the average
+rows equally often, as many in each update. Memory is the peak during training, above the memory before
+the first step."""
+QUALITY_LEGEND = f"""{LEGEND} Quality is judged after the last epoch, on held-out rows: the loss, and the average
 precision over all pairs of row and label. Equal: within {EQUAL_LOSS:.0%} of the loss and {EQUAL_PRECISION}
 of the precision. Where ours is worse, no speed is shown."""
 
@@ -83,4 +83,4 @@ def section(name: str, texts: str, title: str, legend: str) -> Section:
 
 SHORT = section("short", "short", "Training, short texts", LEGEND)
 MIXED = section("mixed", "mixed", "Training, texts of mixed length", LEGEND)
-QUALITY = section("quality", "mixed", "Quality after an epoch, texts of mixed length", QUALITY_LEGEND)
+QUALITY = section("quality", "mixed", "Quality, texts of mixed length", QUALITY_LEGEND)
