@@ -116,7 +116,7 @@ def search(
     """(the fastest settings, a row for each that was tried). The choices of a stage take turns."""
     best: Choice = {}
     tried: list[tuple[Choice, Run]] = []
-    size = training(settings | {"epochs": 1, "eval_rows": 0}, settings["search_steps"])
+    size = training(settings | {"epochs": 1, "warm_up_epochs": 0, "eval_rows": 0}, settings["search_steps"])
     for number, stage in enumerate(stages):
         choices = [best | choice for choice in ([{}, *stage] if number else stage)]
         runs = bench.run([(contender, {"choice": choice}) for choice in choices], size)
@@ -135,8 +135,9 @@ def row_of(choice: Choice, run: Run, size: dict[str, Any], chosen: bool) -> Row:
 
 
 def training(settings: dict[str, Any], steps: int) -> dict[str, Any]:
-    """The sizes of a run of "epochs" of `steps` each. Where all take turns at once, the first is a warm-up."""
-    max_steps, warm_up = steps * settings.get("epochs", 1), 0 if settings["rounds"] else steps
+    """The sizes of a run of "epochs" of `steps` each, of which "warm_up_epochs" are not measured."""
+    max_steps = steps * settings.get("epochs", 1)
+    warm_up = steps * settings.get("warm_up_epochs", 0)
     return settings | {
         "steps": steps, "max_steps": max_steps, "rows": steps * settings["batch_size"], "warm_up": warm_up,
         "measured_rows": (max_steps - warm_up) * settings["batch_size"],
@@ -161,7 +162,5 @@ def caption(settings: dict[str, Any]) -> str:
     if not s["rounds"]:
         rows = f"{s['epochs'] - 1} epochs of {s['steps']} steps of {s['batch_size']} rows"
         return f"{rows}, after one to warm up; the fastest of each contender's settings, which all took turns"
-    rows = f"{s['steps']} steps of {s['batch_size']} rows, {s['rounds']} round(s)"
-    if s.get("epochs", 1) > 1:
-        rows = f"{s['epochs']} epochs of {rows}"
+    rows = f"{s['steps'] * s.get('epochs', 1)} steps of {s['batch_size']} rows, {s['rounds']} round(s)"
     return f"{rows}; settings searched with {s['search_steps']} steps each; medians (minimum to maximum)"

@@ -21,7 +21,8 @@ CPU: dict[str, dict[str, Any]] = {
     "prediction": {"short_rows": 2000, "mixed_rows": 400, "max_length": 512, "labels": 90, "rounds": 3},
 }  # fmt: skip
 
-AT_ONCE = {"epochs": 3, "rounds": 0}  # all settings take turns in one group (`contest.at_once`)
+# All settings take turns in one group (`contest.at_once`).
+AT_ONCE = {"epochs": 3, "warm_up_epochs": 1, "rounds": 0}
 CUDA = CPU | {
     "classifier": {"hidden": 768, "layers": 12},
     # Many steps: a CUDA graph is recorded when a shape of batches comes for the second time.

@@ -17,9 +17,9 @@ transformers' Trainer; `accelerate` is the loop of Accelerate's examples; `light
 Trainer. The last two use transformers' LengthGroupedSampler where `grouped` is chosen. All train the same
 rows equally often, as many in each update. Memory is the peak during training, above the memory before
 the first step."""
-QUALITY_LEGEND = f"""{LEGEND} Quality is judged after the last epoch, on held-out rows: the loss, and the average
-precision over all pairs of row and label. Equal: within {EQUAL_LOSS:.0%} of the loss and {EQUAL_PRECISION}
-of the precision. Where ours is worse, no speed is shown."""
+QUALITY_LEGEND = f"""{LEGEND} Quality is judged after the last epoch, on held-out rows: the loss, and the
+average precision over all pairs of row and label. Equal: within {EQUAL_LOSS:.0%} of the loss and
+{EQUAL_PRECISION} of the precision. Where ours is worse, no speed is shown."""
 
 
 def measure(bench: Bench, name: str, texts: str) -> Report:
