@@ -225,8 +225,6 @@ class TextClassification(TextTask):
         problem.adopt_head(model, trained & has_same_type)
         if arguments.head_bias == "prior":
             head.set_head_bias(model, new_names, problem.initial_bias(), new_rows)
-        if config.model_type == "big_bird":
-            pretrained.drop_pooler(model.bert)  # its classifier reads the first token itself
         head.check_calibration(arguments.calibration, model, len(problem.labels))
         # An adapter would be added to the base model's output layer, which has other rows or another scale.
         if renamed or (problem.name == "regression" and arguments.export == "adapter"):

@@ -61,7 +61,7 @@ from samerun.export import check_agreement, rows_to_check
 from samerun.files import replace_folder
 from samerun.images import single_label
 from samerun.images.data import Examples, Images, Targets, read_examples
-from samerun.images.image_task import ImageSplit, ImageTask, check_colours, unused_parameters
+from samerun.images.image_task import ImageSplit, ImageTask, check_colours, check_size
 from samerun.images.transforms import Augmentation, load_processor, processing_of
 from samerun.main import run
 from samerun.models import pretrained
@@ -107,7 +107,7 @@ class ImageClassification(ImageTask):
         return self.make_data(examples, targets, labels=self.labels)
 
     def choose_model(self, train: Examples | None, names: list[str] | None) -> None:
-        """Sets `config`, `processor`, `processing`, `unused`, `labels` and `smoothing`. `names`: the classes
+        """Sets `config`, `processor`, `processing`, `labels` and `smoothing`. `names`: the classes
         of the training images."""
         arguments, self.processor = self.arguments, None
         name_or_path = arguments.config_name or arguments.model_name_or_path
@@ -137,8 +137,7 @@ class ImageClassification(ImageTask):
             self.processing = single_label.small_cnn_processing(self.config)
         else:
             self.processing = processing_of(self.processor, getattr(self.config, "num_channels", 3))
-            given = arguments, self.config, self.processing.size
-            self.unused = unused_parameters(AutoModelForImageClassification, *given)
+            check_size(AutoModelForImageClassification, arguments, self.config, self.processing.size)
 
     def collator(self, name: str, images: Images, values: np.ndarray | None) -> Callable[..., Batch]:
         return partial(self.collate, images, values)

@@ -52,7 +52,7 @@ from samerun.errors import InputError
 from samerun.export import check_agreement, rows_to_check
 from samerun.images import masks, semantic_segmentation
 from samerun.images.data import Images, Targets
-from samerun.images.image_task import ImageSplit, ImageTask, check_colours, unused_parameters
+from samerun.images.image_task import ImageSplit, ImageTask, check_colours, check_size
 from samerun.images.segmentation import (
     SegmentationLoss,
     balanced_class_weights,
@@ -120,7 +120,7 @@ class Segmentation(ImageTask):
         )
 
     def choose_model(self) -> None:
-        """Sets `config`, `processor`, `processing`, `own_labels`, `uses_windows`, `overlap` and `unused`."""
+        """Sets `config`, `processor`, `processing`, `own_labels`, `uses_windows` and `overlap`."""
         a = self.arguments
         self.config = pretrained.load_config(a)
         pretrained.check_model(a, self.config, MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, "segment images")
@@ -138,7 +138,7 @@ class Segmentation(ImageTask):
             raise InputError(RESIZED_CROP)
         own_overlap = getattr(self.config, "overlap", semantic_segmentation.OVERLAP)
         self.overlap = own_overlap if a.overlap is None else a.overlap
-        self.unused = unused_parameters(AutoModelForSemanticSegmentation, a, self.config, size)
+        check_size(AutoModelForSemanticSegmentation, a, self.config, size)
         self.processor = semantic_segmentation.processor_for(processor, size, self.uses_windows)
         self.processing = semantic_segmentation.processing_for(
             self.processor, size, channels, a.config_name or a.model_name_or_path

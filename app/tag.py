@@ -197,7 +197,6 @@ class TokenClassification(TextTask):
         )
         if self.own_labels is not None and self.own_labels != self.labels:
             new_names |= pretrained.renew_head(model)
-        pretrained.drop_pooler(model.base_model)
         model = limit_training(model, arguments, new_names)
         for name, parameter in model.named_parameters():
             # Of Longformer, for tokens that do not exist here: DDP fails for weights without a gradient.

@@ -39,7 +39,6 @@ def encoder_decoder(given, encoder=None):
     """A decoder with this configuration behind `encoder`, a BERT with the same configuration by default.
     Generates with the ids that `train_tokenizer` gives [CLS], [SEP] and [PAD]."""
     encoder = encoder or BertModel(BertConfig(**given))
-    encoder.pooler = encoder.activation = None
     decoder = BertLMHeadModel(BertConfig(**given, is_decoder=True, add_cross_attention=True))
     model = EncoderDecoderModel(encoder=encoder, decoder=decoder)
     for part in (model.config, model.generation_config):

@@ -42,16 +42,9 @@ def export_model(
         if processor.is_fast:  # it would save the settings of its last call, which vary with the cache
             processor.backend_tokenizer.no_truncation()
             processor.backend_tokenizer.no_padding()
-    # Zeros for the poolers that `pretrained.drop_pooler` removed. They are never used, but without them
-    # transformers reports missing weights.
-    poolers = {
-        name: torch.zeros(parameter.shape)
-        for name, parameter in model.named_parameters()
-        if name not in weights and "pooler" in name.split(".")
-    }
 
     def fill(folder: Path) -> None:
-        model.save_pretrained(folder, state_dict={**poolers, **weights})
+        model.save_pretrained(folder, state_dict=weights)
         if processor is not None:
             processor.save_pretrained(folder)
         check(folder)

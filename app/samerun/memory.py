@@ -11,7 +11,7 @@ import sys
 import weakref
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import _lru_cache_wrapper
+from functools import _lru_cache_wrapper, partial
 from types import FunctionType
 from typing import Any
 
@@ -236,6 +236,7 @@ class DryRun:
     quantization_savings: int = 0  # bytes that weights in 4 or 8 bits save compared with fp32
     largest_layer: int = 0  # elements of the largest layer that FSDP gathers on its own
     outside_layers: int = 0  # elements outside of these layers, which stay gathered during the pass
+    unused: frozenset[str] = frozenset()  # not among the trained: the loss does not depend on them
 
 
 def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRun:
@@ -272,10 +273,11 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
     finally:
         torch.set_rng_state(rng_state)
         _empty_caches(model)
+    unused = frozenset(counter.without_gradient)
     layers = [] if layout.fsdp is None else layers_to_shard(model, layout.fsdp)
     in_layers = {parameter: parameter.numel() for layer in layers for parameter in layer.parameters()}
     total = sum(parameter.numel() for parameter in model.parameters())
-    trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    trained = [p.numel() for name, p in model.named_parameters() if p.requires_grad and name not in unused]
     in_bits = [module for module in model.modules() if hasattr(module, BYTES)]
     return DryRun(
         parameters=total,
@@ -288,6 +290,7 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
         quantization_savings=round(sum(m.weight.numel() * (4 - m.bytes_per_element) for m in in_bits)),
         largest_layer=max((sum(p.numel() for p in layer.parameters()) for layer in layers), default=0),
         outside_layers=total - sum(in_layers.values()),
+        unused=unused,
     )
 
 
@@ -319,9 +322,10 @@ class _Counter(TorchDispatchMode):
         self._known = {tensor.untyped_storage()._cdata for tensor in [*model.parameters(), *model.buffers()]}
         self._sizes: dict[int, tuple[weakref.ref, int]] = {}
         self._finished: set[int] = set()  # storages of finished gradients
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._finish)
+        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self.without_gradient = set(trained)  # names
+        for name, parameter in trained.items():
+            parameter.register_post_accumulate_grad_hook(partial(self._finish, name))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -343,7 +347,8 @@ class _Counter(TorchDispatchMode):
             self._finished.remove(key)
             self._gradients -= size
 
-    def _finish(self, parameter: nn.Parameter) -> None:
+    def _finish(self, name: str, parameter: nn.Parameter) -> None:
+        self.without_gradient.discard(name)
         key = parameter.grad.untyped_storage()._cdata
         if key in self._sizes and key not in self._finished:
             self._finished.add(key)

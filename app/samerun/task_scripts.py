@@ -12,6 +12,7 @@ from samerun.errors import EXIT_BAD_INPUT, EXIT_STOPPED, InputError, StopRequest
 from samerun.files import write_json
 from samerun.parsing import parse, validate
 from samerun.plan import Modes
+from samerun.trainer_names import OTHER_NAMES
 
 PACKAGE = Path(__file__).resolve().parent
 # An installation has tasks in the package, a checkout in app/.
@@ -110,12 +111,22 @@ def as_words(arguments: dict[str, Any]) -> list[str]:
     return [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
 
 
+def with_changes(words: list[str], changes: dict[str, Any]) -> list[str]:
+    """The words of a command line with changed arguments, each given once: the changed ones are last. None
+    leaves an argument out."""
+    kept = chosen_words(words, lambda name: name not in changes)
+    return [*kept, *as_words({name: value for name, value in changes.items() if value is not None})]
+
+
 def chosen_words(words: list[str], is_chosen: Callable[[str], bool]) -> list[str]:
-    """The words of a command line that belong to arguments which are chosen by name."""
+    """The words of a command line that belong to arguments which are chosen by name, also where another name
+    of them is written."""
     found, is_kept = [], True
     for word in words:
         if word.startswith("--"):  # all words up to the next argument are values of this one
-            is_kept = is_chosen(word[2:].partition("=")[0].replace("-", "_"))
+            name = word[2:].partition("=")[0].replace("-", "_")
+            other = OTHER_NAMES.get(name)
+            is_kept = is_chosen((other and other.argument) or name)
         if is_kept:
             found.append(word)
     return found

@@ -194,7 +194,7 @@ TRAINER_NAMES: dict[str, Name] = {
     # TrainingArguments: launch
     "accelerator_config": refused("configure Accelerate by accelerate launch --config_file FILE"),
     "parallelism_config": refused("tensor and pipeline parallelism are not supported; see ds_configs/"),
-    "ddp_find_unused_parameters": only("false", "all trained parameters are used in the loss"),
+    "ddp_find_unused_parameters": only("true", "parameters that the loss does not depend on are frozen"),
     "ddp_bucket_cap_mb": only("25", "DDP uses torch's bucket size"),
     "ddp_broadcast_buffers": only("false", "buffers are synchronised before evaluations and checkpoints"),
     "ddp_static_graph": only("false", "DDP does not assume a static graph"),

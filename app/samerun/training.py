@@ -85,7 +85,6 @@ class Training:
             # On other machines --output_dir, and so the checkpoint's path, may be another.
             place = checkpoint.fetch(run, opened.resume, self.folder / checkpoint.FOLDER)
             self.state = checkpoint.load_state(place, opened.fingerprint)
-            checkpoint.load_weights(place, model)
             self.state, notes = run.from_rank0(
                 lambda: checkpoint.recover_best(self.folder, self.state, task, self._is_complete())
             )
@@ -104,6 +103,8 @@ class Training:
         validation = data.splits.get("validation")
         self.validation = None if validation is None else eval_rows(run, arguments, task, validation)
         self._prepare_model(model)
+        if place is not None:
+            checkpoint.load_weights(place, model)
         self.model, self.optimizer = run.prepare(
             model,
             lambda model: build_optimizer(
@@ -141,8 +142,8 @@ class Training:
             self.run.print(f"embeddings     {embedding.in_words()}")
 
     def _prepare_model(self, model: torch.nn.Module) -> None:
-        """Applies gradient checkpointing, kernels and compilation before Accelerate wraps the model; prints
-        the memory estimate."""
+        """Applies gradient checkpointing, kernels and compilation before Accelerate wraps the model; freezes
+        parameters that the loss does not depend on; prints the memory estimate."""
         run, arguments, by_row = self.run, self.arguments, self.run.launch.dropout_by_row
         if run.device.type == "cuda":
             use_known_masks()
@@ -158,15 +159,10 @@ class Training:
             run.print("note           LayerDrop is off: all processes must train all layers in each step")
         if arguments.gradient_checkpointing or run.launch.recomputes_activations:
             checkpoint_activations(model, dropout_by_row=by_row)
-        if run.is_main:
-            layout = layout_of(run.launch, self.plan.batch, state_bytes(arguments, model))
-            try:
-                batch = self.batches.largest_micro_batch()
-                lines = memory_lines(dry_run(model, self.task, batch, layout), layout)
-            except Exception as error:  # for example, the forward pass reads values of tensors
-                reason = f"a dry run of the model fails ({type(error).__name__})"
-                lines = [f"memory         no estimate: {reason}"]
-            run.print(*lines)
+        unused = run.from_rank0(partial(self._estimate_memory, model))
+        for name, parameter in model.named_parameters():
+            # DDP refuses parameters without gradients, ZeRO would let them decay.
+            parameter.requires_grad_(parameter.requires_grad and name not in unused)
         compiles = arguments.torch_compile or run.launch.torch_compile
         if compiles and run.launch.zero_stage == 3:
             # ZeRO-3's hooks around every module break the graph into hundreds of pieces, and torch recompiles
@@ -174,6 +170,22 @@ class Training:
             run.print("note           --torch_compile is ignored under ZeRO-3")
         elif compiles:
             compile_layers(model)
+
+    def _estimate_memory(self, model: torch.nn.Module) -> frozenset[str]:
+        """Prints the estimate. Returns `DryRun.unused`."""
+        layout = layout_of(self.run.launch, self.plan.batch, state_bytes(self.arguments, model))
+        try:
+            batch = self.batches.largest_micro_batch()
+            passed = dry_run(model, self.task, batch, layout)
+        except Exception as error:  # for example, the forward pass reads values of tensors
+            reason = f"a dry run of the model fails ({type(error).__name__})"
+            self.run.print(f"memory         no estimate: {reason}")
+            return frozenset()
+        self.run.print(*memory_lines(passed, layout))
+        if passed.unused:
+            count, example = len(passed.unused), min(passed.unused)
+            self.run.print(f"note           the loss does not depend on {count} weight(s), such as {example}")
+        return passed.unused
 
     def _idle_step(self) -> None:
         """Does a step at learning rate 0, which creates the optimizer's state."""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from samerun.arguments import OptimizationArguments, RunArguments
 from samerun.errors import InputError
 from samerun.parsing import SpaceSeparated, as_dict, option, parse, validate
-from samerun.task_scripts import write_settings
+from samerun.task_scripts import with_changes, write_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,3 +171,10 @@ def test_help_shows_a_tasks_own_and_the_most_used_arguments_and_help_all_the_res
         assert ("--help all" in text) != everything
         assert "--inner" not in text
     assert all(f"--{field.name} " in text for field in fields(OfATask) if field.name != "inner")
+
+
+def test_a_changed_argument_replaces_what_other_names_of_it_say():
+    words = "--bf16 --evaluation-strategy=steps --stride 64 --seed 3 --train_file a b"
+    changes = {"mixed_precision": "no", "long_documents": None, "train_file": "c"}
+    expected = "--evaluation-strategy=steps --seed 3 --mixed_precision no --train_file c"
+    assert with_changes(words.split(), changes) == expected.split()

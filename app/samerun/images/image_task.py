@@ -35,8 +35,7 @@ class ImageSplit(Split):
 
 class ImageTask(Task):
     """Base class of tasks whose rows are images. `load` sets `launch`, `notes`, `processing`, `processor` (of
-    transformers, saved with the model), `unused` (of `unused_parameters`), `augmentation`, `inspected` and
-    `splits`."""
+    transformers, saved with the model), `augmentation`, `inspected` and `splits`."""
 
     input_kind = "images"
     memory_advice = "a smaller --per_device_train_batch_size, "
@@ -105,8 +104,8 @@ class ImageTask(Task):
         return self.split("test", examples["test"], None, inspected["test"])
 
     def limit_training(self, model: Any) -> Any:
-        """Applies --lora_r and --freeze: freezes the other parameters, except for the head; and freezes
-        `unused` ones. Raises `InputError` for layers that the model does not have."""
+        """Applies --lora_r and --freeze, but for the head. Raises `InputError` for layers that the model does
+        not have."""
         self.head = head_names(model)
         self.num_layers = adapters.numbered_layers(model, self.head)
         by_layer = self.arguments.layerwise_lr_decay, *map(str.isdecimal, self.arguments.freeze or ())
@@ -115,11 +114,7 @@ class ImageTask(Task):
                 "--layerwise_lr_decay and --freeze with a number: the layers of a "
                 f"{model.config.model_type} model are not numbered throughout; leave it out"
             )
-        model = adapters.limit_training(model, self.arguments, self.head)
-        for name, parameter in model.named_parameters():
-            if adapters.adapted_name(name) in self.unused:
-                parameter.requires_grad_(False)
-        return model
+        return adapters.limit_training(model, self.arguments, self.head)
 
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
         decay = self.arguments.layerwise_lr_decay
@@ -166,25 +161,21 @@ class ImageTask(Task):
         }
 
 
-def unused_parameters(auto_class: Any, arguments: Any, config: Any, size: tuple[int, int]) -> set[str]:
-    """The parameters that do not influence the logits, such as the last layer of a BEiT that takes its
-    features before it, or DINOv2's mask token. DDP fails on trained parameters without a gradient. Raises
-    `InputError` for a size that the model cannot process. Runs a forward pass on the meta device."""
-    with torch.device("meta"):
+def check_size(auto_class: Any, arguments: Any, config: Any, size: tuple[int, int]) -> None:
+    """Raises `InputError` for a size of images that the model cannot process. Runs a forward pass on the meta
+    device."""
+    with torch.device("meta"), torch.no_grad():
         try:
             model = load_model(auto_class, arguments, config).eval()
-            logits = model(pixel_values=torch.zeros(1, getattr(config, "num_channels", 3), *size)).logits
+            model(pixel_values=torch.zeros(1, getattr(config, "num_channels", 3), *size))
         except (ValueError, RuntimeError) as error:
             if "meta" in str(error):  # a model that reads a tensor's value, as Perceiver does
-                return set()
+                return
             shown = size[0] if size[0] == size[1] else f"{size[0]},{size[1]}"
             raise InputError(
                 f"--image_size {shown}: this {config.model_type} model cannot work on such images "
                 f"({in_short(error)})"
             ) from None
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    gradients = torch.autograd.grad(logits.sum(), parameters, allow_unused=True)
-    return {name for name, gradient in zip(names, gradients, strict=True) if gradient is None}
 
 
 # Reading

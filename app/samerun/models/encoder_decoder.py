@@ -110,7 +110,6 @@ def build_title_model(arguments: Any, config: Any, tokenizer: Any, max_title_len
     for holder in (model.config, model.generation_config):
         holder.decoder_start_token_id, holder.eos_token_id = start, end
         holder.pad_token_id = tokenizer.pad_token_id
-    pretrained.drop_pooler(model.get_encoder())
     return model
 
 

@@ -238,14 +238,6 @@ def renew_head(model: Any) -> set[str]:
     return names
 
 
-def drop_pooler(encoder: Any) -> None:
-    """Removes an unused pooler: DDP fails for parameters without a gradient."""
-    if getattr(encoder, "pooler", None) is not None:
-        encoder.pooler = None
-        if hasattr(encoder, "activation"):  # BigBird keeps the pooler's activation beside it
-            encoder.activation = None
-
-
 def check_vocabulary(model: Any, tokenizer: Any, what: str = "model") -> None:
     """Raises `InputError` if a token id has no embedding. On a GPU that would be an obscure device
     assertion."""

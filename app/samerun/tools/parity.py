@@ -162,8 +162,9 @@ def run_setup(options: argparse.Namespace, setup: Setup, processes: int, argumen
         "max_steps": steps, "eval_steps": steps, "save_steps": steps,
     }  # fmt: skip
     names = as_dict(arguments)  # some tasks lack the arguments that count tokens
-    changed = task_scripts.as_words({name: value for name, value in changes.items() if name in names})
-    words, limits = [*options.arguments, *changed], {"timeout": options.timeout, "device": options.device}
+    changed = {name: value for name, value in changes.items() if name in names}
+    words = task_scripts.with_changes(options.arguments, changed)
+    limits = {"timeout": options.timeout, "device": options.device}
     problem = run_observed(start, options.script, words, options.output_dir, setup.name, **limits)
     return problem and f"{problem} ({folder}.log)"
 

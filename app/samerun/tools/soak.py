@@ -211,7 +211,7 @@ def read_options(argv: list[str]) -> argparse.Namespace:
 def arguments_for(options: argparse.Namespace, folder: Path) -> list[str]:
     """The command's arguments with another output folder, from which it resumes, and without uploads."""
     changed = {"output_dir": folder, "resume_from_checkpoint": "auto", **APART}
-    return [*options.arguments, *task_scripts.as_words(changed)]
+    return task_scripts.with_changes(options.arguments, changed)
 
 
 def start(

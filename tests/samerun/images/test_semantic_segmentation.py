@@ -18,7 +18,6 @@ from transformers import (
 
 from samerun.errors import InputError
 from samerun.images import semantic_segmentation as segmenter
-from samerun.images.image_task import unused_parameters
 from samerun.models.pretrained import head_names, load_model, renew_head
 
 
@@ -116,15 +115,9 @@ def test_a_new_head_changes_nothing_but_the_last_layer(kind, before, labels, tmp
 
 
 @pytest.mark.parametrize("kind", WITH_AUXILIARY_HEADS)
-def test_what_has_no_gradient_is_found_and_auxiliary_heads_are_off(kind):
-    """DDP ends with an error where a parameter that it waits for gets no gradient."""
-    config, arguments = WITH_AUXILIARY_HEADS[kind](), Arguments(output_dir="run", from_scratch=True)
-    unused = unused_parameters(AutoModelForSemanticSegmentation, arguments, config, (32, 32))
+def test_auxiliary_heads_are_off(kind):
+    config = WITH_AUXILIARY_HEADS[kind]()
     assert config.use_auxiliary_head if hasattr(config, "use_auxiliary_head") else kind == "mobilenet_v2"
     segmenter.configure(config, ["a", "b"], overlap=0.25, loss_settings={})
-    model = AutoModelForSemanticSegmentation.from_config(config).train()
+    model = AutoModelForSemanticSegmentation.from_config(config)
     assert not any("auxiliary" in name for name, _ in model.named_parameters())
-    model(pixel_values=torch.rand(2, 3, 32, 32)).logits.sum().backward()
-    without = {name for name, parameter in model.named_parameters() if parameter.grad is None}
-    assert without == {name for name in unused if "auxiliary" not in name}
-    assert bool(without) == (kind != "upernet")

@@ -49,11 +49,7 @@ class Command:
     beside_others: bool = False  # of these commands
 
     def with_changes(self, changes: dict[str, Any]) -> list[str]:
-        """The command line with changed arguments, each given once: the changed ones are last. None leaves an
-        argument out."""
-        kept = task_scripts.chosen_words(self.words, lambda name: name not in changes)
-        given = {name: value for name, value in changes.items() if value is not None}
-        return [*self.launcher, str(self.script), *kept, *task_scripts.as_words(given)]
+        return [*self.launcher, str(self.script), *task_scripts.with_changes(self.words, changes)]
 
     def arguments(self, changes: dict[str, Any]) -> Any:
         """The validated arguments of a run. Raises `InputError`."""
