@@ -25,7 +25,7 @@ sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unle
 from samerun import task_scripts
 from samerun.cli import prepare_process, set_up_host, shows_traces
 from samerun.console import STDOUT
-from samerun.errors import InputError
+from samerun.errors import SHOWN_AS, InputError
 from samerun.files import as_line, temporary_folder
 from samerun.run_folder import record_predictions
 from samerun.signals import failures_end_the_job
@@ -122,6 +122,7 @@ def task_command(options: argparse.Namespace) -> list[str]:
         "report_to": "none",
         "text_pair_column": None if options.text_pair is None else "text_pair",
     }
+    SHOWN_AS["--predictions_file"] = "--output"
     parts = [part for name, value in named.items() if value is not None for part in (f"--{name}", value)]
     script = str(Path(__file__).with_name(f"{options.task}.py"))
     return [script, "--do_predict", *parts, *options.task_arguments]

@@ -60,8 +60,8 @@ KEY_NAMES = {
     "tokenizer": "the tokenizer",
     "stream": "what is streamed (--train_file, --dataset_name)",
     "mixing": "how the training files are mixed (--mixing_weights)",
-    "train_content": "the content of the training rows (--train_file)",
-    "validation_content": "the content of the validation rows (--validation_file)",
+    "train_content": "the content of the training rows (--train_file, or --seed)",
+    "validation_content": "the content of the validation rows (--validation_file, or --seed)",
 }
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 AVERAGE_PREFIX = "average/"  # of averaged weights in OPTIMIZER

@@ -87,7 +87,7 @@ def test_another_runs_checkpoint_is_refused_field_by_field(trained):
          'the label list had 1 entries, has 2; the first difference is number 2, which was null, is now "b"'),
         ("optim", "adamw_torch_fused", "sgd momentum=0.9",
          'the optimizer (--optim, --optim_args) was "adamw_torch_fused", is now "sgd momentum=0.9"'),
-        ("train_content", "0" * 16, "1" * 16, "the content of the training rows (--train_file) has changed"),
+        ("optim", "0" * 16, "1" * 16, "the optimizer (--optim, --optim_args) has changed"),
         ("model", {"config.json": "3 bytes", "a": "1"}, {"config.json": "4 bytes", "b": "1"},
          "the model's files differ: a is missing, b is new, config.json has changed"),
     ],

@@ -248,8 +248,8 @@ def test_a_pass_takes_what_the_dry_run_counted(make, task, batch, checkpointing,
     found = dry_run(model, task, batch, layout)
     forward_and_backward(model, task, batch, layout.autocast)  # caches and workspaces
     measured = peak_bytes(lambda: forward_and_backward(model, task, batch, layout.autocast), model)
-    pieces = 4 * SCORES_PER_THREAD if make is big_bird else 0  # of its attention, which are not counted
-    assert found.with_gradients == pytest.approx(measured, rel=tolerance, abs=pieces)
+    uncounted = 4 * SCORES_PER_THREAD if make is big_bird else 0  # pieces of its attention
+    assert found.with_gradients == pytest.approx(measured, rel=tolerance, abs=uncounted)
     assert found.activations <= found.with_gradients
 
 

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -58,7 +59,8 @@ def read_needed(
 ) -> dict[str, T]:
     """The splits that a run needs. `modes`: whether it trains, evaluates and predicts. `read`: (arguments,
     split, notes) -> its rows, which have `take(rows)`; None if the arguments name no source. Validation rows
-    are split off the training rows if there are no others. `unit`: what a row is, in the plural; `elsewhere`:
+    are split off the training rows if there are no others; `labels_of(row)` of the rows gives the labels of
+    one. `unit`: what a row is, in the plural; `elsewhere`:
     where a split may come from besides its own argument. Raises `InputError` with all problems."""
     trains, evaluates, predicts = modes
     splits, problems = {}, []
@@ -72,7 +74,8 @@ def read_needed(
     if problems:
         raise InputError(*problems)
     if trains and evaluates and "validation" not in splits:
-        train, held_out = split_off(splits["train"], arguments.validation_split, arguments.seed)
+        drawn = split_off(splits["train"], arguments.validation_split, arguments.seed)
+        train, held_out = _with_all_labels(splits["train"], *drawn)
         splits |= {"train": splits["train"].take(train), "validation": splits["train"].take(held_out)}
         notes.append(f"{len(held_out)} training {unit} are kept for validation (--validation_split)")
     elif is_given(arguments, "validation_split"):
@@ -80,6 +83,23 @@ def read_needed(
     if arguments.test_file is not None and not predicts:
         notes.append(f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given")
     return splits
+
+
+def _with_all_labels(rows: Any, train: np.ndarray, held_out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(training rows, validation rows) of which the first have every label: a label's first row is moved to
+    them if all its rows were drawn for validation. Raises `InputError` if no validation row is left."""
+    seen, moved = set(chain.from_iterable(map(rows.labels_of, train.tolist()))), []
+    for row in held_out.tolist():
+        if not seen.issuperset(rows.labels_of(row)):
+            seen.update(rows.labels_of(row))
+            moved.append(row)
+    if len(moved) == len(held_out):
+        raise InputError(
+            f"{rows.path}: --validation_split draws only rows that training needs, as no other row has their "
+            "labels; give --validation_file"
+        )
+    moved = np.array(moved, dtype=int)
+    return np.union1d(train, moved), np.setdiff1d(held_out, moved)
 
 
 def sources_of(arguments: Any, split: str) -> tuple[str, list[tuple[str, int]], bool]:

@@ -228,6 +228,9 @@ class Examples:
     def labelled(self) -> bool:
         return self.labels is not None
 
+    def labels_of(self, row: int) -> Sequence[str]:
+        return () if self.labels is None or isinstance(self.labels, Images) else (self.labels[row],)
+
     def take(self, rows: np.ndarray) -> Examples:
         labels = self.labels
         if labels is not None:

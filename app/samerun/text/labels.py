@@ -89,9 +89,11 @@ def read_labels(table: Table, arguments: Any, notes: list[str]) -> Labelled | No
     if set(first_rows) == {"a text"} and max(map(len, rows)) == 1 and not declared:
         only_labels = [names[0] for names in rows if names]
         for mark in set(",;") - {separator}:
-            if 4 * sum(mark in label for label in only_labels) > len(only_labels):
+            joined = [label for label in only_labels if mark in label]
+            parts = {part.strip() for label in joined for part in label.split(mark)}
+            if 4 * len(joined) > len(only_labels) or not parts.isdisjoint(only_labels):
                 notes.append(
-                    f"{table.path}: no row has two labels, but many labels hold {mark!r}; is "
+                    f"{table.path}: no row has two labels, but {len(joined)} labels hold {mark!r}; is "
                     f"--label_separator {mark!r} meant?"
                 )
     return Labelled(rows, declared)
@@ -156,6 +158,9 @@ def read_classes(table: Table, column: str, notes: list[str]) -> Labelled | None
         name = str(value).strip()
         if isinstance(value, list):
             problem = f"has {len(value)} labels, expected one; several need --problem_type multi_label"
+        elif type(value) is float and value.is_integer():  # as pandas keeps numbers beside missing ones
+            rows.append(interned.setdefault(str(int(value)), (str(int(value)),)))
+            continue
         elif type(value) not in (str, int) or not name:
             found = "empty" if value == "" or not name else described(value)
             problem = f"is {found}, expected one label: a text or a whole number"
@@ -257,11 +262,10 @@ def label_ids(
     elif unknown and not any(ids.values()) and source.startswith(OF_MODEL):
         raise InputError(knows_none(table, next(iter(unknown)), source))
     elif unknown:
-        advice, problems = "correct it, or name it in --label_file", []
+        name_it = "leave out the row" if source.startswith(OF_MODEL) else "name it in --label_file"
+        advice, problems = f"correct it, or {name_it}", []
         if ignore_unknown is not None:
-            advice = (
-                "correct it, name it in --label_file, or leave such labels out with --unknown_labels ignore"
-            )
+            advice = f"correct it, {name_it}, or leave such labels out with --unknown_labels ignore"
         for name, rows in list(unknown.items())[:SHOWN]:
             near = nearest(name, labels)
             hint = f"; did you mean {near!r}?" if near else ""

@@ -40,6 +40,7 @@ from samerun.models.pretrained import check_vocabulary, load_exported, model_con
 from samerun.plan import Modes
 from samerun.runtime import Launch
 from samerun.task import Batch, Data, Mixture, Split, Task, check_finite
+from samerun.text.labels import Labelled
 from samerun.text.long_documents import LongDocuments
 from samerun.text.tokenizer import (
     IDS_ALONE,
@@ -81,6 +82,9 @@ class TextRows:
 
     def __len__(self) -> int:
         return len(self.table)
+
+    def labels_of(self, row: int) -> Sequence[str]:
+        return self.targets.rows[row] if isinstance(self.targets, Labelled) else ()
 
     def take(self, rows: np.ndarray) -> TextRows:
         return TextRows(self.table.take(rows), self.targets.take(rows))

@@ -68,6 +68,9 @@ class Volumes:
     def __len__(self) -> int:
         return len(self.files)
 
+    def labels_of(self, row: int) -> tuple[()]:
+        return ()  # the values of masks are not read yet
+
     def take(self, rows: np.ndarray) -> Volumes:
         source = None if self.source is None else self.source[rows]
         return replace(self, files=[self.files[row] for row in rows], source=source)
