@@ -215,6 +215,11 @@ def choose_labels(
     if not labels:
         path = " ".join(arguments.train_file or [arguments.dataset_name])
         raise InputError(f"{path}: no row has a label; name the labels with --label_file if that is intended")
+    forms: dict[str, list[str]] = {}
+    for label in labels:
+        forms.setdefault(label.casefold(), []).append(label)
+    if several := [repr(names)[1:-1] for names in forms.values() if len(names) > 1]:
+        notes.append(f"labels that differ in case alone are different labels: {'; '.join(several[:3])}")
     if own is not None and not arguments.label_file and set(own) == set(labels):
         return own
     if own in (None, labels) or arguments.from_scratch:

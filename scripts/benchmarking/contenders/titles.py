@@ -30,11 +30,8 @@ class Titles(TrainingContender):
         }  # fmt: skip
 
     def plain_model(self) -> Any:
-        from samerun.models.pretrained import drop_pooler
-
         ours = application.build(self.prepared[0])
         plain = type(ours)(ours.config)  # with transformers' own BigBird
-        drop_pooler(plain.encoder)  # ours has none either
         plain.load_state_dict(ours.state_dict())
         return plain.bfloat16() if self.choice.get("weights") == "bf16" else plain
 
