@@ -267,10 +267,10 @@ def label_ids(
     elif unknown and not any(ids.values()) and source.startswith(OF_MODEL):
         raise InputError(knows_none(table, next(iter(unknown)), source))
     elif unknown:
-        name_it = "leave out the row" if source.startswith(OF_MODEL) else "name it in --label_file"
-        advice, problems = f"correct it, or {name_it}", []
+        instead = "leave out the row" if source.startswith(OF_MODEL) else "name it in --label_file"
+        advice, problems = f"correct it, or {instead}", []
         if ignore_unknown is not None:
-            advice = f"correct it, {name_it}, or leave such labels out with --unknown_labels ignore"
+            advice = f"correct it, {instead}, or leave such labels out with --unknown_labels ignore"
         for name, rows in list(unknown.items())[:SHOWN]:
             near = nearest(name, labels)
             hint = f"; did you mean {near!r}?" if near else ""

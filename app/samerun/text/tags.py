@@ -246,14 +246,14 @@ def tag_ids(table: Table, tagged: Tagged, labels: Sequence[str], words_column: s
                 unknown.setdefault(tag, []).append((row, number))
     if unknown and source.startswith(OF_MODEL) and unknown.keys() >= set().union(*tagged.rows) - {OUTSIDE}:
         raise InputError(knows_none(table, next(iter(unknown)), source))
-    name_it = "leave out the row" if source.startswith(OF_MODEL) else "name it in --label_file"
+    instead = "leave out the row" if source.startswith(OF_MODEL) else "name it in --label_file"
     problems = []
     for tag, places in list(unknown.items())[:SHOWN]:
         (row, number), near = places[0], nearest(tag, labels)
         word = quoted(words_of(table.columns[words_column][row])[number])
         problems.append(
             f"{table.where(row)}: word {number + 1}, {word}: the tag {tag!r} is not in the {source} "
-            f"({len(places)} word(s)){f'; did you mean {near!r}?' if near else ''}; correct it, or {name_it}"
+            f"({len(places)} word(s)){f'; did you mean {near!r}?' if near else ''}; correct it, or {instead}"
         )
     if problems:
         raise InputError(*problems, *more(len(unknown)))
