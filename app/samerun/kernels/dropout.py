@@ -151,9 +151,9 @@ class DropoutMask(NamedTuple):
 
     def attention_keys(self, sizes: Sequence[int]) -> tuple[np.ndarray, int]:
         """(keys of the first queries (rows, heads) uint64, what to add from query to query) for `sizes`
-        (rows, heads, queries)."""
-        _, inner = self._layout(list(sizes))
-        return self._lines(list(sizes)).reshape(sizes)[:, :, 0], _strides(inner)[-1]
+        (rows, heads)."""
+        keys, inner = self._layout([*sizes, 1])
+        return (keys[:, None] + _offsets(*inner)).reshape(sizes), _strides(inner)[-1]
 
     @property
     def threshold(self) -> int:
@@ -163,9 +163,7 @@ class DropoutMask(NamedTuple):
     def _lines(self, sizes: list[int]) -> np.ndarray:
         """The key (uint64) of each line of a mask that has these sizes before its last dimension."""
         keys, inner = self._layout(sizes)
-        for size, stride in zip(inner, _strides(inner), strict=True):
-            keys = keys[..., None] + np.arange(size, dtype=np.uint64) * _u64(stride)
-        return keys.reshape(-1)
+        return (keys[:, None] + _offsets(*inner)).reshape(-1)
 
     def keys(self, places: Sequence[int]) -> np.ndarray:
         """(places,) uint64."""
@@ -177,7 +175,9 @@ class DropoutMask(NamedTuple):
         """(keys (n,) uint64, sizes of the dimensions of each key) for a mask that has these sizes before its
         last dimension. n times the sizes are the mask's, without the last."""
         (first, *inner), rows = sizes, len(self.places)
-        if first == 1 < rows:
+        if first == rows:
+            return self.keys(self.places), inner
+        if first == 1:
             return self.keys([SHARED]), inner
         if first % rows == 0:
             # Heads, images or windows of each row. The first has the row's own key, so that a row with one
@@ -221,10 +221,19 @@ def loops() -> ModuleType:
     return loops
 
 
-def _strides(inner: list[int]) -> list[int]:
+def _strides(inner: Sequence[int]) -> list[int]:
     """What to add to a key for each index of a dimension."""
     bits = 64 // (len(inner) + 1)
     return [INCREMENT << bits * (len(inner) - number) for number in range(len(inner))]
+
+
+@functools.lru_cache(16)  # as many as the kinds of dropout in a forward pass
+def _offsets(*inner: int) -> np.ndarray:
+    """(lines,) uint64: what to add to a key for the lines of a mask with these dimensions of each key."""
+    offsets = np.zeros(1, dtype=np.uint64)
+    for size, stride in zip(inner, _strides(inner), strict=True):
+        offsets = (offsets[:, None] + np.arange(size, dtype=np.uint64) * _u64(stride)).reshape(-1)
+    return offsets
 
 
 def _drop(x: Tensor, out: Tensor, keys: np.ndarray, threshold: int, scale: float) -> None:
@@ -346,7 +355,7 @@ OURS = {
 
 
 WEIGHTS_AT_ONCE = 2**20  # of a thread
-FEW_WEIGHTS = 2**16  # for which it does not pay to wake a thread
+FEW_WEIGHTS = 2**19  # for which it does not pay to wake a thread
 LOG2E = math.log2(math.e)
 
 Place = tuple[slice, ...]  # rows and heads, or rows, heads and queries
@@ -476,14 +485,11 @@ def _loop_arguments(
         return None
     if mask is None:
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
-    if mask.dtype == torch.bool:
-        bias = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
-    else:
-        bias = mask.float() * LOG2E
+    bias = torch.where(mask, 0.0, -torch.inf) if mask.dtype == torch.bool else mask.float() * LOG2E
     bias = bias.expand(*bias.shape[:-1], key.shape[2]).contiguous()
     lines = torch.arange(bias[..., 0].numel()).view(bias.shape[:-1]).expand(query.shape[:-1]).numpy()
     lines_of_bias = bias.flatten(0, -2).numpy()
-    keys, stride = dropout.attention_keys(query.shape[:-1])
+    keys, stride = dropout.attention_keys(query.shape[:2])
     factor, threshold = np.float32(scale * LOG2E), np.int16(dropout.threshold)
 
     def arguments_of(place: Place) -> tuple:
