@@ -21,10 +21,9 @@ so is its mask. Any other tensor has a mask of its own in each micro-batch; `sam
 
 On a CPU masks are drawn again in the backward pass, and attention's weights are computed again (as in
 FlashAttention, arXiv 2205.14135, algorithm 4), in pieces: some rows, some heads of one row, or some queries
-of one head. What is no matrix product is compiled (`kernels/loops.py`). The softmax's division and dropout's
-scale apply to the smaller (tokens, size) tensors. In bf16 the products are in bf16 if the CPU has
-instructions for them, all else is in fp32. On a GPU, attention with dropout stores all weights, as
-transformers' eager attention does. Float64 and a mask that is trained are computed so on a CPU, too.
+of one head. What is no matrix product is compiled (`kernels/loops.py`). In bf16 the products are in bf16 if
+the CPU has instructions for them, all else is in fp32. On a GPU, attention with dropout stores all weights,
+as transformers' eager attention does. Float64 and a mask that is trained are computed so on a CPU, too.
 """
 
 from __future__ import annotations
@@ -136,18 +135,42 @@ class DropoutMask(NamedTuple):
         """`x` with dropout; on a CPU."""
         wide = x.float() if x.dtype == torch.float16 else x
         out = torch.empty_like(wide, memory_format=torch.contiguous_format)
-        if not isinstance(x, FakeTensor) and x.numel():
-            *sizes, last = x.shape if x.dim() > 1 else (x.numel(), 1)
-            _drop(wide.reshape(-1, last), out.view(-1, last), self._lines(sizes), self.threshold, self.scale)
+        if isinstance(x, FakeTensor) or not x.numel():
+            return out.to(x.dtype)
+        *sizes, last = x.shape if x.dim() > 1 else (x.numel(), 1)
+        keys, inner = self._layout(sizes)
+        lines = (keys[:, None] + _offsets(*inner)).reshape(-1)
+        source, target = (loops().array(tensor.reshape(-1, last)) for tensor in (wide.detach(), out))
+        number = np.float64 if x.dtype == torch.float64 else np.float32
+        numbers = np.int16(self.threshold), number(self.scale)
+        step = max(1, ELEMENTS_AT_ONCE // last)
+
+        def drop(first: int) -> None:
+            part = slice(first, first + step)
+            loops().drop(source[part], target[part], lines[part], *numbers)
+
+        in_threads(drop, range(0, len(lines), step))
         return out.to(x.dtype)
 
     def fill(self, kept: Tensor) -> None:
-        """Sets `kept` (uint8, contiguous) to 0 for dropped elements and 1 for kept ones."""
+        """Sets `kept` (uint8, contiguous) to 0 for dropped elements and 1 for kept ones, by torch operations
+        on any device."""
         if isinstance(kept, FakeTensor) or not kept.numel():
             return
         *sizes, last = kept.shape if kept.dim() > 1 else (kept.numel(), 1)
         keys, inner = self._layout(sizes)
-        _fill(kept.view(-1, last), keys, list(zip(inner, _strides(inner), strict=True)), self.threshold)
+        lines = send(torch.from_numpy(keys.view(np.int64)), kept.device)
+        for size, stride in zip(inner, _strides(inner), strict=True):
+            lines = lines[..., None] + torch.arange(size, device=kept.device) * _i64(stride)
+        words = torch.arange(-(-last // LANES), device=kept.device) * _i64(INCREMENT)
+        step = max(1, WORDS_AT_ONCE // len(words))
+        parts = kept.view(-1, last).split(step)
+        for part, keys_of_part in zip(parts, lines.flatten().split(step), strict=True):
+            random = keys_of_part[:, None] + words
+            for shift, factor in ROUNDS:
+                random ^= (random >> shift) & (2 ** (64 - shift) - 1)  # the shift repeats the sign
+                random *= _i64(factor)
+            part.copy_(random.view(torch.int16)[:, :last] >= self.threshold)
 
     def attention_keys(self, sizes: Sequence[int]) -> tuple[np.ndarray, int]:
         """(keys of the first queries (rows, heads) uint64, what to add from query to query) for `sizes`
@@ -159,11 +182,6 @@ class DropoutMask(NamedTuple):
     def threshold(self) -> int:
         """Elements whose random int16 is below it are dropped."""
         return self.dropped_levels - LEVELS // 2
-
-    def _lines(self, sizes: list[int]) -> np.ndarray:
-        """The key (uint64) of each line of a mask that has these sizes before its last dimension."""
-        keys, inner = self._layout(sizes)
-        return (keys[:, None] + _offsets(*inner)).reshape(-1)
 
     def keys(self, places: Sequence[int]) -> np.ndarray:
         """(places,) uint64."""
@@ -234,35 +252,6 @@ def _offsets(*inner: int) -> np.ndarray:
     for size, stride in zip(inner, _strides(inner), strict=True):
         offsets = (offsets[:, None] + np.arange(size, dtype=np.uint64) * _u64(stride)).reshape(-1)
     return offsets
-
-
-def _drop(x: Tensor, out: Tensor, keys: np.ndarray, threshold: int, scale: float) -> None:
-    source, target = loops().array(x.detach()), loops().array(out)
-    factor = np.float64(scale) if x.dtype == torch.float64 else np.float32(scale)
-    step = max(1, ELEMENTS_AT_ONCE // x.shape[1])
-
-    def drop(first: int) -> None:
-        part = slice(first, first + step)
-        loops().drop(source[part], target[part], keys[part], np.int16(threshold), factor)
-
-    in_threads(drop, range(0, len(source), step))
-
-
-def _fill(kept: Tensor, keys: np.ndarray, inner: list[tuple[int, int]], threshold: int) -> None:
-    """Fills `kept` (lines, elements of a line) by torch operations on any device. `keys` (n,) uint64;
-    `inner`: sizes and strides of the dimensions of each key, whose product with n is the number of lines."""
-    device, elements = kept.device, kept.shape[1]
-    lines = send(torch.from_numpy(keys.view(np.int64)), device)
-    for size, stride in inner:
-        lines = lines[..., None] + torch.arange(size, device=device) * _i64(stride)
-    words = torch.arange(-(-elements // LANES), device=device) * _i64(INCREMENT)
-    step = max(1, WORDS_AT_ONCE // len(words))
-    for part, keys_of_part in zip(kept.split(step), lines.flatten().split(step), strict=True):
-        random = keys_of_part[:, None] + words
-        for shift, factor in ROUNDS:
-            random ^= (random >> shift) & (2 ** (64 - shift) - 1)  # the shift repeats the sign
-            random *= _i64(factor)
-        part.copy_(random.view(torch.int16)[:, :elements] >= threshold)
 
 
 # torch's functions
@@ -425,7 +414,7 @@ class DropoutAttention(torch.autograd.Function):
         arguments_of = _loop_arguments(query, key, mask, dropout, scale)
         # Contiguous after transformers transposes heads and tokens.
         context = query.new_empty(rows, queries, heads, value.shape[-1]).transpose(1, 2)
-        top, sums = (query.new_empty(rows, heads, queries, dtype=torch.float32) for _ in range(2))
+        logarithms = query.new_empty(rows, heads, queries, dtype=torch.float32)
 
         def attend(pairs: Place, chunks: list[slice]) -> None:
             k, v = _take(key, pairs, product), _take(value, pairs, product)
@@ -433,23 +422,21 @@ class DropoutAttention(torch.autograd.Function):
                 place = (*pairs, chunk)
                 weights = torch.bmm(_take(query, place, product), k.mT)
                 if arguments_of:
-                    filled = top[place].numpy(), sums[place].numpy()
-                    loops().weigh(_by_head(weights, place), *arguments_of(place), *filled)
-                out = torch.bmm(weights, v).float()
-                _put(out.mul_(dropout.scale / sums[place].reshape(*out.shape[:2], 1)), context, place)
+                    loops().weigh(_by_head(weights, place), *arguments_of(place), logarithms[place].numpy())
+                _put(torch.bmm(weights, v), context, place)
 
         _in_pieces(attend, query, key)
-        ctx.save_for_backward(query, key, value, mask, top, sums, context)
+        ctx.save_for_backward(query, key, value, mask, logarithms, context)
         ctx.dropout, ctx.scale = dropout, scale
         return context
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple:
-        query, key, value, mask, top, sums, context = ctx.saved_tensors
+        query, key, value, mask, logarithms, context = ctx.saved_tensors
         d_query, d_key, d_value = (torch.empty_like(x) for x in (query, key, value))
-        product, scale, dropout = product_dtype(query.dtype), ctx.scale, ctx.dropout
-        arguments_of = _loop_arguments(query, key, mask, dropout, scale)
+        product = product_dtype(query.dtype)
+        arguments_of = _loop_arguments(query, key, mask, ctx.dropout, ctx.scale)
 
         def differentiate(pairs: Place, chunks: list[slice]) -> None:
             k, v = _take(key, pairs, product), _take(value, pairs, product)
@@ -457,19 +444,17 @@ class DropoutAttention(torch.autograd.Function):
             for chunk in chunks:
                 # The first chunk overwrites d_k and d_v, later ones add.
                 place, beta = (*pairs, chunk), int(chunk.start > 0)
-                q = _take(query, place, product)
-                out, d_out = (_take(x, place, torch.float32) for x in (context, gradient))
-                total = sums[place].reshape(*q.shape[:2], 1)
+                q, d_out = _take(query, place, product), _take(gradient, place, product)
                 # The softmax's gradient needs sum_j P_ij dP_ij of each query. It equals sum_d O_id dO_id,
                 # also with dropout.
-                delta = out.mul_(d_out).sum(dim=-1)
-                weights, d_scores = torch.bmm(q, k.mT), torch.bmm(d_out.mul_(dropout.scale).to(product), v.mT)
+                delta = (context[place].float() * gradient[place].float()).sum(dim=-1).contiguous()
+                weights, d_scores = torch.bmm(q, k.mT), torch.bmm(d_out, v.mT)
                 if arguments_of:
-                    arrays = (_by_head(x, place) for x in (weights, d_scores, delta))
-                    loops().differentiate(*arrays, *arguments_of(place), top[place].numpy())
-                _put(torch.bmm(d_scores, k).float().mul_(scale / total), d_query, place)
-                d_k.baddbmm_(d_scores.mT, (q * (scale / total)).to(product), beta=beta)
-                d_v.baddbmm_(weights.mT, d_out.div_(total).to(product), beta=beta)
+                    arrays = *(_by_head(x, place) for x in (weights, d_scores)), delta.numpy()
+                    loops().differentiate(*arrays, *arguments_of(place), logarithms[place].numpy())
+                _put(torch.bmm(d_scores, k), d_query, place)
+                d_k.baddbmm_(d_scores.mT, q, beta=beta)
+                d_v.baddbmm_(weights.mT, d_out, beta=beta)
             _put(d_k, d_key, pairs)
             _put(d_v, d_value, pairs)
 
@@ -480,7 +465,7 @@ class DropoutAttention(torch.autograd.Function):
 def _loop_arguments(
     query: Tensor, key: Tensor, mask: Tensor | None, dropout: DropoutMask, scale: float
 ) -> Callable[[Place], tuple] | None:
-    """A function of a place to the arguments `bias` to `dropped` of `loops.weigh`; None in a dry run."""
+    """A function of a place to the arguments `bias` to `factor` of `loops.weigh`; None in a dry run."""
     if isinstance(query, FakeTensor):
         return None
     if mask is None:
@@ -490,12 +475,12 @@ def _loop_arguments(
     lines = torch.arange(bias[..., 0].numel()).view(bias.shape[:-1]).expand(query.shape[:-1]).numpy()
     lines_of_bias = bias.flatten(0, -2).numpy()
     keys, stride = dropout.attention_keys(query.shape[:2])
-    factor, threshold = np.float32(scale * LOG2E), np.int16(dropout.threshold)
+    numbers = _u64(stride), np.int16(dropout.threshold), np.float32(dropout.scale)
 
     def arguments_of(place: Place) -> tuple:
         rows, heads, queries = place
         own = keys[rows, heads] + _u64(queries.start * stride)
-        return lines_of_bias, lines[place], factor, own, _u64(stride), threshold
+        return lines_of_bias, lines[place], np.float32(scale * LOG2E), own, *numbers
 
     return arguments_of
 

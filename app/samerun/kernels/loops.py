@@ -20,6 +20,7 @@ INCREMENT = np.uint64(0x9E3779B97F4A7C15)  # of SplitMix64's counter
 FIRST, SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # factors of its mixing function
 # 2**x for 0 <= x <= 1: a polynomial's factors from the highest power, with a relative error of 2e-7.
 POWER_OF_2 = Chebyshev.interpolate(np.exp2, 5, [0, 1]).convert(kind=Polynomial).coef[::-1].astype(np.float32)
+LN2 = np.float32(np.log(2))
 # Sums may be reordered, as torch's are. Infinity and NaN keep their meaning.
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 
@@ -132,17 +133,16 @@ def drop(x, out, keys, dropped, scale):
 
 
 @compiled
-def weigh(scores, bias, lines, scale, keys, stride, dropped, top, sums):
-    """Turns scores of attention (rows, heads, queries, keys) into weights with dropout, in place, without
-    the softmax's division and dropout's scale.
+def weigh(scores, bias, lines, scale, keys, stride, dropped, factor, logarithms):
+    """Turns scores of attention (rows, heads, queries, keys) into weights with dropout, in place.
 
     `bias` (n, keys) float32 is added to the scaled scores, its line `lines[row, head, query]` to those of a
     query. `keys` (rows, heads) uint64: dropout's, of the first query; `stride`: from query to query;
-    `dropped` as in `drop`. Fills `top` (rows, heads, queries) with each query's highest score, `sums` with
-    the sum of its weights without dropout.
+    `dropped` and `factor`: as `dropped` and `scale` of `drop`. Fills `logarithms` (rows, heads, queries) with
+    the binary logarithms of the softmax's denominators.
     """
     rows, heads, queries, width = scores.shape
-    words = np.empty((width + 3) // 4, np.uint64)
+    words, weights = np.empty((width + 3) // 4, np.uint64), np.empty(width, np.float32)
     levels = words.view(np.int16)
     for row in range(rows):
         for head in range(heads):
@@ -156,30 +156,34 @@ def weigh(scores, bias, lines, scale, keys, stride, dropped, top, sums):
                 for place in range(width):
                     weight = _power_of_2(_load(line[place]) * scale + added[place] - highest)
                     total += weight
-                    kept = weight if levels[place] >= dropped else np.float32(0)
+                    weights[place] = weight
+                total = _higher(total, np.float32(1e-37))
+                share = factor / total
+                nothing = share * np.float32(0)
+                for place in range(width):
+                    kept = weights[place] * (share if levels[place] >= dropped else nothing)
                     line[place] = _rounded(kept, line[place])
-                top[row, head, query] = highest
-                sums[row, head, query] = _higher(total, np.float32(1e-37))
+                logarithms[row, head, query] = highest + np.log2(total)
 
 
 @compiled
-def differentiate(scores, gradients, delta, bias, lines, scale, keys, stride, dropped, top):
-    """Turns scores into weights as `weigh` does, and the gradients of the weights with dropout into those of
-    the scaled scores, times the softmax's sums, both in place. `delta` (rows, heads, queries): the sum over
-    the keys of weight times gradient, with dropout."""
+def differentiate(scores, gradients, delta, bias, lines, scale, keys, stride, dropped, factor, logarithms):
+    """Turns scores into weights as `weigh` does, and the gradients of the weights into those of the scores
+    before `scale`, both in place. `delta` (rows, heads, queries): the sum over the keys of weight times
+    gradient."""
     rows, heads, queries, width = scores.shape
     words = np.empty((width + 3) // 4, np.uint64)
-    levels = words.view(np.int16)
+    levels, slope_scale = words.view(np.int16), scale * LN2
     for row in range(rows):
         for head in range(heads):
             for query in range(queries):
                 line, slope = scores[row, head, query], gradients[row, head, query]
-                added, highest = bias[lines[row, head, query]], top[row, head, query]
+                added, logarithm = bias[lines[row, head, query]], logarithms[row, head, query]
                 subtracted = delta[row, head, query]
                 _draw(words, keys[row, head] + np.uint64(query) * stride)
                 for place in range(width):
-                    weight = _power_of_2(_load(line[place]) * scale + added[place] - highest)
-                    kept = levels[place] >= dropped
-                    gradient = _load(slope[place]) if kept else np.float32(0)
-                    slope[place] = _rounded((gradient - subtracted) * weight, slope[place])
-                    line[place] = _rounded(weight if kept else np.float32(0), line[place])
+                    weight = _power_of_2(_load(line[place]) * scale + added[place] - logarithm)
+                    kept = weight * factor if levels[place] >= dropped else np.float32(0)
+                    gradient = _load(slope[place]) * kept - subtracted * weight
+                    slope[place] = _rounded(gradient * slope_scale, slope[place])
+                    line[place] = _rounded(kept, line[place])
