@@ -343,7 +343,7 @@ def difference(key: str, then: Any, now: Any) -> str:
     """Describes how the value of a fingerprint key, or of an argument, changed."""
     what = KEY_NAMES.get(key, key)
     if isinstance(then, list) and isinstance(now, list):
-        pairs = enumerate(zip_longest(then, now), start=1)
+        pairs = enumerate(zip_longest(then, now, fillvalue="nothing"), start=1)
         number, (before, after) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
         changed = f"number {number}, which was {_brief(before)}, is now {_brief(after)}"
         return f"{what} had {len(then)} entries, has {len(now)}; the first difference is {changed}"

@@ -83,8 +83,8 @@ def test_another_runs_checkpoint_is_refused_field_by_field(trained):
 @pytest.mark.parametrize(
     ("key", "then", "now", "told"),
     [
-        ("label_list", ["a"], ["a", "b"],
-         'the label list had 1 entries, has 2; the first difference is number 2, which was null, is now "b"'),
+        ("files", ["a"], ["a", None],
+         'files had 1 entries, has 2; the first difference is number 2, which was "nothing", is now null'),
         ("optim", "adamw_torch_fused", "sgd momentum=0.9",
          'the optimizer (--optim, --optim_args) was "adamw_torch_fused", is now "sgd momentum=0.9"'),
         ("optim", "0" * 16, "1" * 16, "the optimizer (--optim, --optim_args) has changed"),
