@@ -175,7 +175,7 @@ class DropoutMask(NamedTuple):
     def attention_keys(self, sizes: Sequence[int]) -> tuple[np.ndarray, int]:
         """(keys of the first queries (rows, heads) uint64, what to add from query to query) for `sizes`
         (rows, heads)."""
-        keys, inner = self._layout([*sizes, 1])
+        keys, inner = self._layout([*sizes, 1])  # one query
         return (keys[:, None] + _offsets(*inner)).reshape(sizes), _strides(inner)[-1]
 
     @property

@@ -1,5 +1,5 @@
 """Loops of dropout by row on a CPU, compiled by numba: random bits, and all of attention that is no matrix
-product, in one or two passes over the weights instead of a dozen.
+product, in a few passes over the weights instead of a dozen.
 
 Arrays are float32, for `drop` also float64; bf16, which numpy lacks, is the uint16 of its bits and computed
 in float32. Functions are compiled at their first call, for some seconds, and kept beside Python's compiled
@@ -159,9 +159,8 @@ def weigh(scores, bias, lines, scale, keys, stride, dropped, factor, logarithms)
                     weights[place] = weight
                 total = _higher(total, np.float32(1e-37))
                 share = factor / total
-                nothing = share * np.float32(0)
                 for place in range(width):
-                    kept = weights[place] * (share if levels[place] >= dropped else nothing)
+                    kept = weights[place] * (share if levels[place] >= dropped else np.float32(0))
                     line[place] = _rounded(kept, line[place])
                 logarithms[row, head, query] = highest + np.log2(total)
 

@@ -128,8 +128,8 @@ def to_export(
         settings.base_model_name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base
         full = {name.rpartition(".")[0] for name in trained if ADAPTED not in name}
         # Adapters that `DryRun.unused` froze are not saved, and peft must not expect them.
-        adapted = {name for name, _ in model.named_parameters() if ADAPTED in name}
-        unused = {name.partition(ADAPTED)[0] for name in adapted - trained}
+        adapters = {name for name, _ in model.named_parameters() if ADAPTED in name}
+        unused = {name.partition(ADAPTED)[0] for name in adapters - trained}
         settings.exclude_modules = sorted({*(settings.exclude_modules or ()), *unused}) or None
         settings.modules_to_save = sorted(full) or None
         settings.inference_mode = True

@@ -167,10 +167,10 @@ def test_both_ways_drop_the_same_weights():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
-def test_a_number_that_is_none_stays_visible(wrong, dtype):
+@pytest.mark.parametrize(("wrong", "rate"), [(torch.nan, 0.1), (torch.inf, 0.1), (torch.nan, 0.9999)])
+def test_a_number_that_is_none_stays_visible(wrong, rate, dtype):
     query, key, value = tensors(2, 3, 50, 8)
     query.data[1, 2, 3] = wrong
-    found = attend(*(x.to(dtype) for x in (query, key, value)), None, 0.1)
+    found = attend(*(x.to(dtype) for x in (query, key, value)), None, rate)
     assert found[1, 2, 3].isnan().all()
     assert not found[0].isnan().any()
