@@ -51,8 +51,9 @@ class FakeHub:
     def _mode(self, path: str) -> dict[str, Any]:
         mode = "lfs" if path.endswith(LARGE) else "regular"
         known = self.committed.get(path)
-        oid = _git_oid(known) if isinstance(known, bytes) else known
-        return {"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": oid}
+        if isinstance(known, bytes):
+            known = hashlib.sha1(b"blob %d\0" % len(known) + known).hexdigest()  # as git does
+        return {"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": known}
 
     def _place(self, wanted: dict[str, Any]) -> dict[str, Any]:
         upload = {"href": f"{self.url}/storage/{wanted['oid']}", "header": {}}
@@ -65,10 +66,6 @@ class FakeHub:
             assert not large or file["oid"] in self.stored
             self.committed[file["path"]] = file["oid"] if large else base64.b64decode(file["content"])
         self.commits.append(sorted(file["path"] for file in files))
-
-
-def _git_oid(content: bytes) -> str:
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 @pytest.fixture

@@ -384,13 +384,11 @@ JOBS = {
     "zero3_offload": Job(one(accelerate, "zero3_offload.yaml", 2), 2, EVEN, zero_stage=3, averages=True),
     "deepspeed_zero2": Job(
         one(deepspeed, 2), 2, UNEVEN, deepspeed_file="ds_configs/zero2.json", zero_stage=2,
-        resumes=("ddp", 2),
-        averages=True,
+        resumes=("ddp", 2), averages=True,
     ),
     "deepspeed_zero3": Job(
         one(deepspeed, 2), 2, UNEVEN, deepspeed_file="partitioned.json", zero_stage=3,
-        resumes=("deepspeed_zero2", 4),
-        averages=True,
+        resumes=("deepspeed_zero2", 4), averages=True,
     ),
 }  # fmt: skip
 REAL = ("ddp",)  # nothing is imported before it starts; real python and deepspeed: tests/faults

@@ -6,6 +6,7 @@ second one is recorded, and from then on the pass is replayed: the same kernels 
 dropout from the same place of the same generator. benchmarks/gpu.md says what was seen to be equal.
 """
 
+import pickle
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +21,11 @@ from samerun.errors import in_short
 from samerun.task import Batch
 
 MOST_SHAPES = 64  # each graph takes some MiB on the GPU
+HOST_GENERATORS: Any = (  # how to read and set their states
+    (lambda: torch.get_rng_state().numpy(), lambda state: torch.set_rng_state(torch.from_numpy(state))),
+    (random.getstate, random.setstate),
+    (np.random.get_state, np.random.set_state),
+)
 
 
 class Recorded(NamedTuple):
@@ -42,7 +48,8 @@ class Passes:
     def __init__(
         self, work: Callable[[Batch, Tensor], Tensor], model: nn.Module, say: Callable[[str], None]
     ) -> None:
-        self.work, self.model, self.say, self.active = work, model, say, True
+        self.work, self.say, self.active = work, say, True
+        self.trained = [p for p in model.parameters() if p.requires_grad]
         self.seen: set[tuple] = set()  # shapes
         self.recorded: dict[tuple, Recorded] = {}  # by shape
         self.places: list[tuple] = []
@@ -83,6 +90,8 @@ class Passes:
         # Without padding the lengths are part of the shape. Otherwise a model must not use them.
         mine = replace(batch.map(torch.clone), lengths=batch.lengths if is_full(batch) else None)
         graph, random_state = torch.cuda.CUDAGraph(), host_random_state()
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        gpu_random_state, places = generator.get_state(), self._places()
         torch.cuda.synchronize()
         try:
             # Not `torch.cuda.graph`: it empties torch's cache for each graph, which takes long, and after an
@@ -93,14 +102,20 @@ class Passes:
                     loss = self.work(mine, self.scale)
                 finally:
                     graph.capture_end()
-            if random_state != host_random_state():
+            if pickle.dumps(random_state) != pickle.dumps(host_random_state()):
                 raise RuntimeError("the model draws random numbers on the host")
+            if places != self._places():
+                raise RuntimeError("a weight has its first gradient in a later pass")
             self.recorded[shape] = Recorded(graph, mine, loss)
         except Exception as error:
             self._end(in_short(error))
-            generator = torch.cuda.default_generators[torch.cuda.current_device()]
             # It would stay in the state of a recording.
             generator.graphsafe_set_state(torch.Generator(generator.device).graphsafe_get_state())
+            generator.set_state(gpu_random_state)
+            for (_, put), state in zip(HOST_GENERATORS, random_state, strict=True):
+                put(state)
+            for p, (_, gradient) in zip(self.trained, places, strict=True):
+                p.grad = None if gradient is None else p.grad  # the recording has made it, but not computed
 
     def _end(self, reason: str) -> None:
         """Nothing is recorded any more."""
@@ -109,8 +124,7 @@ class Passes:
 
     def _places(self) -> list[tuple]:
         """Where weights and gradients are."""
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        return [(p.data_ptr(), None if p.grad is None else p.grad.data_ptr()) for p in trained]
+        return [(p.data_ptr(), None if p.grad is None else p.grad.data_ptr()) for p in self.trained]
 
 
 def tensors_of(batch: Batch) -> list[Tensor]:
@@ -127,7 +141,6 @@ def shape_of(batch: Batch) -> tuple:
     return is_full(batch), *((x.shape, x.dtype) for x in tensors_of(batch))
 
 
-def host_random_state() -> tuple:
+def host_random_state() -> list:
     """The states of the host's random generators."""
-    name, keys, *rest = np.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), name, keys.tobytes(), *rest
+    return [get() for get, _ in HOST_GENERATORS]

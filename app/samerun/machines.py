@@ -207,12 +207,10 @@ def _machine(number: int) -> str:
 
 def _own_address(host: str) -> str | None:
     """This machine's address on the route to `host`; None without a route. Sends nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, 9))
-        except OSError:
-            return None
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
         return probe.getsockname()[0]
+    return None
 
 
 def _unknown_interfaces(interfaces: list[tuple[str, str]]) -> list[str]:

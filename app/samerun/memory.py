@@ -247,9 +247,8 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
     kilobytes (docs/memory.md). For GPUs see `_GpuKernels`. Raises any exception of a model whose forward pass
     reads values.
     """
-    rng_state = torch.get_rng_state()
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with torch.random.fork_rng([]), FakeTensorMode(allow_non_fake_inputs=True):
             # `deepcopy` takes tensors from here, so tied weights stay tied.
             hollow_tensors = {id(x): _empty(x, layout) for x in [*model.parameters(), *model.buffers()]}
             hollow = copy.deepcopy(model, hollow_tensors).train()
@@ -271,7 +270,6 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
                     (loss,), (torch.ones_like(loss),), False, False, (), True, True
                 )
     finally:
-        torch.set_rng_state(rng_state)
         _empty_caches(model)
     unused = frozenset(counter.without_gradient)
     layers = [] if layout.fsdp is None else layers_to_shard(model, layout.fsdp)

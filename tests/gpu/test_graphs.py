@@ -3,7 +3,6 @@
 from functools import partial
 
 import pytest
-import torch
 from tiny_models import KINDS, batches, build, prepared
 
 from samerun.data.batches import train_loader
@@ -51,14 +50,3 @@ def test_passes_that_depend_on_lengths_are_done_one_by_one(train):
     assert not passes.active
     assert "no CUDA graphs" in said[0]
     assert losses == pytest.approx(train("blocks", "no", False)[0], rel=1e-4)
-
-
-def test_after_a_failure_the_generator_works():
-    dropout, said = torch.nn.Dropout(0.5), []
-    (batch, *_) = next(iter(train_loader(batches("padded"), 0, 0, True)))
-    batch, scale = batch.to(torch.device("cuda")), torch.ones((), device="cuda")
-    passes = Passes(lambda batch, scale: dropout(scale * float(scale)), build("padded").cuda(), said.append)
-    assert all(float(passes(batch, scale)) in (0.0, 2.0) for _ in range(3))
-    assert not passes.active
-    assert "no CUDA graphs" in said[0]
-    assert float(dropout(scale)) in (0.0, 2.0)

@@ -1,5 +1,6 @@
 """CUDA graphs without a GPU: which passes are recorded and replayed; masks that ask nothing; few widths."""
 
+import random
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -57,8 +58,6 @@ def test_the_second_pass_of_a_shape_is_recorded_and_replayed(monkeypatch):
         return loss
 
     class Graph:
-        """Does the pass again."""
-
         replays = 0
 
         def capture_begin(self, *pool, capture_error_mode):
@@ -91,6 +90,27 @@ def test_the_second_pass_of_a_shape_is_recorded_and_replayed(monkeypatch):
         assert float(weight.grad) == 8 * (replayed + 1)
     assert Graph.replays == 2
     assert said == ["note           no CUDA graphs: a weight's or gradient's tensor was exchanged"]
+
+
+def test_a_pass_that_cannot_be_recorded_leaves_no_trace(monkeypatch):
+    weight, drawn, said = torch.nn.Parameter(torch.zeros(())), [], []
+
+    def work(batch, scale):
+        drawn.append((random.random(), np.random.rand(), torch.rand(()).item()))
+        if len(drawn) == 2:  # the recording
+            weight.grad = torch.ones(())
+        return torch.zeros(())
+
+    monkeypatch.setattr(torch, "cuda", MagicMock())
+    monkeypatch.setattr(torch, "Generator", MagicMock())
+    passes = Passes(work, torch.nn.ParameterList([weight]), said.append)
+    for _ in range(2):
+        passes(batch_of(5, 3), torch.ones(()))
+    assert said == ["note           no CUDA graphs: the model draws random numbers on the host"]
+    assert drawn[1] == drawn[2]
+    assert weight.grad is None
+    generator = torch.cuda.default_generators[0]
+    generator.set_state.assert_called_once_with(generator.get_state())
 
 
 def test_few_widths():

@@ -238,9 +238,7 @@ def _to_stored(cell: Any) -> str | None:
 
 
 def _from_stored(text: str | None) -> Any:
-    if text is None or not text.startswith(JSON_MARK):
-        return text
-    return json.loads(text[len(JSON_MARK) :])
+    return json.loads(text[len(JSON_MARK) :]) if text and text.startswith(JSON_MARK) else text
 
 
 def class_names(feature: Any) -> list[str] | None:

@@ -137,10 +137,6 @@ def read_rows(attention_mask: Tensor, shape: Shape) -> Rows:
     return Rows(mask, shape, [(number, part) for (number, _), part in zip(counts, parts, strict=True)])
 
 
-def _keep_attention_type(value: str) -> None:
-    """Stands for the encoder's method; a function of the module, so that models can be pickled."""
-
-
 def use_bigbird_attention(model: torch.nn.Module) -> bool:
     """Gives every block-sparse BigBird encoder our attention and activation. Returns False if there is none.
 
@@ -159,7 +155,7 @@ def use_bigbird_attention(model: torch.nn.Module) -> bool:
             shape = Shape(one.num_attention_heads, one.num_random_blocks, one.block_size, one.max_seqlen)
             encoder.create_masks_for_block_sparse_attn = functools.partial(_masks, shape=shape)
             # transformers switches to full attention here, which our attention chooses row by row.
-            encoder.set_attention_type = _keep_attention_type
+            encoder.set_attention_type = bool  # does nothing, and can be pickled
             any_encoder = True
     return any_encoder
 

@@ -82,11 +82,6 @@ def fingerprint(arguments: Any) -> dict[str, Any]:
     return {"trained": values} if values else {}
 
 
-def adapted_name(name: str) -> str:
-    """A parameter's name in the base model. An adapter's matrix gets the name of its base weight."""
-    return f"{name.partition(ADAPTED)[0]}.weight" if ADAPTED in name else name.replace(BASE, ".")
-
-
 def numbered_layers(model: Any, head: set[str]) -> int:
     """The number of layers of a model, without its `head`; 0 unless they are numbered in one row."""
     names = (name for name, _ in model.named_parameters() if name not in head)

@@ -180,10 +180,8 @@ def read_classes(table: Table, column: str, notes: list[str]) -> Labelled | None
 
 def as_number(cell: Any) -> float | None:
     """The finite number in a cell, which may be a text; None for other cells."""
-    if isinstance(cell, bool) or not isinstance(cell, int | float | str):
-        return None
-    if isinstance(cell, str) and "_" in cell:  # Python reads 2020_01 as 202001
-        return None
+    if isinstance(cell, bool) or not isinstance(cell, int | float | str) or "_" in str(cell):
+        return None  # Python reads 2020_01 as 202001
     try:
         number = float(cell)
     except (ValueError, OverflowError):

@@ -88,7 +88,7 @@ def loss_of(task: Any, outputs: Any, labels: torch.Tensor, num_items_in_batch: A
     """The task's loss with the signature that Trainer expects."""
     from samerun.task import Batch
 
-    batch = Batch(torch.arange(len(labels)), {"pixel_values": None}, labels)
+    batch = Batch(torch.arange(len(labels), device=labels.device), {"pixel_values": None}, labels)
     return task.loss_sum(lambda pixel_values: outputs, batch) / len(labels)
 
 

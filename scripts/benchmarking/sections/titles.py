@@ -45,10 +45,9 @@ def all_at_once(batch_size: int) -> dict[str, Stages]:
     theirs = [
         EVERYWHERE | {"accumulation": count, "weights": dtype}
         for count, dtype in ((2, "fp32"), (4, "fp32"), (1, "bf16"), (2, "bf16"))
+        if batch_size % count == 0
     ]
-    ours = [
-        {"cuda_graphs": graphs, "per_device_train_batch_size": batch_size} for graphs in ("true", "false")
-    ]
+    ours = [{"cuda_graphs": on, "per_device_train_batch_size": batch_size} for on in ("true", "false")]
     return {"ours": [ours], "trainer": [theirs]}
 
 
