@@ -46,11 +46,9 @@ IMPORTED_LATER = {
 }
 
 
-def module_name(path):
-    return ".".join(path.relative_to(APP).with_suffix("").parts).removesuffix(".__init__")
-
-
-MODULES = {module_name(path): path for path in SOURCES}
+MODULES = {
+    ".".join(path.relative_to(APP).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES
+}
 
 
 def package_of(module):

@@ -40,8 +40,7 @@ def write_data(home: Path) -> None:
 
 
 def classify(settings: dict) -> list[str]:
-    _, *words = launchers.training(**{"global_batch_size": 15} | settings)
-    return words
+    return launchers.training(**{"global_batch_size": 15} | settings)[1:]
 
 
 def titlegen(settings: dict) -> list[str]:

@@ -20,9 +20,8 @@ def train(start_gpu_run, arguments):
         steps, model, said = batches(kind), build(kind), []
         run, task = start_gpu_run(steps.plan.batch, precision), KINDS[kind][0]
         model, optimizer = prepared(run, model, arguments())
-        passes, losses = None, []
-        if records:
-            passes = Passes(partial(add_gradient, run, model, task), model, said.append)
+        work, losses = partial(add_gradient, run, model, task), []
+        passes = Passes(work, model, said.append) if records else None
         for step, micro_batches in zip(range(STEPS), train_loader(steps, 0, 0, True), strict=False):
             seed_step(1, step, 0, False)
             loss, _ = train_step(run, model, optimizer, task, micro_batches, 1.0, passes=passes)

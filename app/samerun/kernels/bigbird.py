@@ -29,7 +29,7 @@ from transformers.models.bigbird_pegasus.modeling_bigbird_pegasus import (
 
 from samerun.errors import InputError
 from samerun.kernels.block_attention import BlockSparse, Rows, Shape, shortest_sparse
-from samerun.kernels.common import current_row_lengths, send
+from samerun.kernels.common import current_row_lengths, on_cpu, send
 
 KINDS = ("block_sparse", "original_full")
 # For these lengths transformers draws the random blocks like the paper's code
@@ -121,9 +121,9 @@ def read_rows(attention_mask: Tensor, shape: Shape) -> Rows:
     """Groups the rows. `attention_mask`: (rows, whole blocks), not 0 for real tokens. A row ends with the
     block of its last one. Synchronises with the device if the host does not know the lengths."""
     mask = attention_mask != 0
-    if isinstance(mask, FakeTensor):  # a dry run, without values to read
-        return Rows(mask, shape, [])
     block_size = shape.block_size
+    if isinstance(mask, FakeTensor):  # a dry run, without values to read; on a CPU pieces take little
+        return Rows(mask, shape, [] if on_cpu(mask) else [(mask.shape[1] // block_size, None)])
     ends = (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(dim=1)
     blocks, order = ((ends + block_size - 1) // block_size).clamp(min=1).sort(stable=True)
     lengths = current_row_lengths(*mask.shape)

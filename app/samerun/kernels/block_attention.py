@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from samerun.kernels.common import in_threads
+from samerun.kernels.common import in_threads, on_cpu
 from samerun.kernels.products import bmm_into
 
 HIDDEN = -10000.0  # added to the scores of masked keys: transformers' value, exp(HIDDEN) is 0
@@ -134,7 +134,7 @@ def portions_of(rows: Rows, drawn: list[Tensor | None], like: Tensor) -> Iterato
     for (blocks, chosen), plan in zip(rows.groups, drawn, strict=True):
         mask = rows.mask if chosen is None else rows.mask[chosen]
         mask = mask[:, : blocks * block_size].unflatten(1, (blocks, -1))
-        for row, head in _cuts(len(mask), heads, blocks * block_size * size, like.device):
+        for row, head in _cuts(len(mask), heads, blocks * block_size * size, like):
             part = row if chosen is None else chosen[row]
             if chosen is not None and len(part) == 1 and part.device.type == "cpu":
                 part = slice(int(part), int(part) + 1)  # read in place
@@ -147,11 +147,11 @@ def portion_size(pairs: int, elements: int, threads: int) -> int:
     return -(-pairs // max(threads, pairs * elements // PORTION))
 
 
-def _cuts(rows: int, heads: int, elements: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
+def _cuts(rows: int, heads: int, elements: int, like: Tensor) -> Iterator[tuple[slice, slice]]:
     """Yields (rows, heads) of each portion: whole rows, or some heads of one row; on a GPU, where kernel
     launches cost more, a single portion."""
     pairs, threads = rows * heads, torch.get_num_threads()
-    step = portion_size(pairs, elements, threads) if device.type == "cpu" else pairs
+    step = portion_size(pairs, elements, threads) if on_cpu(like) else pairs
     row_step, head_step = max(1, step // heads), -(-heads // -(-heads // step))  # equal numbers of heads
     for row, head in itertools.product(range(0, rows, row_step), range(0, heads, head_step)):
         yield slice(row, min(row + row_step, rows)), slice(head, min(head + head_step, heads))
@@ -189,7 +189,7 @@ def _empty_result(like: Tensor, rows: Rows) -> Tensor:
 
 def _in_portions(work: Callable, portions: Iterable[Portion], *tensors: Tensor) -> None:
     """Calls work(portion, *tensors) for each portion."""
-    if tensors[0].device.type == "cpu":
+    if on_cpu(tensors[0]):
         in_threads(lambda portion: work(portion, *tensors), portions)
         return
     for portion in portions:
@@ -252,9 +252,9 @@ class Backward(NamedTuple):
     d_v: Tensor  # added to
 
 
-def chunks(pairs: int, blocks: int, scores: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
+def chunks(pairs: int, blocks: int, scores: int, like: Tensor) -> Iterator[tuple[slice, slice]]:
     """Cuts query blocks into pieces: whole pairs, or blocks of one pair. `scores`: of a query block."""
-    room = max(1, (SCORES_PER_THREAD if device.type == "cpu" else SCORES_ELSEWHERE) // scores)
+    room = max(1, (SCORES_PER_THREAD if on_cpu(like) else SCORES_ELSEWHERE) // scores)
     step = min(room, blocks)
     together = max(1, room // blocks)
     for pair in range(0, pairs, together):
@@ -293,7 +293,7 @@ def dense_backward(x: Backward, bias: Tensor) -> None:
 
 def _dense_pieces(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Iterator[tuple]:
     length = k.shape[1] * k.shape[2]
-    for pairs, chosen in chunks(len(q), q.shape[1], q.shape[2] * length, q.device):
+    for pairs, chosen in chunks(len(q), q.shape[1], q.shape[2] * length, q):
         yield pairs, chosen, k[pairs].flatten(1, 2), v[pairs].flatten(1, 2), bias[pairs].flatten(1)[:, None]
 
 
@@ -322,7 +322,7 @@ def sparse_backward(x: Backward, table: Tensor | None, bias: Tensor) -> None:
 
 def _pieces(q: Tensor, table: Tensor | None, bias: Tensor) -> Iterator[_Piece]:
     numbers = None if table is None else through_pairs(table, q.shape[1])
-    for pairs, inner in chunks(len(q), q.shape[1] - 2, q.shape[2] * bias.shape[-1], q.device):
+    for pairs, inner in chunks(len(q), q.shape[1] - 2, q.shape[2] * bias.shape[-1], q):
         drawn = None if numbers is None else numbers[pairs, inner].flatten()
         blocks = slice(inner.start + 1, inner.stop + 1)
         yield _Piece(pairs, blocks, q.shape[2], drawn, bias[pairs, inner].flatten(0, 1)[:, None])

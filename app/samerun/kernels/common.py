@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
+from torch.overrides import has_torch_function_unary
 
 from samerun.kernels import is_zen5
 
@@ -63,6 +64,11 @@ def current_row_lengths(rows: int, width: int) -> tuple[int, ...] | None:
     lengths = _ROWS.get().lengths
     fits = lengths is not None and len(lengths) == rows and max(lengths, default=0) <= width
     return lengths if fits else None
+
+
+def on_cpu(x: Tensor) -> bool:
+    # A dry run for a GPU is a torch function mode.
+    return x.device.type == "cpu" and not has_torch_function_unary(x)
 
 
 def widest_float(device: torch.device) -> torch.dtype:

@@ -42,9 +42,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
-from torch.overrides import has_torch_function_unary
 
-from samerun.kernels.common import current_rows, in_threads, row_lengths, send
+from samerun.kernels.common import current_rows, in_threads, on_cpu, row_lengths, send
 
 LEVELS = 2**16
 LANES = 4  # elements of a word, which has 64 random bits
@@ -282,7 +281,7 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, mask: DropoutMask) -> Tensor:
         ctx.mask = mask
-        if _on_cpu(x):
+        if on_cpu(x):
             return mask.drop(x)
         kept = torch.empty_like(x, dtype=torch.uint8, memory_format=torch.contiguous_format)
         mask.fill(kept)
@@ -296,11 +295,6 @@ class _Dropout(torch.autograd.Function):
         if not saved:
             return ctx.mask.drop(gradient), None
         return _apply(gradient, *saved, ctx.mask.scale), None
-
-
-def _on_cpu(x: Tensor) -> bool:
-    # A dry run for a GPU is a torch function mode.
-    return x.device.type == "cpu" and not has_torch_function_unary(x)
 
 
 def _apply(x: Tensor, kept: Tensor, scale: float) -> Tensor:
@@ -366,7 +360,7 @@ def dropout_attention(
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     alike = query.dim() == 4 and query.shape[:2] == key.shape[:2] == value.shape[:2]
     learned = mask is not None and mask.requires_grad
-    if _on_cpu(query) and query.dtype != torch.float64 and alike and not learned:
+    if on_cpu(query) and query.dtype != torch.float64 and alike and not learned:
         mask = None if mask is None else _compact(mask)
         with torch.autocast("cpu", enabled=False):
             return DropoutAttention.apply(query, key, value, mask, dropout, scale)

@@ -8,8 +8,6 @@ from transformers.models.bigbird_pegasus.modeling_bigbird_pegasus import BigBird
 from samerun.errors import InputError
 from samerun.kernels.bigbird import Shape, choose_attention, padding_of, random_blocks, shortest_sparse
 
-CPU = torch.device("cpu")
-
 
 def config(**changes):
     return BigBirdConfig(block_size=16, num_random_blocks=2, max_position_embeddings=512, **changes)
@@ -56,7 +54,7 @@ def test_random_blocks_are_those_of_transformers(kind, number, block_size, posit
         for length in lengths:
             blocks = length // block_size
             assert blocks >= shortest_sparse(number)
-            ours = random_blocks(blocks, Shape(2, number, block_size, positions), seed, CPU)
+            ours = random_blocks(blocks, Shape(2, number, block_size, positions), seed, torch.device("cpu"))
             theirs = transformers_plan(attention, blocks)
             np.testing.assert_array_equal(ours, theirs, err_msg=f"length {length}")
 
