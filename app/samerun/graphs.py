@@ -61,7 +61,6 @@ class Passes:
         if self.active and shape in self.seen and shape not in self.recorded:
             self._record(shape, batch, scale)
         if self.recorded and self.places != self._places():
-            self.recorded.clear()
             self._end("a weight's or gradient's tensor was exchanged")
         known = self.recorded.get(shape)
         if known is None:
@@ -82,7 +81,7 @@ class Passes:
             self.recorded.clear()
 
     def _record(self, shape: tuple, batch: Batch, scale: Tensor) -> None:
-        """Records the pass without doing it. If that fails, no other is recorded."""
+        """Records the pass without doing it. If that fails, no other is recorded or replayed."""
         if not self.recorded:
             torch.cuda.empty_cache()  # the graphs' pool is another one
             self.stream, self.scale, self.places = torch.cuda.Stream(), scale.clone(), self._places()
@@ -109,7 +108,7 @@ class Passes:
             self.recorded[shape] = Recorded(graph, mine, loss)
         except Exception as error:
             self._end(in_short(error))
-            # It would stay in the state of a recording.
+            # It would stay in the state of a recording, to which earlier graphs are tied.
             generator.graphsafe_set_state(torch.Generator(generator.device).graphsafe_get_state())
             generator.set_state(gpu_random_state)
             for (_, put), state in zip(HOST_GENERATORS, random_state, strict=True):
@@ -118,8 +117,9 @@ class Passes:
                 p.grad = None if gradient is None else p.grad  # the recording has made it, but not computed
 
     def _end(self, reason: str) -> None:
-        """Nothing is recorded any more."""
+        """Nothing is recorded or replayed any more."""
         self.active = False
+        self.recorded.clear()
         self.say(f"note           no CUDA graphs: {reason}")
 
     def _places(self) -> list[tuple]:
