@@ -249,8 +249,8 @@ def test_without_the_network_training_goes_on(failing, train, straight, tmp_path
     # The next start uploads what is missing, with what is left of the half upload removed.
     monkeypatch.setattr(mirror.Mirror, "_upload", upload)
     failing.clear()
-    ended = train("run", *RESUME)
-    assert differences(straight, snapshots(tmp_path)[-1]) == []
+    ended = train("run", *RESUME).check()
+    assert differences(straight, snapshots(tmp_path)[-1]) == [], ended.out
     assert len(list((tmp_path / "mirror").glob("*_step_*"))) == len(snapshots(tmp_path)) == mirror.KEPT
 
 
