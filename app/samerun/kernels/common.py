@@ -67,7 +67,7 @@ def current_row_lengths(rows: int, width: int) -> tuple[int, ...] | None:
 
 
 def on_cpu(x: Tensor) -> bool:
-    # A dry run for a GPU is a torch function mode.
+    """Whether a CPU computes with `x`. A dry run for a GPU, which is a torch function mode, only seems to."""
     return x.device.type == "cpu" and not has_torch_function_unary(x)
 
 

@@ -180,10 +180,10 @@ def read_classes(table: Table, column: str, notes: list[str]) -> Labelled | None
 
 def as_number(cell: Any) -> float | None:
     """The finite number in a cell, which may be a text; None for other cells."""
-    if isinstance(cell, bool) or not isinstance(cell, int | float | str) or "_" in str(cell):
-        return None  # Python reads 2020_01 as 202001
+    if isinstance(cell, bool) or not isinstance(cell, int | float | str):
+        return None
     try:
-        number = float(cell)
+        number = float(cell.replace("_", "x") if isinstance(cell, str) else cell)  # Python reads 1_0 as 10
     except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) and abs(number) < 1e30 else None
