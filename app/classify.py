@@ -103,12 +103,12 @@ from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
 from samerun.errors import raise_problems
 from samerun.export import plain_model, rows_to_check
+from samerun.launch import Launch
 from samerun.main import run
 from samerun.models import pretrained
 from samerun.models.adapters import limit_training
 from samerun.models.contributions import words_of_likeliest
 from samerun.plan import ENOUGH_UPDATES, Modes
-from samerun.runtime import Launch
 from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent
 from samerun.text import head
 from samerun.text.arguments import PROBLEM_TYPES, inapplicable

@@ -63,11 +63,11 @@ from samerun.images import single_label
 from samerun.images.data import Examples, Images, Targets, read_examples
 from samerun.images.image_task import ImageSplit, ImageTask, check_colours, check_size
 from samerun.images.transforms import Augmentation, load_processor, processing_of
+from samerun.launch import Launch
 from samerun.main import run
 from samerun.models import pretrained
 from samerun.models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
 from samerun.plan import Modes
-from samerun.runtime import Launch
 from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent, check_finite
 
 # Of probabilities, by the run's precision: the exported model computes in fp32.

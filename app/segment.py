@@ -67,11 +67,12 @@ from samerun.images.segmentation import (
     unpack,
 )
 from samerun.images.transforms import Augmentation, load_processor
+from samerun.launch import Launch
 from samerun.main import run
 from samerun.models import pretrained
 from samerun.plan import Modes
 from samerun.reports.card import class_tables
-from samerun.runtime import Launch, join_rows
+from samerun.runtime import join_rows
 from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent, check_finite, check_metric
 
 KINDS = {"iou": "IoU", "dice": "Dice"}  # metric of a class -> header of a table

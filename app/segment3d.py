@@ -60,10 +60,11 @@ from samerun.images.segmentation import (
     report_content,
     scored_outputs,
 )
+from samerun.launch import Launch
 from samerun.main import run
 from samerun.plan import Modes
 from samerun.reports.card import class_tables
-from samerun.runtime import Launch, join_rows
+from samerun.runtime import join_rows
 from samerun.task import (
     Batch,
     Data,

@@ -65,11 +65,11 @@ from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
 from samerun.errors import InputError
 from samerun.export import plain_model, rows_to_check
+from samerun.launch import Launch
 from samerun.main import run
 from samerun.models import pretrained
 from samerun.models.adapters import limit_training
 from samerun.plan import Modes
-from samerun.runtime import Launch
 from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent, check_metric
 from samerun.text import tags
 from samerun.text.labels import label_source

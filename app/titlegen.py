@@ -67,12 +67,12 @@ from samerun.data.tables import Cells, Table, note_cut
 from samerun.data.tokens import Ragged, encode_cached
 from samerun.errors import InputError, raise_problems
 from samerun.kernels.common import widest_float
+from samerun.launch import Launch
 from samerun.main import run
 from samerun.models import encoder_decoder
 from samerun.models.adapters import limit_training
 from samerun.models.pretrained import check_weights, model_content
 from samerun.plan import Modes
-from samerun.runtime import Launch
 from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent
 from samerun.text import titles
 from samerun.text.rouge import choose_tokenizer, first_sentence_scores, rouge_scores

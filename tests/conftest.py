@@ -104,7 +104,8 @@ def environment():
 @pytest.fixture
 def start_run(environment):
     """A function (batch shape, precision, use_cpu) -> `runtime.Run` of one process."""
-    from samerun.runtime import Launch, forget_accelerator, start
+    from samerun.launch import Launch
+    from samerun.runtime import forget_accelerator, start
 
     def begin(batch=None, precision="no", use_cpu=True):
         forget_accelerator()

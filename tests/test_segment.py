@@ -19,9 +19,10 @@ from transformers import AutoImageProcessor, AutoModelForSemanticSegmentation, p
 from samerun.errors import TrainingError
 from samerun.files import read_lines
 from samerun.images.segmentation import unpack
+from samerun.launch import Launch
 from samerun.models.pretrained import set_labels
 from samerun.plan import Modes, evaluation_batch
-from samerun.runtime import Launch, join_rows
+from samerun.runtime import join_rows
 
 
 def loaded(tmp_path, modes=(True, True, False), **given):

@@ -105,8 +105,8 @@ def test_processes_train_and_predict_the_same(command, tmp_path):
 
 def loaded(command, evaluates=False, **changes):
     """(the task after `load`, its batch of all training rows, its model)"""
+    from samerun.launch import describe_launch
     from samerun.parsing import parse
-    from samerun.runtime import describe_launch
 
     arguments = parse(tag.Arguments, command(**changes))
     task = tag.TokenClassification(arguments)

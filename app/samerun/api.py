@@ -75,9 +75,9 @@ def train(
     arguments = parse(arguments_class, _words(arguments_class, values))
     validate(arguments)
     set_quiet(arguments)
-    from samerun import main, runtime, start
+    from samerun import launch, main, runtime, start
 
-    runtime.describe_group()
+    launch.describe_group()
     signals.forget()
     runtime.forget_accelerator()
     try:

@@ -28,7 +28,7 @@ import psutil
 from samerun.errors import EXIT_LOST, EXIT_STOPPED, InputError, in_short, process_name
 
 if TYPE_CHECKING:  # imports torch
-    from samerun.runtime import Launch
+    from samerun.launch import Launch
 
 MACHINE_NAMES = "SAMERUN_MACHINES"  # variable with the machines' names by rank, set by our launching scripts
 MAX_DIFFERENCES = 20  # printed

@@ -17,7 +17,7 @@ from samerun.errors import InputError
 from samerun.parsing import with_settings
 
 if TYPE_CHECKING:
-    from samerun.runtime import Launch
+    from samerun.launch import Launch
     from samerun.task import Split
 
 DEFAULT_GLOBAL_BATCH_SIZE = 32

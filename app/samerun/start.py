@@ -20,10 +20,11 @@ from samerun.data.files import matching
 from samerun.errors import InputError, collecting, raise_problems
 from samerun.export import check_upload
 from samerun.files import as_json, file_record, lock, recover_folder, write_json
+from samerun.launch import Launch, Machine, describe_launch
 from samerun.parsing import SpaceSeparated, as_dict, is_given, names_of
 from samerun.plan import Plan, describe
 from samerun.run_folder import BEST, RUN_FILE, STATUS, code_version, library_versions, status
-from samerun.runtime import Launch, Machine, Run, connect, describe_launch
+from samerun.runtime import Run, connect
 from samerun.task import Data
 
 # Arguments of a single start, not of the training.

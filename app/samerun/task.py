@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from samerun.data.stream import Stream
-    from samerun.runtime import Launch
+    from samerun.launch import Launch
 
 Predictions = dict[str, np.ndarray]  # (rows, ...) each, in the file's order
 

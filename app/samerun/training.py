@@ -33,6 +33,7 @@ from samerun.graphs import Passes
 from samerun.kernels.common import widest_float
 from samerun.kernels.dropout import dropout_by_row, use_row_modules
 from samerun.kernels.masks import use_known_masks
+from samerun.launch import Launch
 from samerun.layers import checkpoint_activations, compile_layers, has_statistics, use_all_layers
 from samerun.memory import dry_run, layout_of, memory_lines
 from samerun.optimizer import WeightAverage, averaged, build_optimizer, set_learning_rate, state_bytes
@@ -42,7 +43,7 @@ from samerun.profiling import StepClock, memory_mb, peak_memory_mb, profiled
 from samerun.reports.page import save_best_predictions
 from samerun.reports.tracker import Tracker, project_of, read_history
 from samerun.run_folder import BEST, begin_best, merge_metrics, status
-from samerun.runtime import Launch, Run
+from samerun.runtime import Run
 from samerun.signals import stop_requested, stop_run
 from samerun.start import OpenedRun, replace_run
 from samerun.task import Batch, Data, Predictions, Task, higher_is_better

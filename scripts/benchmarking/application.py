@@ -57,7 +57,7 @@ def _measure_and_leave(measure: Callable[..., Any], training: Any, fit: Callable
 
 def prepare(script: str, options: Options) -> tuple[Any, Any]:
     """(the task, its rows to train on)."""
-    from samerun.runtime import describe_launch
+    from samerun.launch import describe_launch
 
     task = make_task(script, options)
     data = task.load(describe_launch(task.arguments), task.arguments.modes)

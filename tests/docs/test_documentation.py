@@ -19,7 +19,7 @@ from launchers import REPOSITORY
 from pages import PAGES, blocks, name_of, prose, source_of
 
 from samerun import task_scripts
-from samerun.runtime import Machine, describe_launch
+from samerun.launch import Machine, describe_launch
 from samerun.tools import plan
 
 OWN_TASK = "docs/write-your-own-task.md"

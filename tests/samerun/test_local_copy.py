@@ -6,7 +6,7 @@ from thread_processes import Exchange, Process, run_concurrently
 from samerun import checkpoint
 from samerun.checkpoint import discard, fetch
 from samerun.errors import InputError
-from samerun.runtime import Launch
+from samerun.launch import Launch
 
 FILES = {"model.bin": b"x" * 70, "empty": b"", "deep/er/config.json": b"{}"}
 

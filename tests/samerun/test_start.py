@@ -13,7 +13,7 @@ from run_folders import contents
 from samerun import checkpoint, start
 from samerun.errors import InputError
 from samerun.files import add_to_list, write_json
-from samerun.runtime import Machine
+from samerun.launch import Machine
 
 
 def test_everything_that_can_be_refused_is_refused_at_once(arguments, environment, tmp_path, monkeypatch):

@@ -16,11 +16,11 @@ from samerun.errors import InputError, collecting, in_short, raise_problems
 from samerun.export import export_model, plain_model
 from samerun.images.data import Examples, Images, Inspection, Targets
 from samerun.images.transforms import ALPHA, DEEP, Processing, row_generator, too_deep
+from samerun.launch import Launch
 from samerun.models import adapters
 from samerun.models.pretrained import head_names, load_model, model_content
 from samerun.models.sync_batch_norm import allow_single_values, has_batch_norm, synchronise_batch_norm
 from samerun.plan import Modes
-from samerun.runtime import Launch
 from samerun.task import Batch, Data, Split, Task
 
 

@@ -11,9 +11,10 @@ from samerun.errors import InputError
 from samerun.evaluate import ROWS, in_order
 from samerun.export import hide_library_bars
 from samerun.kernels.common import row_lengths
+from samerun.launch import describe_launch
 from samerun.parsing import parse, validate
 from samerun.plan import Modes, evaluation_batch
-from samerun.runtime import describe_launch, quiet_libraries, set_products
+from samerun.runtime import quiet_libraries, set_products
 from samerun.task import Predictions, Split, Task
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}

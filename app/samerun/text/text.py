@@ -35,10 +35,10 @@ from samerun.errors import InputError, raise_problems
 from samerun.export import export_model
 from samerun.kernels.bigbird import choose_attention, padding_of, use_bigbird_attention
 from samerun.kernels.last_layer import use_first_token
+from samerun.launch import Launch
 from samerun.models import adapters
 from samerun.models.pretrained import check_vocabulary, load_exported, model_content
 from samerun.plan import Modes
-from samerun.runtime import Launch
 from samerun.task import Batch, Data, Mixture, Split, Task, check_finite
 from samerun.text.labels import Labelled
 from samerun.text.long_documents import LongDocuments

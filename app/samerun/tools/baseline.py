@@ -13,8 +13,8 @@ import math
 
 from samerun import task_scripts
 from samerun.errors import InputError
+from samerun.launch import Launch
 from samerun.main import metrics_table
-from samerun.runtime import Launch
 
 
 def main(argv: list[str]) -> int:

@@ -35,10 +35,10 @@ from samerun.errors import InputError
 from samerun.files import write_json, write_text
 from samerun.images.data import map_rows
 from samerun.images.image_task import ImageTask
+from samerun.launch import Launch
 from samerun.plan import Modes
 from samerun.reports.figures import COLORS, DPI, NAME, bars, legend_below, new_figure
 from samerun.reports.page import render
-from samerun.runtime import Launch
 from samerun.task import ReportContent, Section, Task
 from samerun.text.text import TextTask
 

@@ -41,10 +41,10 @@ from samerun import deepspeed, fsdp, optim_arguments, start, task_scripts
 from samerun.console import plain_table
 from samerun.errors import InputError, collecting
 from samerun.files import shipped
+from samerun.launch import Launch, Machine
 from samerun.parsing import parse, validate
 from samerun.plan import Plan, batch_of, describe, make_plan
 from samerun.run_folder import RUN_FILE, read_metrics
-from samerun.runtime import Launch, Machine
 from samerun.tools import parity
 from samerun.tools.moving import forecast
 

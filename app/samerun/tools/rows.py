@@ -35,10 +35,10 @@ from samerun.data.splits import read_split
 from samerun.data.tables import Table
 from samerun.errors import InputError
 from samerun.files import atomic_file, read_lines, write_text
+from samerun.launch import Launch
 from samerun.plan import Modes
 from samerun.reports.page import render
 from samerun.run_folder import BEST_PREDICTIONS, PREDICTIONS, RUN_FILE
-from samerun.runtime import Launch
 from samerun.task import Section
 from samerun.text.multi_label_scores import sigmoid
 from samerun.text.single_label import softmax

@@ -7,8 +7,8 @@ from images_job import write_folder, write_idx
 from PIL import Image
 
 from samerun.errors import InputError
+from samerun.launch import Launch
 from samerun.plan import Modes
-from samerun.runtime import Launch
 
 
 def load(source, **given):

@@ -20,9 +20,9 @@ from transformers import (
 
 from samerun.errors import InputError
 from samerun.export import export_model
+from samerun.launch import Launch
 from samerun.models.encoder_decoder import special_ids, store_settings
 from samerun.plan import Modes
-from samerun.runtime import Launch
 from samerun.text.titles import model_card, plain_model
 from samerun.text.tokenizer import TitleEncoder, set_languages
 

@@ -14,9 +14,9 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 from samerun.data.batches import EvalBatches, widths_of
 from samerun.errors import InputError, TrainingError
 from samerun.kernels.common import row_lengths
+from samerun.launch import Launch
 from samerun.parsing import SpaceSeparated
 from samerun.plan import Modes
-from samerun.runtime import Launch
 from samerun.text.head import check_export
 from samerun.text.long_documents import LongDocuments
 

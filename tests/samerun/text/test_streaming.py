@@ -13,9 +13,9 @@ from launchers import as_words
 from samerun.data.batches import TrainBatches
 from samerun.data.stream import Stream
 from samerun.errors import InputError
+from samerun.launch import Launch
 from samerun.parsing import parse
 from samerun.plan import Modes, make_plan
-from samerun.runtime import Launch
 from samerun.tools.soak import differences
 from samerun.tools.trials import write_lines
 
