@@ -22,7 +22,6 @@ classifiers have random weights. --quick runs everything with tiny models in a f
 numbers mean nothing.
 """
 
-import argparse
 import datetime
 import importlib.metadata
 import json
@@ -32,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -56,51 +56,27 @@ def main() -> int:
     return 0
 
 
-def parse_options(sections: dict[str, Section]) -> argparse.Namespace:
+def parse_options(sections: dict[str, Section]) -> Namespace:
     """Parses the command line. Ends the program if an option is wrong or a selected section lacks a
     library."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add(
-        "--sections",
-        default=",".join(name for name in sections if name != "quality"),
-        help="sections to run, separated by commas (default: all but quality)",
-    )
+    usual = [name for name in sections if name != "quality"]
+    add("--sections", type=words, default=usual, help="separated by commas (default: all but quality)")
     add("--quick", action="store_true", help="tiny models and few steps; the numbers mean nothing")
     add("--data", type=Path, help="folder with the data (default: joined subtitles of examples/xed)")
-    add(
-        "--model",
-        help="folder or hub id of a pretrained encoder for classification (default: random weights)",
-    )
+    add("--model", help="classifiers' pretrained encoder: folder or hub id (default: random weights)")
     add("--model_name", default="MODEL", help="the model's name in the report")
-    add(
-        "--output",
-        type=Path,
-        help="folder of the results (default: runs/bench; with --quick runs/bench_quick)",
-    )
-    add(
-        "--contenders",
-        type=lambda text: text.split(","),
-        help="contenders to compare ours with (default: all)",
-    )
-    add(
-        "--lengths",
-        type=lambda text: [int(part) for part in text.split(",")],
-        help="document lengths (titles)",
-    )
-    for name, what in (
-        ("steps", "steps of a round"),
-        ("rounds", "repetitions"),
-        ("search_steps", "steps for each setting that is tried"),
-    ):
-        add(f"--{name}", type=int, help=f"{what} (default: depends on the section)")
+    add("--output", type=Path, help="folder of results (default: runs/bench; with --quick runs/bench_quick)")
+    add("--contenders", type=words, help="contenders to compare ours with (default: all)")
+    add("--lengths", type=lambda text: list(map(int, words(text))), help="document lengths (titles)")
+    add("--steps", type=int, help="steps of a round (default: depends on the section)")
+    add("--rounds", type=int, help="repetitions (default: depends on the section)")
+    add("--search_steps", type=int, help="steps for each setting tried (default: depends on the section)")
     add("--precision", choices=("no", "bf16"), help="default: bf16 on a GPU that supports it, else fp32 (no)")
     add("--threads", type=int, default=os.cpu_count(), help="CPU threads (default: all cores)")
     add("--seed", type=int, default=42)
     options = parser.parse_args()
-    options.sections = options.sections.split(",")
     unknown = [name for name in options.sections if name not in sections]
     if unknown:
         parser.error(f"--sections: no such section: {', '.join(unknown)}; choose from {', '.join(sections)}")
@@ -117,6 +93,10 @@ def parse_options(sections: dict[str, Section]) -> argparse.Namespace:
         options.model = str(Path(options.model).absolute())
     options.output = options.output or REPOSITORY / ("runs/bench_quick" if options.quick else "runs/bench")
     return options
+
+
+def words(text: str) -> list[str]:
+    return text.split(",")
 
 
 def measure(bench: Bench, section: Section) -> None:

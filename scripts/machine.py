@@ -8,7 +8,6 @@ signal's name on standard input is sent to every process. The end of standard in
 ends, sends SIGTERM. Standard input is read only if it is a pipe or a socket, as under ssh.
 """
 
-import argparse
 import os
 import signal
 import stat
@@ -16,10 +15,9 @@ import subprocess
 import sys
 import threading
 import time
+from argparse import REMAINDER, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 
-GRACE_SECONDS = float(
-    os.environ.get("GRACE_SECONDS", 120)
-)  # after one process has failed: rank 0 may be saving
+GRACE_SECONDS = float(os.environ.get("GRACE_SECONDS", 120))  # after a failure: rank 0 may be saving
 KILL_SECONDS = 30  # between SIGTERM and SIGKILL
 POLL_SECONDS = 0.1
 FORWARDED = ("TERM", "INT", "USR1", "KILL")
@@ -37,23 +35,20 @@ def main() -> int:
     return wait_for(processes)
 
 
-def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--node", type=int, required=True, help="this machine's number, from 0")
-    parser.add_argument("--nodes", type=int, required=True, help="number of machines")
-    parser.add_argument(
-        "--processes", type=int, required=True, help="processes per machine, usually one per GPU"
-    )
-    parser.add_argument("--address", required=True, help="host name or address of machine 0")
-    parser.add_argument("--port", type=int, required=True, help="a free port of machine 0")
-    parser.add_argument("script", help="app/classify.py or another script")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+def parse_options() -> Namespace:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--node", type=int, required=True, help="this machine's number, from 0")
+    add("--nodes", type=int, required=True, help="number of machines")
+    add("--processes", type=int, required=True, help="processes per machine, usually one per GPU")
+    add("--address", required=True, help="host name or address of machine 0")
+    add("--port", type=int, required=True, help="a free port of machine 0")
+    add("script", help="app/classify.py or another script")
+    add("arguments", nargs=REMAINDER, help="its arguments")
     return parser.parse_args()
 
 
-def start(options: argparse.Namespace, number: int) -> subprocess.Popen:
+def start(options: Namespace, number: int) -> subprocess.Popen:
     environment = {
         "RANK": options.node * options.processes + number,
         "LOCAL_RANK": number,
@@ -86,11 +81,8 @@ def wait_for(processes: list[subprocess.Popen]) -> int:
     while None in [process.poll() for process in processes]:
         failed = next((process.returncode for process in processes if process.returncode), 0)
         if failed and not deadlines:
-            code, now = failed, time.monotonic()
-            deadlines = [
-                (now + GRACE_SECONDS, signal.SIGTERM),
-                (now + GRACE_SECONDS + KILL_SECONDS, signal.SIGKILL),
-            ]
+            code, last = failed, time.monotonic() + GRACE_SECONDS
+            deadlines = [(last, signal.SIGTERM), (last + KILL_SECONDS, signal.SIGKILL)]
         for until, number in deadlines:
             if time.monotonic() > until:
                 send(processes, number)

@@ -10,12 +10,12 @@ The modules of scripts/sampling/ say what the files look like. The same versions
 same bytes. A second run reuses the files; to make them again, delete the folder.
 """
 
-import argparse
 import contextlib
 import importlib
 import json
 import os
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +44,7 @@ def write_once(folder: Path, module: Any) -> dict[str, int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=MODULES)
     parser.add_argument("--output_dir", type=Path, help="default: sample_WHAT")
     args = parser.parse_args()

@@ -11,7 +11,6 @@ does not continue its own checkpoints under ZeRO. Writes docs/images/moving.png 
 benchmarks/moving.json. The runs are in runs/moving_plot, which must be new.
 """
 
-import argparse
 import datetime
 import json
 import shlex
@@ -19,6 +18,7 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -119,9 +119,7 @@ def draw(pairs: dict[str, dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
     steps = parser.parse_args().steps
     RUNS.mkdir(parents=True)

@@ -15,7 +15,6 @@ batch is the same for any number of processes. Under torchrun the processes are 
 of a phase's thread or of the process. Tables are Markdown.
 """
 
-import argparse
 import itertools
 import json
 import os
@@ -25,6 +24,7 @@ import sys
 import threading
 import time
 import tracemalloc
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -205,7 +205,7 @@ def reduce_bucket(_, bucket):  # DDP refuses annotations that are texts
     return done
 
 
-def run(arguments: argparse.Namespace) -> list[str]:
+def run(arguments: Namespace) -> list[str]:
     """What rank 0 does in a short training. --count: also collectives and bytes; that takes time."""
     real = "RANK" in os.environ
     processes = int(os.environ["WORLD_SIZE"]) if real else arguments.processes[0]
@@ -238,7 +238,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
 # Parts
 
 
-def show_order(arguments: argparse.Namespace) -> list[str]:
+def show_order(arguments: Namespace) -> list[str]:
     """Time and memory of an epoch's order, and of the batches of an evaluation on one of 1,024 processes."""
     rows = []
     for number in arguments.rows:
@@ -255,7 +255,7 @@ def show_order(arguments: argparse.Namespace) -> list[str]:
     return markdown_table(["rows", *(f"{name}: {unit}" for name in names for unit in COST)], rows)
 
 
-def show_shares(arguments: argparse.Namespace) -> list[str]:
+def show_shares(arguments: Namespace) -> list[str]:
     """Time in which a process finds its share of a global batch, as in each step."""
     widths = np.random.default_rng(0).lognormal(4.5, 0.8, 60 * GLOBAL_BATCH).clip(8, 512).astype(np.int64)
     rows = []
@@ -267,7 +267,7 @@ def show_shares(arguments: argparse.Namespace) -> list[str]:
     return markdown_table(["global batch", "processes", "by rows: CPU ms", "by tokens: CPU ms"], rows)
 
 
-def show_heartbeat(arguments: argparse.Namespace) -> list[str]:
+def show_heartbeat(arguments: Namespace) -> list[str]:
     """What rank 0, with the store in its process, compares at the start, and what it and another process read
     in each second."""
     compared = {"arguments": {f"--argument_{number}": "a value" for number in range(200)}}
@@ -297,7 +297,7 @@ def show_heartbeat(arguments: argparse.Namespace) -> list[str]:
     return markdown_table(["processes", *columns], rows)
 
 
-def show_scores(arguments: argparse.Namespace) -> list[str]:
+def show_scores(arguments: Namespace) -> list[str]:
     """Time and memory of a multi-label classifier's scores, which rank 0 computes over all rows."""
     rows = []
     for number in arguments.rows:
@@ -310,7 +310,7 @@ def show_scores(arguments: argparse.Namespace) -> list[str]:
     return markdown_table(["rows", *COST], rows)
 
 
-def show_growth(arguments: argparse.Namespace) -> list[str]:
+def show_growth(arguments: Namespace) -> list[str]:
     """Time and memory of a training against rows, labels, tokens and processes, with the exponent of growth:
     the slope of a straight line through the logarithms."""
     rows = []
@@ -341,7 +341,7 @@ def train_apart(rows: int, labels: int, tokens: int, processes: int) -> dict[str
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def train_once(arguments: argparse.Namespace) -> list[str]:
+def train_once(arguments: Namespace) -> list[str]:
     """Eight steps of 16 rows with the data and the BigBird in a folder; prints rank 0's cost as JSON."""
     folder, measured = arguments.folder, Measured()
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -391,9 +391,7 @@ COMMANDS = {
 }
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     for name, (action, numbers, default) in COMMANDS.items():
         command = commands.add_parser(name, help=action.__doc__)

@@ -50,9 +50,8 @@ def read_rows(path: str, limit: int | None = None) -> Iterator[dict[str, Any]]:
     """The first rows of a csv or jsonl file, compressed (.gz) or not."""
     csv.field_size_limit(2**31 - 1)
     with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8", newline="") as file:
-        yield from itertools.islice(
-            csv.DictReader(file) if ".csv" in Path(path).name else map(json.loads, file), limit
-        )
+        rows = csv.DictReader(file) if ".csv" in Path(path).name else map(json.loads, file)
+        yield from itertools.islice(rows, limit)
 
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:

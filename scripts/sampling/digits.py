@@ -27,9 +27,8 @@ def draw_digit(digit: int, generator: np.random.Generator) -> Image.Image:
     image = Image.new("L", (SIZE, SIZE))
     place = SIZE / 2 + generator.uniform(-3, 3, 2)
     font = ImageFont.load_default(size=float(generator.uniform(15, 24)))
-    ImageDraw.Draw(image).text(
-        tuple(place), str(digit), fill=int(generator.integers(140, 256)), font=font, anchor="mm"
-    )
+    fill = int(generator.integers(140, 256))
+    ImageDraw.Draw(image).text(tuple(place), str(digit), fill, font, "mm")
     rotated = image.rotate(generator.uniform(-25, 25), Image.Resampling.BILINEAR)
     noise = generator.normal(0, 12, (SIZE, SIZE))
     return Image.fromarray((np.asarray(rotated) + noise).clip(0, 255).astype(np.uint8))

@@ -32,7 +32,8 @@ MODULE = (
     "numpy|scipy|pandas|sklearn|torch|nltk|networkx|sympy|deepspeed|transformers|accelerate|datasets|"
     "evaluate|tokenizers|huggingface_hub|np|pd|nx|sp|tf|jax|nn"
 )
-MARKUP = [  # in this order
+# Roles, markup, links, citations and tags; dotted module names are cut to their last part. In this order.
+MARKUP = [
     (re.compile(r"(?::[\w:+-]+)?:[\w+-]+:`[~!]?([^`\n<]*)[^`\n]*`"), r"\1"),  # :role:`words <target>`
     (re.compile(r"\[([^\]\n]*)\]\([^)\n]*\)"), r"\1"),  # [words](address)
     (re.compile(r"`([^`<\n]*?)\s*<[^`>\n]*>`_+"), r"\1"),  # `words <address>`_
@@ -96,13 +97,10 @@ def added_docstring(module: str, call: ast.Call) -> Iterator[tuple[str, str]]:
     if isinstance(doc, ast.Tuple) and len(doc.elts) == 2:
         target, doc = [*target, doc.elts[0]], doc.elts[1]
     if text := literal_text(doc):
-        path = ".".join(
-            part.value if isinstance(part, ast.Constant) else ast.unparse(part) for part in target
-        )
-        yield (
-            path if path.startswith(module.partition(".")[0]) else f"{module}.{path}",
-            inspect.cleandoc(text),
-        )
+        parts = (part.value if isinstance(part, ast.Constant) else ast.unparse(part) for part in target)
+        path = ".".join(parts)
+        name = path if path.startswith(module.partition(".")[0]) else f"{module}.{path}"
+        yield name, inspect.cleandoc(text)
 
 
 def literal_text(node: ast.expr) -> str:
@@ -167,12 +165,7 @@ def described_parameters(doc: str) -> Iterator[tuple[str, str]]:
             if item:
                 parameters.append((item[1], [] if underlined else [item[2]]))
     for name, words in parameters:
-        yield name, without_markup(" ".join(" ".join(words).split()))
-
-
-def without_markup(text: str) -> str:
-    """A line without roles, markup, links, citations and tags; dotted module names are cut to their last
-    part."""
-    for pattern, replacement in MARKUP:
-        text = pattern.sub(replacement, text)
-    return " ".join(text.split())
+        text = " ".join(" ".join(words).split())
+        for pattern, replacement in MARKUP:
+            text = pattern.sub(replacement, text)
+        yield name, " ".join(text.split())

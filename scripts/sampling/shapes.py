@@ -36,10 +36,7 @@ def draw_image(generator: np.random.Generator) -> tuple[Image.Image, Image.Image
     image, mask = Image.new("RGB", SIZE, (grey, grey, grey)), Image.new("L", SIZE)
     for _ in range(generator.integers(1, 5)):
         number, radius = int(generator.integers(1, len(CLASSES))), int(generator.integers(8, 17))
-        x, y = (
-            int(generator.integers(radius, width - radius)),
-            int(generator.integers(radius, height - radius)),
-        )
+        x, y = (int(generator.integers(radius, length - radius)) for length in SIZE)
         channels = generator.integers(0, 140, 3)
         channels[number - 1] = generator.integers(140, 256)
         fill_colour = tuple(channels.tolist())
@@ -59,8 +56,5 @@ def _shape(
     elif CLASSES[number] == "square":
         draw.rectangle(box, fill=inside, outline=outline)
     else:
-        draw.polygon(
-            [(x, y - radius), (x + radius, y + radius), (x - radius, y + radius)],
-            fill=inside,
-            outline=outline,
-        )
+        corners = [(x, y - radius), (x + radius, y + radius), (x - radius, y + radius)]
+        draw.polygon(corners, fill=inside, outline=outline)

@@ -94,9 +94,8 @@ def without_duplicates(rows: Iterable[dict[str, str]]) -> list[dict[str, str]]:
         keys = {row["id"], " ".join(words), normalised(row["title"] + " " + row["text"][:200])}
         if seen & keys:
             continue
-        phrases = {
-            zlib.crc32(" ".join(words[start : start + 5]).encode()) for start in range(max(len(words) - 4, 1))
-        }
+        starts = range(max(len(words) - 4, 1))
+        phrases = {zlib.crc32(" ".join(words[start : start + 5]).encode()) for start in starts}
         sketch = sorted(phrases)[:64]
         candidates = {index for value in sketch[:8] for index in buckets[value]}
         if any(similarity(sketch, sketches[index]) >= 0.5 for index in candidates):

@@ -25,9 +25,7 @@ def draw(seed: int) -> tuple[nibabel.Nifti1Image, nibabel.Nifti1Image]:
     generator = np.random.default_rng(seed)
     spacing = generator.choice([1.0, 1.25, 1.5], size=3)
     shape = tuple(int(n) for n in EXTENT // spacing)
-    positions = np.stack(
-        np.meshgrid(*(np.arange(n) * s for n, s in zip(shape, spacing, strict=True)), indexing="ij"), axis=-1
-    )
+    positions = np.moveaxis(np.indices(shape), 0, -1) * spacing
     image, label = np.full(shape, BACKGROUND), np.zeros(shape, dtype=np.uint8)
     for number, (value, intensity) in enumerate([(1, BRIGHT), (2, DARK)] * 2):
         radius = generator.uniform(*RADII)

@@ -22,9 +22,8 @@ def run_contender(settings: dict[str, Any]) -> None:
 
         psutil.cpu_percent = lambda seconds: 0.0  # contenders take turns, so each computes alone
         set_up_host()  # before torch is imported, as in the scripts of app/
-    answer = importlib.import_module(f"benchmarking.contenders.{module}").CONTENDERS[name](
-        settings | {"contender": name}
-    )
+    contender = importlib.import_module(f"benchmarking.contenders.{module}").CONTENDERS[name]
+    answer = contender(settings | {"contender": name})
     Path(settings["answer"]).write_text(json.dumps(answer), encoding="utf-8")
     sys.stdout.flush()
     os._exit(0)  # without exit handlers

@@ -136,12 +136,8 @@ def load_model(settings: dict[str, Any], num_labels: int) -> Any:
     from transformers import AutoModelForSequenceClassification
 
     torch.manual_seed(settings["seed"])
-    return AutoModelForSequenceClassification.from_pretrained(
-        settings["model"],
-        num_labels=num_labels,
-        problem_type="multi_label_classification",
-        dtype=torch.float32,
-    )
+    head = {"problem_type": "multi_label_classification", "num_labels": num_labels}
+    return AutoModelForSequenceClassification.from_pretrained(settings["model"], dtype=torch.float32, **head)
 
 
 def make_model(settings: dict[str, Any]) -> dict[str, Any]:
@@ -151,22 +147,15 @@ def make_model(settings: dict[str, Any]) -> dict[str, Any]:
 
     from samerun.text.tokenizer import train_tokenizer
 
-    tokenizer = train_tokenizer(
-        [row["text"] for row in read_rows(settings["train_file"], settings["rows"])], VOCABULARY
-    )
+    texts = [row["text"] for row in read_rows(settings["train_file"], settings["rows"])]
+    tokenizer = train_tokenizer(texts, VOCABULARY)
     tokenizer.model_max_length = settings["max_length"]
-    hidden, longest = settings["hidden"], max(512, settings["max_length"])
-    sizes = {
-        "hidden_size": hidden,
-        "intermediate_size": 4 * hidden,
-        "num_attention_heads": max(1, hidden // 64),
-    }
+    hidden = settings["hidden"]
     config = BertConfig(
-        vocab_size=len(tokenizer),
-        num_hidden_layers=settings["layers"],
-        max_position_embeddings=longest,
-        **sizes,
-    )
+        vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=4 * hidden,
+        num_attention_heads=max(1, hidden // 64), num_hidden_layers=settings["layers"],
+        max_position_embeddings=max(512, settings["max_length"]),
+    )  # fmt: skip
     torch.manual_seed(settings["seed"])
     BertModel(config).save_pretrained(settings["model"])  # every contender adds a head for its labels
     tokenizer.save_pretrained(settings["model"])

@@ -29,8 +29,7 @@ class Images(TrainingContender):
         return application.run_options(s) | files | s["task_options"]
 
     def trainer(self) -> dict[str, Any]:
-        """transformers' Trainer with the task's model and loss, and rows decoded by our
-        loader."""
+        """transformers' Trainer with the task's model and loss, and rows decoded by our loader."""
         from transformers import Trainer
 
         from benchmarking.contenders import trainer

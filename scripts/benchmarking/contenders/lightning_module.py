@@ -21,9 +21,8 @@ class Classifier(LightningModule):
 
     def configure_optimizers(self) -> dict[str, Any]:
         optimizer = self.make_optimizer(self.model)
-        schedule = torch.optim.lr_scheduler.LinearLR(
-            optimizer, 1.0, 0.0, int(self.trainer.estimated_stepping_batches)
-        )
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 

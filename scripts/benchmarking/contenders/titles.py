@@ -47,9 +47,8 @@ def make_inputs(settings: dict[str, Any]) -> dict[str, Any]:
     the configuration of a model."""
     inputs = Path(settings["inputs"])
     inputs.mkdir(parents=True, exist_ok=True)
-    rows = [
-        row for row in read_rows(settings["train_file"], SOURCE_ROWS) if row.get("text") and row.get("title")
-    ]
+    read = read_rows(settings["train_file"], SOURCE_ROWS)
+    rows = [row for row in read if row.get("text") and row.get("title")]
     if not rows:
         raise SystemExit(
             f"{settings['train_file']}: none of its first {SOURCE_ROWS} rows has a text and a title"
@@ -65,10 +64,8 @@ def cut_rows(rows: list[dict[str, str]], tokenizer: Any, lengths: list[int]) -> 
     """Rows of about `lengths` tokens, special tokens included, cut from the joined documents. A text that
     starts or ends within a word may have a few tokens more."""
     ids = tokenizer([row["text"] for row in rows], add_special_tokens=False)["input_ids"]
-    stream, titles = (
-        itertools.cycle(itertools.chain.from_iterable(ids)),
-        itertools.cycle(row["title"] for row in rows),
-    )
+    stream = itertools.cycle(itertools.chain.from_iterable(ids))
+    titles = itertools.cycle(row["title"] for row in rows)
     for length, title in zip(lengths, titles, strict=False):
         part = itertools.islice(stream, length - tokenizer.num_special_tokens_to_add())
         yield {"text": tokenizer.decode(list(part)), "title": title}

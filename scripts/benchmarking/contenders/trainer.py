@@ -33,10 +33,7 @@ def make_trainer(model: Any, arguments: TrainingArguments, rows: dict[str, list]
     # Trainer would add the micro-batches' losses instead of averaging them (transformers issue 47688).
     model.accepts_loss_kwargs = False
     data = Dataset.from_dict(rows | {"length": [len(ids) for ids in rows["input_ids"]]})
-    seq2seq = isinstance(arguments, Seq2SeqTrainingArguments)
-    kind, collator = (
-        (Seq2SeqTrainer, DataCollatorForSeq2Seq) if seq2seq else (Trainer, DataCollatorWithPadding)
-    )
-    return kind(
-        model, arguments, data_collator=collator(tokenizer), train_dataset=data, processing_class=tokenizer
-    )
+    kind, collator = Trainer, DataCollatorWithPadding
+    if isinstance(arguments, Seq2SeqTrainingArguments):
+        kind, collator = Seq2SeqTrainer, DataCollatorForSeq2Seq
+    return kind(model, arguments, collator(tokenizer), data, processing_class=tokenizer)
