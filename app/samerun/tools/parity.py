@@ -33,14 +33,7 @@ from samerun.files import write_json
 from samerun.parsing import as_dict
 from samerun.plan import CPU_TOKENS, batch_of
 from samerun.run_folder import library_versions
-from samerun.tools.moving.outcome import (
-    METRICS_TOLERANCE,
-    PREDICTIONS_TOLERANCE,
-    TOLERANCE,
-    Difference,
-    compare,
-    read_outcome,
-)
+from samerun.tools.moving.outcome import METRICS_TOLERANCE, TOLERANCE, Difference, compare, read_outcome
 from samerun.tools.moving.setups import (
     OVERRIDES,
     REFERENCE,
@@ -80,14 +73,13 @@ def main(argv: list[str]) -> int:
 
 def read_options(argv: list[str]) -> argparse.Namespace:
     parser = task_scripts.tool_parser(__doc__)
-    parser.add_argument("--setups", "--cells", metavar="NAME,...")  # --cells: before 0.9
-    parser.add_argument("--steps", type=task_scripts.at_least(1), default=6, metavar="N")
-    parser.add_argument("--processes", type=task_scripts.at_least(2), default=2, metavar="N")
-    parser.add_argument("--device", choices=("any", "cpu"), default="any")
-    parser.add_argument("--timeout", type=float, default=1800, metavar="SECONDS")
-    parser.add_argument(
-        "--output_dir", type=lambda p: Path(p).expanduser(), default=Path("runs/parity"), metavar="FOLDER"
-    )
+    add = parser.add_argument
+    add("--setups", "--cells", metavar="NAME,...")  # --cells: before 0.9
+    add("--steps", type=task_scripts.at_least(1), default=6, metavar="N")
+    add("--processes", type=task_scripts.at_least(2), default=2, metavar="N")
+    add("--device", choices=("any", "cpu"), default="any")
+    add("--timeout", type=float, default=1800, metavar="SECONDS")
+    add("--output_dir", type=lambda p: Path(p).expanduser(), default=Path("runs/parity"), metavar="FOLDER")
     return parser.parse_args(argv)
 
 
@@ -104,9 +96,8 @@ def choose_setups(names: str | None, processes: int, num_gpus: int) -> list[Setu
     """The reference setup and the named ones; by default all usual setups that a machine with `num_gpus` GPUs
     can run. Raises `InputError` for an unknown name."""
     if names is None:
-        usual = [
-            setup for setup in SETUPS if setup.usual and not (setup.several and 0 < num_gpus < processes)
-        ]
+        few = 0 < num_gpus < processes
+        usual = [setup for setup in SETUPS if setup.usual and not (few and setup.several)]
         return [setup for setup in usual if num_gpus or setup.precision != "fp16"]
     known = {setup.name: setup for setup in SETUPS}
     chosen = list(known) if names == "all" else [name.strip() for name in names.split(",")]
@@ -202,17 +193,9 @@ def verdict(setup: Setup, difference: Difference) -> tuple[str, bool]:
     if setup.precision != "no":
         note = "" if d.same_rows and d.same_learning_rates else "; other rows or learning rates"
         return f"rounding of {setup.precision}{note}", d.same_rows
-    if d.is_rounding:
+    if d.is_rounding():
         return "the same", True
-    if not (
-        d.same_rows
-        and d.same_learning_rates
-        and max(d.losses, d.grad_norms) <= TOLERANCE
-        and d.eval_losses <= METRICS_TOLERANCE
-        and d.predictions <= PREDICTIONS_TOLERANCE
-        and d.weights <= ADAM_TOLERANCE
-        and d.metrics <= RANKING_TOLERANCE
-    ):
+    if not d.is_rounding(ADAM_TOLERANCE, RANKING_TOLERANCE):
         return "differs", False
     reasons = [f"{d.where} shows rounding enlarged by Adam"] * (d.weights > TOLERANCE)
     reasons += ["rounding swaps rows of nearly equal scores in metrics"] * (d.metrics > METRICS_TOLERANCE)

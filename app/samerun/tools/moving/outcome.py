@@ -57,12 +57,13 @@ class Difference:
     predictions: float = 0.0  # absolute
     left_out: float = 0.0  # share of the elements whose gradient is rounding alone
 
-    @property
-    def is_rounding(self) -> bool:
-        """Whether all differences are fp32 rounding."""
+    def is_rounding(self, weights: float = TOLERANCE, metrics: float = METRICS_TOLERANCE) -> bool:
+        """Whether all differences are fp32 rounding; `weights`, `metrics`: how far these may differ."""
         return (
-            max(self.weights, self.losses, self.grad_norms) <= TOLERANCE
-            and self.metrics <= METRICS_TOLERANCE
+            self.weights <= weights
+            and max(self.losses, self.grad_norms) <= TOLERANCE
+            and self.metrics <= metrics
+            and self.eval_losses <= METRICS_TOLERANCE
             and self.predictions <= PREDICTIONS_TOLERANCE
             and self.same_learning_rates
             and self.same_rows
