@@ -41,22 +41,19 @@ def read_options(argv: list[str] | None = None) -> argparse.Namespace:
     """The options of the command line, with `task`, and `task_arguments`: the further ones, for the task.
     Raises `InputError`."""
     parser = task_scripts.parser(__doc__, allow_abbrev=False)
-    parser.add_argument("model", metavar="MODEL_FOLDER", help="the folder best/ of a run, or one like it")
-    parser.add_argument("file", nargs="?", metavar="FILE", help="rows to predict, or - for standard input")
-    parser.add_argument(
+    add = parser.add_argument
+    add("model", metavar="MODEL_FOLDER", help="the folder best/ of a run, or one like it")
+    add("file", nargs="?", metavar="FILE", help="rows to predict, or - for standard input")
+    add(
         "--text",
         action="append",
         help="a text to predict, instead of a file; may be given several times; - reads one from each line "
         "of standard input",
     )
-    parser.add_argument(
-        "--text_pair", action="append", help="the second text of each --text, for a model of pairs of texts"
-    )
-    parser.add_argument(
-        "--output", metavar="FILE", help="file for the predictions, or - for standard output (the default)"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace the file of --output if it exists")
-    parser.add_argument("--output_dir", help="folder for predicted files, such as masks")
+    add("--text_pair", action="append", help="the second text of each --text, for a model of pairs of texts")
+    add("--output", metavar="FILE", help="file for the predictions, or - for standard output (the default)")
+    add("--overwrite", action="store_true", help="replace the file of --output if it exists")
+    add("--output_dir", help="folder for predicted files, such as masks")
     options, further = parser.parse_known_args(argv)
     if further and not further[0].startswith("--") and options.file is None and options.text is None:
         options.file = further.pop(0)  # it stands behind an option

@@ -24,7 +24,7 @@ from samerun.cli import prepare_process, set_up_host, shows_traces
 from samerun.errors import InputError
 from samerun.files import temporary_folder
 from samerun.signals import failures_end_the_job
-from samerun.task_scripts import at_least, task_of
+from samerun.task_scripts import at_least, parser, task_of
 
 if TYPE_CHECKING:
     from samerun.serving.web import Server
@@ -37,10 +37,8 @@ CANDIDATES = ["--num_return_sequences", "3"]  # a single candidate has no score
 
 def parse_options() -> tuple[argparse.Namespace, list[str]]:
     """(options of this script, arguments of the task). Raises `InputError` for numbers out of range."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    add = parser.add_argument
+    made = parser(__doc__, allow_abbrev=False)
+    add = made.add_argument
     add("model", metavar="MODEL_FOLDER", help="the folder best/ of a run, or one like it")
     add("--host", default="127.0.0.1", help="address (default: this machine only; 0.0.0.0: everybody)")
     add("--port", type=at_least(0), default=8000, help="default: 8000; 0: any free port")
@@ -55,7 +53,7 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
         help="names, separated by commas, by which browsers may call this server; * for any (default: "
         "localhost, this machine's name and addresses)",
     )
-    options, task_arguments = parser.parse_known_args()
+    options, task_arguments = made.parse_known_args()
     if options.max_wait < 0:
         raise InputError(f"--max_wait {options.max_wait:g}: expected at least 0")
     if options.max_megabytes is not None and options.max_megabytes <= 0:

@@ -165,15 +165,11 @@ def _of_images(task: ImageTask, name: str) -> Rows:
     """Images by the hashes of their files and of their pixels."""
     inspected, split = task.inspected[name], task.splits[name]
     similar = map_rows(partial(_pixel_hash, split.images), len(split), "comparing images", "images")
-    rows = Rows(
-        inspected.digests,
-        similar,
-        "of equal pixels, in files that are not equal",
-        sizes={
-            f"{side}, pixels": np.array([getattr(header, side) for header in inspected.headers])
-            for side in ("width", "height")
-        },
-    )
+    sizes = {
+        f"{side}, pixels": np.array([getattr(header, side) for header in inspected.headers])
+        for side in ("width", "height")
+    }
+    rows = Rows(inspected.digests, similar, "of equal pixels, in files that are not equal", sizes=sizes)
     if split.targets is None:
         return rows
     if split.targets.counts is None:
@@ -198,18 +194,13 @@ def _of_volumes(volumes: Sequence[Any], classes: Sequence[str]) -> Rows:
         values = np.array([volume.facts[name] for volume in volumes], dtype=float).reshape(-1, 3)
         sizes |= {f"{axis}, {unit}": column for axis, column in zip(AXES, values.T, strict=True)}
     if all(labels):
-        counts = [
-            [volume.facts["values"].get(str(value), 0) for value in range(len(classes))] for volume in volumes
-        ]
+        values = [str(value) for value in range(len(classes))]
+        counts = [[volume.facts["values"].get(value, 0) for value in values] for volume in volumes]
         areas = classes, np.array(counts).reshape(-1, len(classes))
-    return Rows(
-        [volume.files[0] for volume in volumes],
-        [content_key([repr(volume.facts["shape"]), volume.image.tobytes()]) for volume in volumes],
-        "of equal voxels, in files that are not equal",
-        labels if areas else None,
-        sizes=sizes,
-        areas=areas,
-    )
+    files = [volume.files[0] for volume in volumes]
+    similar = [content_key([repr(volume.facts["shape"]), volume.image.tobytes()]) for volume in volumes]
+    similarity, answers = "of equal voxels, in files that are not equal", labels if areas else None
+    return Rows(files, similar, similarity, answers, sizes=sizes, areas=areas)
 
 
 # What is found in them

@@ -180,10 +180,8 @@ def scores_of_labels(lines: Sequence[Mapping[str, Any]]) -> Scores:
         positive = counted * hits
         precision = (np.cumsum(positive) / np.maximum(np.cumsum(counted), 1))[ends]
         total = positive.sum()
-        return {
-            **found,
-            "average_precision_micro": float((positive @ precision) / total) if total else np.nan,
-        }
+        average = float((positive @ precision) / total) if total else np.nan
+        return {**found, "average_precision_micro": average}
 
     return scores
 

@@ -106,17 +106,13 @@ def inputs_of(model: Any, processor: Any, rows: int, size: int) -> dict[str, tor
         return {"pixel_values": torch.from_numpy(generator.standard_normal(shape, dtype=np.float32))}
     if not hasattr(processor, "model_max_length"):
         edges = (96, 128) if processor.do_resize else (processor.size["height"], processor.size["width"])
-        images = [
-            Image.fromarray(generator.integers(0, 256, (*edges, 3), dtype=np.uint8)) for _ in range(rows)
-        ]
+        images = list(map(Image.fromarray, generator.integers(0, 256, (rows, *edges, 3), dtype=np.uint8)))
         return {"pixel_values": processor(images, return_tensors="pt")["pixel_values"]}
     ids = torch.from_numpy(generator.integers(len(processor) // 2, len(processor), (rows, size)))
     mask = torch.ones_like(ids)
     mask[-1, (size + 1) // 2 :] = 0
-    inputs = {
-        "input_ids": ids.where(mask.bool(), torch.tensor(processor.pad_token_id)),
-        "attention_mask": mask,
-    }
+    ids = ids.where(mask.bool(), torch.tensor(processor.pad_token_id))
+    inputs = {"input_ids": ids, "attention_mask": mask}
     return {name: inputs.get(name, torch.zeros_like(ids)) for name in processor.model_input_names}
 
 
@@ -168,13 +164,10 @@ def quantized(exported: Any, inputs: dict[str, torch.Tensor]) -> Any:
     from transformers.exporters.base import ExportedComponent, ExportedModel
 
     (component,) = exported.components.values()
-    quantizer = OnnxRuntimeQuantizer(
-        OnnxRuntimeDynamicConfig(op_types_to_quantize=QUANTIZED, per_channel=True)
-    )
-    program = quantizer.quantize(component.program, inputs, exported.export_format)
-    return ExportedModel(
-        {"model": ExportedComponent(program, component.metadata)}, exported.export_format, exported.config
-    )
+    config = OnnxRuntimeDynamicConfig(op_types_to_quantize=QUANTIZED, per_channel=True)
+    program = OnnxRuntimeQuantizer(config).quantize(component.program, inputs, exported.export_format)
+    components = {"model": ExportedComponent(program, component.metadata)}
+    return ExportedModel(components, exported.export_format, exported.config)
 
 
 def save(exported: Any, folder: Path, source: Path, processor: Any) -> float:
@@ -197,9 +190,8 @@ def measure(folder: Path, task_name: str, graphs: dict[str, OnnxModel], argv: li
     """The lines of a table: metrics and `SPEED`, for torch's model and the graphs, on a test file."""
     with tempfile.TemporaryDirectory() as run_folder:
         fixed = ["--do_predict", "--use_cpu", "--model_name_or_path", str(folder), "--output_dir", run_folder]
-        arguments, task_class = task_scripts.read_command(
-            task_scripts.scripts()[task_name], [*fixed, "--report_to", "none", *argv]
-        )
+        script, words = task_scripts.scripts()[task_name], [*fixed, "--report_to", "none", *argv]
+        arguments, task_class = task_scripts.read_command(script, words)
         task, launch = task_class(arguments), start.check(arguments)
         split = task.load(launch, arguments.modes).splits["test"]
         if task_name == "classify":  # a graph computes one window; this pools the windows of a document

@@ -99,9 +99,8 @@ def plot(path: Path, curve: list[dict[str, Any]], metric: str, baseline: str) ->
     figure, axes = new_figure("Learning curve", "training rows", metric)
     rows = [point["rows"] for point in curve]
     axes.plot(rows, [point["mean"] for point in curve], "o-", color=BLUE, label="model")
-    axes.fill_between(
-        rows, *([p[end] for p in curve] for end in ("lowest", "highest")), color=BLUE, alpha=0.2
-    )
+    ends = ([point[end] for point in curve] for end in ("lowest", "highest"))
+    axes.fill_between(rows, *ends, color=BLUE, alpha=0.2)
     if all(point["baseline"] is not None for point in curve):
         axes.plot(rows, [point["baseline"] for point in curve], "o--", color=GREY, label=baseline)
     axes.set_xscale("log")

@@ -226,9 +226,8 @@ def file_problems(name: str, content: dict[str, Any]) -> list[str]:
     """The errors in an accelerate file."""
     from accelerate.commands.config.config_args import ClusterConfig
 
-    problems = [
-        f"unknown key {key}" for key in sorted(set(content) - set(ClusterConfig.__dataclass_fields__))
-    ]
+    unknown = sorted(set(content) - set(ClusterConfig.__dataclass_fields__))
+    problems = [f"unknown key {key}" for key in unknown]
     kind = content.get("distributed_type") or "NO"
     if kind == "MULTI_CPU":
         problems.append(

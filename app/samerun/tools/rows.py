@@ -109,9 +109,8 @@ def _of_folds(folder: Path, task: Any) -> HeldOut:
     read = {name: read_split(arguments, name, columns, (arguments.id_column,)) for name in ("train", "test")}
     tables = {name: table for name, table in read.items() if table is not None}
     lines = list(read_lines(folder / PREDICTIONS))
-    given_names = [
-        [line["reference"]] if isinstance(line["reference"], str) else line["reference"] for line in lines
-    ]
+    references = [line["reference"] for line in lines]
+    given_names = [[names] if isinstance(names, str) else names for names in references]
     # Of many labels a line has only the likeliest.
     named = ([*line["probabilities"], *names] for line, names in zip(lines, given_names, strict=True))
     labels = list(dict.fromkeys(name for names in named for name in names))
@@ -239,16 +238,13 @@ def main(argv: list[str]) -> int:
             sections.append(Section(f"{title}: {len(rows)}", "", ["row", "text", "given", *ADDED], cells))
     number = f"{len(texts)} {held_out.split} rows"
     summary = [f"{number}; each prediction is of a model that has not seen the row."]
-    write_text(
-        page, render("layout.html.j2", title="Rows to check", summary=summary, plots={}, sections=sections)
-    )
+    content = {"title": "Rows to check", "summary": summary, "sections": sections}
+    write_text(page, render("layout.html.j2", plots={}, **content))
     write_csv(file, held_out, order, added)
     for title, rows in listed.items():
         print(f"{title.lower():<26}{len(rows)} of {number}")
-    first = [
-        [table.where(row), texts[row][:60], given[row], suggestions[row]]
-        for row in listed[KINDS["label"]][:SHOWN]
-    ]
+    likely = listed[KINDS["label"]][:SHOWN]
+    first = [[table.where(row), texts[row][:60], given[row], suggestions[row]] for row in likely]
     if first:
         print("", *plain_table(["row", "text", "given", "suggestion"], first), sep="\n")
     print(f"\nlook through {page}; correct {file}")

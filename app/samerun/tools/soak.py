@@ -184,23 +184,19 @@ def main(argv: list[str]) -> int:
     }
     write_json(folder / "soak.json", report)
     print(*(f"{count:>5} x {point}" for point, count in soak.kill_points.most_common()), sep="\n")
-    print(
-        f"{soak.kills} kill(s) over {soak.runs} run(s): {len(soak.problems)} problem(s)",
-        *soak.problems,
-        sep="\n",
-    )
+    done = f"{soak.kills} kill(s) over {soak.runs} run(s)"
+    print(f"{done}: {len(soak.problems)} problem(s)", *soak.problems, sep="\n")
     return 1 if soak.problems else 0
 
 
 def read_options(argv: list[str]) -> argparse.Namespace:
     parser = task_scripts.tool_parser(__doc__)
-    parser.add_argument("--kills", type=task_scripts.at_least(1), default=25, metavar="N")
-    parser.add_argument("--seed", type=int, default=0, metavar="N")
-    parser.add_argument("--launch", type=shlex.split, metavar="LAUNCHER ...")
-    parser.add_argument("--timeout", type=float, default=600, metavar="SECONDS")
-    parser.add_argument(
-        "--output_dir", type=lambda p: Path(p).expanduser(), default=Path("runs/soak"), metavar="FOLDER"
-    )
+    add = parser.add_argument
+    add("--kills", type=task_scripts.at_least(1), default=25, metavar="N")
+    add("--seed", type=int, default=0, metavar="N")
+    add("--launch", type=shlex.split, metavar="LAUNCHER ...")
+    add("--timeout", type=float, default=600, metavar="SECONDS")
+    add("--output_dir", type=lambda p: Path(p).expanduser(), default=Path("runs/soak"), metavar="FOLDER")
     options = parser.parse_args(argv)
     if not options.script.is_file():
         parser.error(f"{options.script}: no such file; name a task's script, such as app/classify.py")

@@ -15,10 +15,9 @@ from samerun.errors import InputError
 from samerun.parsing import as_dict
 from samerun.plan import Plan
 from samerun.run_folder import METRICS, read_metrics
-from samerun.tools.moving.observer import MEASURE
+from samerun.tools.moving.observer import MEASURE, TIMES
 from samerun.tools.moving.setups import OVERRIDES, SETUPS, Setup, launch_arguments, launcher, run_observed
 
-FILE = "times.json"  # of `meter`
 HERE = "here"  # the planned launcher
 MEASURED = {setup.name: setup for setup in SETUPS if setup.accumulation == 1}
 ROWS = 256  # of an evaluation, at most: the time of the others follows
@@ -164,9 +163,8 @@ def _run(job: Job, setup: Setup | None, processes: int) -> tuple[dict[str, Any],
     own = as_dict(job.arguments)
     changes = {**CHANGES, "output_dir": str(folder / "run")}
     changes["report_to"] = [name for name in own["report_to"] if name in ("html", "tensorboard")] or ["none"]
-    changes |= {
-        name: min(own.get(name) or ROWS, ROWS) for name in ("max_eval_samples", "max_predict_samples")
-    }
+    for name in ("max_eval_samples", "max_predict_samples"):
+        changes[name] = min(own.get(name) or ROWS, ROWS)
     if setup is not None:
         changes["deepspeed"] = launch_arguments(setup)["deepspeed"]
         changes["global_batch_size"] = job.plan.batch.global_batch_size
@@ -188,7 +186,7 @@ def _run(job: Job, setup: Setup | None, processes: int) -> tuple[dict[str, Any],
         seconds = time.perf_counter() - began
         if problem is not None:
             raise InputError(problem)
-        found = json.loads((folder / "observed" / FILE).read_text(encoding="utf-8"))
+        found = json.loads((folder / "observed" / TIMES).read_text(encoding="utf-8"))
         return found, read_metrics(folder / "run" / METRICS), seconds
     finally:
         shutil.rmtree(folder)

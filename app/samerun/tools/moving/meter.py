@@ -16,8 +16,8 @@ import torch
 
 from samerun.memory import Estimate, estimate
 from samerun.plan import BatchShape, derive_batch
+from samerun.tools.moving.observer import TIMES
 
-FILE = "times.json"
 # Batches differ in length, the first one of a training has the longest row, and long rows take more seconds
 # for each token. So the steps of an epoch, sorted by `TrainBatches.work`, are cut into five parts of equal
 # work, and the middle of each is measured. The mean step follows from their mean seconds for a unit of work.
@@ -27,7 +27,7 @@ PATIENCE = 60.0  # seconds of five steps from which on no other micro-batches ar
 
 
 def measure(engine: ModuleType, folder: Path) -> None:
-    """Makes trainings of `engine`, `samerun.training`, measure. Rank 0 writes `FILE` in `folder`."""
+    """Makes trainings of `engine`, `samerun.training`, measure. Rank 0 writes `TIMES` in `folder`."""
     estimates: list[tuple[Estimate, bool]] = []  # of the planned micro-batch; whether twice of it fits
     memory_lines = engine.memory_lines
 
@@ -53,7 +53,7 @@ def measure(engine: ModuleType, folder: Path) -> None:
         found["seconds"] = time.perf_counter() - started - once
         if training.run.is_main:
             folder.mkdir(exist_ok=True)
-            (folder / FILE).write_text(json.dumps(found), encoding="utf-8")
+            (folder / TIMES).write_text(json.dumps(found), encoding="utf-8")
 
     engine.memory_lines, engine.Training._run_steps = memory_lines_noted, train
 

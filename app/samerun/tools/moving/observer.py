@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 MEASURE = -1
+TIMES = "times.json"  # of `meter`
 
 
 def observe_steps(folder: Path, stop_after: int = 0) -> None:
