@@ -104,9 +104,8 @@ class TitleGeneration(TextTask):
         encoder_decoder.check_decoder(a, self.config)
         if modes.train and self.config.is_encoder_decoder:
             named = filter(partial(is_given, a), ("decoder_layers", "decoder_model_name_or_path"))
-            raise_problems(
-                [f"--{x} is for encoders, but the model has a decoder; leave it out" for x in named]
-            )
+            problem = "is for encoders, but the model has a decoder; leave it out"
+            raise_problems([f"--{name} {problem}" for name in named])
         self.source_prefix = a.source_prefix or getattr(self.config, "source_prefix", "")
 
         columns = (a.text_column, a.title_column) if modes.train else ()
@@ -161,9 +160,7 @@ class TitleGeneration(TextTask):
 
     def build(self) -> torch.nn.Module:
         arguments = self.arguments
-        model = encoder_decoder.build_title_model(
-            arguments, self.config, self.tokenizer, arguments.max_title_length
-        )
+        model = encoder_decoder.build_title_model(arguments, self.config, self.tokenizer)
         has_decoder = self.config.is_encoder_decoder or arguments.decoder_model_name_or_path
         if arguments.from_scratch or not has_decoder:  # the decoder is new
             encoder_decoder.set_output_bias(model, self.splits["train"].targets.values)

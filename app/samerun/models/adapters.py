@@ -37,10 +37,9 @@ def limit_training(model: Any, arguments: Any, new_names: set[str]) -> Any:
         ):
             raise InputError("--export adapter: an adapter has no statistics of batch norms; leave it out")
         return _add_adapters(model, arguments, new_names)
+    pretrained = [(name, p) for name, p in model.named_parameters() if name not in new_names]
     for entry in arguments.freeze or ():
-        frozen = [
-            p for name, p in model.named_parameters() if name not in new_names and _matches(entry, name)
-        ]
+        frozen = [parameter for name, parameter in pretrained if _matches(entry, name)]
         if not frozen:
             raise InputError(
                 f"--freeze {entry}: the model has no such pretrained weights; it has {_examples(model)}"
@@ -193,19 +192,14 @@ class _AdapterExport:
     def __init__(self, plain: Any, settings: Any) -> None:
         self.plain, self.settings = plain, settings
 
-    def named_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
-        return []
-
     def save_pretrained(self, folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
         self.plain.config.architectures = [type(self.plain).__name__]  # tells the task; not the base's
         self.plain.config.save_pretrained(folder)
         if self.plain.can_generate():
             self.plain.generation_config.save_pretrained(folder)
         self.settings.save_pretrained(folder)
-        save_file(
-            {f"base_model.model.{name.replace('.default', '')}": t for name, t in state_dict.items()},
-            folder / WEIGHTS,
-        )
+        named = {f"base_model.model.{name.replace('.default', '')}": t for name, t in state_dict.items()}
+        save_file(named, folder / WEIGHTS)
 
 
 def _add_adapters(model: Any, arguments: Any, new_names: set[str]) -> Any:

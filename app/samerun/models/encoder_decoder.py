@@ -95,11 +95,11 @@ def global_attention(config: Any, inputs: dict[str, torch.Tensor]) -> dict[str, 
     return {"global_attention_mask": mask}
 
 
-def build_title_model(arguments: Any, config: Any, tokenizer: Any, max_title_length: int) -> Any:
+def build_title_model(arguments: Any, config: Any, tokenizer: Any) -> Any:
     """The model in fp32, with start, padding and end ids in its configurations. The caller seeds torch.
     Raises `InputError` if weights cannot be loaded or the tokenizer lacks a special token."""
     if not config.is_encoder_decoder:
-        model = _encoder_with_decoder(arguments, config, tokenizer, max_title_length)
+        model = _encoder_with_decoder(arguments, config, tokenizer)
     elif arguments.from_scratch and config.model_type == "encoder-decoder":
         config.decoder.is_decoder = config.decoder.add_cross_attention = True
         parts = AutoModel.from_config(config.encoder), AutoModelForCausalLM.from_config(config.decoder)
@@ -153,7 +153,7 @@ def store_settings(model: Any, start: dict[str, int], source_prefix: str) -> Non
         model.config.source_prefix = source_prefix
 
 
-def _encoder_with_decoder(arguments: Any, config: Any, tokenizer: Any, max_title_length: int) -> Any:
+def _encoder_with_decoder(arguments: Any, config: Any, tokenizer: Any) -> Any:
     if arguments.from_scratch:
         pretrained.take_vocabulary(config, tokenizer)
     config.pad_token_id = tokenizer.pad_token_id
@@ -162,8 +162,7 @@ def _encoder_with_decoder(arguments: Any, config: Any, tokenizer: Any, max_title
         decoder = _load_decoder(arguments)
         pretrained.check_vocabulary(decoder, tokenizer, "decoder")
     else:
-        of_decoder = _decoder_config(arguments, config, tokenizer, max_title_length)
-        decoder = AutoModelForCausalLM.from_config(of_decoder)
+        decoder = AutoModelForCausalLM.from_config(_decoder_config(arguments, config, tokenizer))
         if arguments.from_scratch:
             # Titles repeat words of their documents, so encoder and decoder start with the same embeddings.
             decoder.get_input_embeddings().load_state_dict(encoder.get_input_embeddings().state_dict())
@@ -180,9 +179,8 @@ def _load_decoder(arguments: Any) -> Any:
             decoder = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name, **kind)).float()
             loading = {"unexpected_keys": []}
         else:
-            decoder, loading = AutoModelForCausalLM.from_pretrained(
-                name, dtype=torch.float32, output_loading_info=True, **kind
-            )
+            kind |= {"dtype": torch.float32, "output_loading_info": True}
+            decoder, loading = AutoModelForCausalLM.from_pretrained(name, **kind)
     except Exception as error:
         raise InputError(pretrained.explain_failed_load("decoder", name, error)) from error
     pretrained.check_all_layers_used(name, decoder, loading)
@@ -193,7 +191,7 @@ def _load_decoder(arguments: Any) -> Any:
     return decoder
 
 
-def _decoder_config(arguments: Any, encoder: Any, tokenizer: Any, max_title_length: int) -> Any:
+def _decoder_config(arguments: Any, encoder: Any, tokenizer: Any) -> Any:
     # BERT's defaults stand in for what other encoders lack or name differently: ModernBERT, DistilBERT.
     sizes = {"intermediate_size": 4 * encoder.hidden_size}
     sizes |= {name: getattr(encoder, name) for name in TAKEN_FROM_ENCODER if hasattr(encoder, name)}
@@ -203,7 +201,7 @@ def _decoder_config(arguments: Any, encoder: Any, tokenizer: Any, max_title_leng
         hidden_size=encoder.hidden_size,
         num_hidden_layers=arguments.decoder_layers or encoder.num_hidden_layers,
         num_attention_heads=encoder.num_attention_heads,
-        max_position_embeddings=max(128, max_title_length + 2),
+        max_position_embeddings=max(128, arguments.max_title_length + 2),
         type_vocab_size=1,
         pad_token_id=tokenizer.pad_token_id,
         is_decoder=True,

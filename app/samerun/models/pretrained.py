@@ -100,23 +100,19 @@ def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tu
         names = {name for name, _ in model.named_parameters()}
         return model, names if arguments.from_scratch else head_names(model)
     check_weights(arguments)
-    base, adapter = base_of(arguments.model_name_or_path), arguments.model_name_or_path
+    name = arguments.model_name_or_path
+    # Without a dtype transformers would load a half-precision checkpoint in half precision.
+    options = {"config": config, "dtype": torch.float32, **arguments.hub_options(name)}
+    options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
+    base = base_of(name)
     try:
-        # Without a dtype transformers would load a half-precision checkpoint in half precision.
-        model, loading = auto_class.from_pretrained(
-            base or arguments.model_name_or_path,
-            config=config,
-            dtype=torch.float32,
-            **arguments.hub_options(arguments.model_name_or_path),
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
-        model, adapter_names = merge_adapter(model, adapter) if base else (model, set())
+        model, loading = auto_class.from_pretrained(base or name, **options)
+        model, adapter_names = merge_adapter(model, name) if base else (model, set())
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        raise InputError(explain_failed_load("model", arguments.model_name_or_path, error)) from error
-    _check_fit(arguments.model_name_or_path, model, loading)
+        raise InputError(explain_failed_load("model", name, error)) from error
+    _check_fit(name, model, loading)
     mismatched = {name for name, *_ in loading["mismatched_keys"]}
     return model, (set(loading["missing_keys"]) | mismatched) - adapter_names
 

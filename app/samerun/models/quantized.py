@@ -76,10 +76,8 @@ def round_weights(model: nn.Module, bits: int, skip: list[str]) -> None:
 
 def dequantized_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     """The fp32 weights of a model's quantized layers by name, on the CPU."""
-    kinds = tuple(KINDS.values())
-    return {
-        f"{name}.weight": m.dequantized().cpu() for name, m in model.named_modules() if isinstance(m, kinds)
-    }
+    found = [(name, m) for name, m in model.named_modules() if isinstance(m, Linear4bit | Linear8bit)]
+    return {f"{name}.weight": module.dequantized().cpu() for name, module in found}
 
 
 def _layers(model: nn.Module, skip: list[str]) -> Iterator[tuple[str, nn.Linear]]:

@@ -54,9 +54,8 @@ class BatchNorm(_BatchNorm):
         if not self.training:
             return super().forward(input)
         if input.numel() == input.shape[1]:
-            return batch_norm(
-                input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
-            )
+            statistics = self.running_mean, self.running_var
+            return batch_norm(input, *statistics, self.weight, self.bias, eps=self.eps)
         last = input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last)
         if not (last and self.affine and (input.device.type, input.dtype) == ("cpu", torch.float32)):
             return super().forward(input)

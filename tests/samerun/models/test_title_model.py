@@ -32,7 +32,7 @@ SIZES = sizes(16, layers=4, words=200)
 
 
 def asked(**changes):
-    return titlegen.Arguments(**{"from_scratch": True, "decoder_layers": 2, **changes})
+    return titlegen.Arguments(**{"from_scratch": True, "decoder_layers": 2, "max_title_length": 8, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_a_pretrained_encoder_warms_its_decoder_up(tmp_path, tokenizer):
     encoder = BertModel(BertConfig(**SIZES | {"vocab_size": len(tokenizer)}))
     encoder.save_pretrained(tmp_path / "encoder")
     arguments = asked(from_scratch=False, model_name_or_path=str(tmp_path / "encoder"))
-    model = build_title_model(arguments, load_title_config(arguments), tokenizer, max_title_length=8)
+    model = build_title_model(arguments, load_title_config(arguments), tokenizer)
     theirs, ours = encoder.encoder.layer, model.decoder.bert.encoder.layer
     assert torch.equal(ours[0].attention.self.query.weight, theirs[0].attention.self.query.weight)
     # The last of two is the last of four.
@@ -56,7 +56,7 @@ def test_a_pretrained_encoder_warms_its_decoder_up(tmp_path, tokenizer):
 
 
 def test_a_new_decoder_starts_with_the_encoders_embeddings_and_the_frequencies_of_tokens(tokenizer):
-    model = build_title_model(asked(), BertConfig(**SIZES), tokenizer, max_title_length=8)
+    model = build_title_model(asked(), BertConfig(**SIZES), tokenizer)
     ours, theirs = model.decoder.get_input_embeddings().weight, model.encoder.get_input_embeddings().weight
     assert torch.equal(ours, theirs)
     assert ours is not theirs
@@ -82,7 +82,7 @@ def test_all_but_a_pooler_learns_and_is_exported_and_the_cards_code_runs(
     config = kind(**SIZES)
     if kind is BigBirdConfig:
         config.attention_type = "original_full"
-    model = build_title_model(asked(), config, tokenizer, max_title_length=8)
+    model = build_title_model(asked(), config, tokenizer)
     ids = torch.tensor([[2, 7, 8, 9, 3]])
     labels = torch.tensor([[10, 11, 3, IGNORED]])
     output = model(input_ids=ids, attention_mask=torch.ones_like(ids), **teacher_forcing(labels, SEARCH))
