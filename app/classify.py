@@ -205,32 +205,30 @@ class TextClassification(TextTask):
     # Training
 
     def build(self) -> torch.nn.Module:
-        arguments, config, problem = self.arguments, self.config, self.problem
-        own, new_rows = None if arguments.from_scratch else pretrained.own_labels(config), None
+        a, config, problem = self.arguments, self.config, self.problem
+        own, new_rows = None if a.from_scratch else pretrained.own_labels(config), None
         has_same_type = config.problem_type == PROBLEM_TYPES[problem.name]
         config.problem_type = PROBLEM_TYPES[problem.name]
         renamed = own is not None and own != problem.labels
         if not renamed:
             pretrained.set_labels(config, problem.labels)
-        if arguments.from_scratch:
+        if a.from_scratch:
             pretrained.take_vocabulary(config, self.tokenizer)
         config.pad_token_id = self.tokenizer.pad_token_id
-        model, new_names = pretrained.load_model_and_new_names(
-            AutoModelForSequenceClassification, arguments, config
-        )
+        model, new_names = pretrained.load_model_and_new_names(AutoModelForSequenceClassification, a, config)
         if renamed:
             new_rows = head.replace_output_layer(model, own, problem.labels)
             pretrained.set_labels(config, problem.labels)
         trained = head.trained_outputs(model, new_names, new_rows, len(problem.labels))
         problem.adopt_head(model, trained & has_same_type)
-        if arguments.head_bias == "prior":
+        if a.head_bias == "prior":
             head.set_head_bias(model, new_names, problem.initial_bias(), new_rows)
-        head.check_calibration(arguments.calibration, model, len(problem.labels))
+        head.check_calibration(a.calibration, model, len(problem.labels))
         # An adapter would be added to the base model's output layer, which has other rows or another scale.
-        if renamed or (problem.name == "regression" and arguments.export == "adapter"):
+        if renamed or (problem.name == "regression" and a.export == "adapter"):
             name, layer = head.output_layer(model, len(problem.labels))
             new_names |= {f"{name}.{parameter}" for parameter, _ in layer.named_parameters()}
-        return self.with_kernels(limit_training(model, arguments, new_names))
+        return self.with_kernels(limit_training(model, a, new_names))
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
         targets_per_row = batch.labels.shape[1:].numel()  # 1 for a class

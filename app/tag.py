@@ -165,10 +165,8 @@ class TokenClassification(TextTask):
         mask = (word_ids != tags.PADDING).long()
         if has_windows:
             mask.view(-1, self.window)[:, 0] = 1  # an empty window has to attend to something
-        inputs = {
-            "input_ids": pad_rows(ids, self.tokenizer.pad_token_id, multiple=multiple),
-            "attention_mask": mask,
-        }
+        padded = pad_rows(ids, self.tokenizer.pad_token_id, multiple=multiple)
+        inputs = {"input_ids": padded, "attention_mask": mask}
         labels = None
         if split.targets is not None:
             of_words, first = self.target_tensor(split.targets, rows), first_tokens(word_ids)
@@ -186,18 +184,16 @@ class TokenClassification(TextTask):
     # Training
 
     def build(self) -> torch.nn.Module:
-        arguments, config = self.arguments, self.config
+        a, config = self.arguments, self.config
         pretrained.set_labels(config, self.labels)
         config.label_all_tokens = self.all_tokens
-        if arguments.from_scratch:
+        if a.from_scratch:
             pretrained.take_vocabulary(config, self.tokenizer)
         config.pad_token_id = self.tokenizer.pad_token_id
-        model, new_names = pretrained.load_model_and_new_names(
-            AutoModelForTokenClassification, arguments, config
-        )
+        model, new_names = pretrained.load_model_and_new_names(AutoModelForTokenClassification, a, config)
         if self.own_labels is not None and self.own_labels != self.labels:
             new_names |= pretrained.renew_head(model)
-        model = limit_training(model, arguments, new_names)
+        model = limit_training(model, a, new_names)
         for name, parameter in model.named_parameters():
             # Of Longformer, for tokens that do not exist here: DDP fails for weights without a gradient.
             parameter.requires_grad_(parameter.requires_grad and "_global." not in name)
@@ -252,9 +248,7 @@ class TokenClassification(TextTask):
         if train is None:
             return {}
         known, other = tags.commonest_tags(train.texts, train.targets)
-        guessed = [
-            [self.labels[known.get(word, other)] for word in tags.words_of(cell)] for cell in split.texts
-        ]
+        guessed = [[self.labels[known.get(x, other)] for x in tags.words_of(cell)] for cell in split.texts]
         truth = [self.named(split.targets[row]) for row in range(len(split))]
         scores = tags.scores_of(truth, guessed, self.labels)
         return {name: scores[name] for name in self.shown_metrics if name != "loss"}

@@ -50,13 +50,8 @@ OBJECTIVES = {
     "recall_at_precision": {"": SHARE},
     "cost": {"": Setting(1.0, at_least=None, above=0)},
 }
-WINDOWS = {
-    "windows": {
-        "stride": Setting(64),
-        "max": Setting(8, at_least=1),
-        "pooling": Setting("max", choices=("max", "mean")),
-    }
-}
+POOLING = Setting("max", choices=("max", "mean"))
+WINDOWS = {"windows": {"stride": Setting(64), "max": Setting(8, at_least=1), "pooling": POOLING}}
 BALANCED_LIMIT = Setting(20.0, at_least=1)
 # The losses of each --problem_type, the default first.
 LOSSES_OF = {

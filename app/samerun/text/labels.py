@@ -20,9 +20,7 @@ from samerun.files import read_text
 OF_MODEL = "labels of "  # begins the source of labels that a model has
 # ['a', 'b'], as pandas writes a list to csv
 LIST_AS_TEXT = re.compile(r"\[\s*(([\"']).*\2\s*)?\]", re.DOTALL)
-BITS = dict.fromkeys(("1", "true", "True", "TRUE", "1.0"), True) | dict.fromkeys(
-    ("0", "false", "False", "FALSE", "0.0"), False
-)
+BITS = {"1": True, "true": True, "1.0": True, "0": False, "false": False, "0.0": False}
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ def _parse_cell(cell: Any, separator: str | None) -> tuple[list[str], str]:
 def _from_bits(table: Table, columns: tuple[str, ...]) -> Labelled:
     rows, problems = [], []
     for row, cells in enumerate(zip(*(table.columns[name] for name in columns), strict=True)):
-        bits = [BITS.get(str(cell).strip()) for cell in cells]
+        bits = [BITS.get(str(cell).strip().lower()) for cell in cells]
         if None in bits:
             wrong = bits.index(None)
             problems.append(f"{table.where(row)}: {columns[wrong]} is {cells[wrong]!r:.60}, expected 0 or 1")
@@ -246,15 +244,13 @@ def label_ids(
     Raises `InputError` with the lines of labels that are not in the list. With `ignore_unknown` it drops them
     and notes their number.
     """
-    label2id = {name: i for i, name in enumerate(labels)}
-    ids = {
-        names: sorted(label2id[name] for name in names if name in label2id) for names in set(labelled.rows)
-    }
+    numbers = {name: number for number, name in enumerate(labels)}
+    ids = {names: sorted(numbers[name] for name in names if name in numbers) for names in set(labelled.rows)}
     unknown: dict[str, list[int]] = {}  # label -> rows
     for row, names in enumerate(labelled.rows):
         if len(ids[names]) < len(names):
             for name in names:
-                if name not in label2id:
+                if name not in numbers:
                     unknown.setdefault(name, []).append(row)
     if unknown and ignore_unknown:
         count = sum(map(len, unknown.values()))

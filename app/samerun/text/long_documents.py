@@ -142,10 +142,8 @@ class LongDocuments:
         full one."""
         if self.method != "windows":
             return None
-        full_window, single = (
-            -(-np.maximum(size, 1) // multiple) * multiple for size in (self.max_length, lengths)
-        )
-        return np.where(lengths > self.max_length, -(-lengths // self.max_length) * full_window, single)
+        full, single = (-(-np.maximum(size, 1) // multiple) * multiple for size in (self.max_length, lengths))
+        return np.where(lengths > self.max_length, -(-lengths // self.max_length) * full, single)
 
     def pieces(self, ids: list[np.ndarray]) -> tuple[list[np.ndarray], int | None]:
         """(rows to pad, windows per document). Without windows: the documents and None. With windows: every

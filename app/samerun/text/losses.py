@@ -64,9 +64,8 @@ def loss_of_arguments(
     if arguments.loss_name == "bce":
         weight = positive_weights(arguments, positive, rows, labels)
         if weight is not None:
-            notes.append(
-                f"weights of positive targets: {weight.min():.2f} to {weight.max():.2f} (--pos_weight)"
-            )
+            least, most = weight.min(), weight.max()
+            notes.append(f"weights of positive targets: {least:.2f} to {most:.2f} (--pos_weight)")
         return MultiLabelLoss("bce", arguments.label_smoothing_factor, weight)
     # Half a row is added on both sides, as in `prior_bias`.
     prior = (positive + 0.5) / (rows + 1) if arguments.loss_name == "distribution_balanced" else None

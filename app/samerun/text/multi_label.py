@@ -171,12 +171,9 @@ class MultiLabel(Problem):
     def lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
         for row, logits in enumerate(predictions["logits"]):
             probabilities = sigmoid(logits)
-            line = {
-                "labels": list(compress(self.labels, probabilities >= self.thresholds)),
-                "probabilities": {
-                    label: round(float(p), 6) for label, p in zip(self.labels, probabilities, strict=True)
-                },
-            }
+            labels = list(compress(self.labels, probabilities >= self.thresholds))
+            rounded = (round(probability, 6) for probability in probabilities.tolist())
+            line = {"labels": labels, "probabilities": dict(zip(self.labels, rounded, strict=True))}
             if split.labelled:
                 line["reference"] = list(compress(self.labels, predictions["labels"][row]))
             yield line

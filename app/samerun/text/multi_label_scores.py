@@ -31,23 +31,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DECISION_METRICS = (
-    "f1_micro",
-    "f1_macro",
-    "f1_samples",
-    "precision_micro",
-    "recall_micro",
-    "precision_macro",
-    "recall_macro",
-    "hamming_loss",
-    "subset_accuracy",
+    *("f1_micro", "f1_macro", "f1_samples", "precision_micro", "recall_micro"),
+    *("precision_macro", "recall_macro", "hamming_loss", "subset_accuracy"),
 )
 RANKING_METRICS = (
-    "roc_auc_macro",
-    "roc_auc_macro_labels",
-    "average_precision_macro",
-    "average_precision_macro_labels",
-    "average_precision_micro",
-    "lrap",
+    *("roc_auc_macro", "roc_auc_macro_labels", "average_precision_macro"),
+    *("average_precision_macro_labels", "average_precision_micro", "lrap"),
 )
 METRICS = ("loss", *DECISION_METRICS, *RANKING_METRICS, *(f"tuned_{name}" for name in DECISION_METRICS))
 CALIBRATION_BINS = 15  # as in Guo et al., arXiv:1706.04599, section 4
@@ -142,21 +131,17 @@ def precision_recall_f1(
     )
 
 
-def ranking_by_label(probabilities: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(labels,) ROC AUC and average precision; NaN where undefined."""
+def ranking_by_label(probabilities: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """(2, labels) ROC AUC and average precision; NaN where undefined."""
     from sklearn.metrics import average_precision_score, roc_auc_score
 
-    roc_auc, average_precision = np.full((2, targets.shape[1]), np.nan)
-    support = targets.sum(axis=0)
-    both = (support > 0) & (support < len(targets))
-    if both.any():
-        roc_auc[both] = roc_auc_score(targets[:, both], probabilities[:, both], average=None)
-    if support.any():
-        some = support > 0
-        average_precision[some] = average_precision_score(
-            targets[:, some], probabilities[:, some], average=None
-        )
-    return roc_auc, average_precision
+    scores, support = np.full((2, targets.shape[1]), np.nan), targets.sum(axis=0)
+    some = support > 0
+    defined = {roc_auc_score: some & (support < len(targets)), average_precision_score: some}
+    for of_labels, (score, known) in zip(scores, defined.items(), strict=True):
+        if known.any():
+            of_labels[known] = score(targets[:, known], probabilities[:, known], average=None)
+    return scores
 
 
 def per_label_table(
@@ -181,9 +166,7 @@ def per_label_table(
     scores = *precision_recall_f1(decisions, targets, axis=0), *ranking_by_label(probabilities, targets)
     score_names = ("precision", "recall", "f1", "roc_auc", "average_precision")
     for name, of_labels in zip(score_names, scores, strict=True):
-        columns[name] = [
-            None if np.isnan(score) or not len(targets) else score for score in of_labels.tolist()
-        ]
+        columns[name] = [None if np.isnan(x) or not len(targets) else x for x in of_labels.tolist()]
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
@@ -516,15 +499,13 @@ def figures(
     missed, wrong = targets & ~predicted, predicted & ~targets
     confused = frequent[:MAX_CONFUSED]
     counts = missed[:, confused].T.astype(int) @ wrong[:, confused].astype(int)
+    of_counts = "Missed labels (rows), predicted instead (columns)"
+    curves = _precision_recall_curves(probabilities, targets, thresholds, shown[:MAX_CURVES])
     return {
         "label_f1": bars(title, "F1", ticks, values),
-        "label_precision_recall": _precision_recall_curves(
-            probabilities, targets, thresholds, shown[:MAX_CURVES]
-        ),
+        "label_precision_recall": curves,
         "label_calibration": _calibration_curve(probabilities, targets),
-        "label_confusion": matrix(
-            "Missed labels (rows), predicted instead (columns)", counts, [names[label] for label in confused]
-        ),
+        "label_confusion": matrix(of_counts, counts, [names[label] for label in confused]),
     }
 
 
@@ -541,19 +522,16 @@ def _precision_recall_curves(
         point = int(np.searchsorted(cuts, thresholds[label]))  # above all cuts: the curve's end, no row
         axes.plot(recall[point], precision[point], "o", color=color, markersize=5)
     legend_below(figure)
-    axes.set_xlim(0, 1.02)
-    axes.set_ylim(0, 1.02)
+    axes.set(xlim=(0, 1.02), ylim=(0, 1.02))
     return figure
 
 
 def _calibration_curve(probabilities: np.ndarray, targets: np.ndarray) -> Figure:
     sizes, mean, share = calibration_bins(probabilities, targets)
-    title = (
-        f"Calibration, all labels; expected error {expected_calibration_error(probabilities, targets):.4f}"
-    )
+    error = expected_calibration_error(probabilities, targets)
+    title = f"Calibration, all labels; expected error {error:.4f}"
     figure, axes = new_figure(title, "predicted probability", "share of positives")
     axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--")
     axes.plot(mean[sizes > 0], share[sizes > 0], color=BLUE, marker="o", linewidth=1.4)
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1)
+    axes.set(xlim=(0, 1), ylim=(0, 1))
     return figure

@@ -67,9 +67,7 @@ def unicode_words(text: str) -> list[str]:
     are not split into words.
     """
     folded = unicodedata.normalize("NFC", text.casefold())  # é may be one character or two
-    spaced = "".join(
-        char if char.isalnum() or unicodedata.category(char).startswith("M") else " " for char in folded
-    )
+    spaced = "".join(c if c.isalnum() or unicodedata.category(c).startswith("M") else " " for c in folded)
     return [word for word in spaced.split() if any(map(str.isalnum, word))]  # without the lone marks of emoji
 
 

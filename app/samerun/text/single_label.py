@@ -69,9 +69,8 @@ class SingleLabel(Problem):
         self.count = np.bincount(ids["train"].values, minlength=len(self.labels))
         self.weight = class_weights(self.arguments, self.count, self.labels)
         if self.weight is not None:
-            notes.append(
-                f"weights of classes: {self.weight.min():.2f} to {self.weight.max():.2f} (--pos_weight)"
-            )
+            least, most = self.weight.min(), self.weight.max()
+            notes.append(f"weights of classes: {least:.2f} to {most:.2f} (--pos_weight)")
             self.details["class_weight"] = dict(zip(self.labels, self.weight.tolist(), strict=True))
         self.loss_settings = {"label_smoothing_factor": self.smoothing, "class_weight": self.listed_weight}
         fewest, most = self.count.min(), self.count.max()
@@ -88,11 +87,7 @@ class SingleLabel(Problem):
             )
 
     def fingerprint(self) -> dict[str, Any]:
-        return {
-            "problem_type": self.name,
-            "label_list": list(self.labels),
-            "sampling": self.arguments.sampling,
-        }
+        return {"problem_type": self.name, "label_list": self.labels, "sampling": self.arguments.sampling}
 
     # Training
 

@@ -215,9 +215,8 @@ def _iob_problems(rows: Sequence[Sequence[str]]) -> tuple[str, list[list[tuple[i
     without, needless = [], []
     for tags in rows:
         firsts = [(n, tag) for n, (last, tag) in enumerate(pairwise([OUTSIDE, *tags])) if last[2:] != tag[2:]]
-        without.append(
-            [(n, f"{tag} follows nothing; a name begins with B-") for n, tag in firsts if tag[0] == "I"]
-        )
+        problem = "follows nothing; a name begins with B-"
+        without.append([(n, f"{tag} {problem}") for n, tag in firsts if tag[0] == "I"])
         needless.append([
             (n, f"{tag} follows no {tag[2:]}; in IOB1, as in the rest of the file, it is I-")
             for n, tag in firsts if tag[0] == "B"
@@ -416,10 +415,8 @@ def scores_of(
 ) -> dict[str, float | None]:
     """`metric_names`, without the loss. None if undefined."""
     table = per_type(truth, predicted, labels)
-    right = [
-        true == found
-        for true, found in zip(chain.from_iterable(truth), chain.from_iterable(predicted), strict=True)
-    ]
+    words = zip(chain.from_iterable(truth), chain.from_iterable(predicted), strict=True)
+    right = [true == found for true, found in words]
     scores: dict[str, float | None] = {"accuracy": float(np.mean(right)) if right else None}
     if are_names(labels):
         total = table.pop("micro avg", {})
@@ -517,9 +514,8 @@ def check_export(folder: Path, expected: Sequence[tuple], precision: str, found:
     token by itself, finds the run's names. Raises `TrainingError` for other probabilities."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = loadable(folder, AutoModelForTokenClassification)
-    find = pipeline(
-        "token-classification", model=model, tokenizer=tokenizer, aggregation_strategy="simple", device="cpu"
-    )
+    given = {"model": model, "tokenizer": tokenizer, "device": "cpu"}
+    find = pipeline("token-classification", aggregation_strategy="simple", **given)
     agrees = []
     for text, ids, probabilities, names in expected:
         inputs = torch.as_tensor(ids)[None].long()

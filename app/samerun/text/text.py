@@ -160,9 +160,8 @@ class TextTask(Task):
             )
         if arguments.streaming and modes.train:
             self.buffers = Buffers(arguments, columns)
-        rows = read_needed(
-            arguments, modes, self.read_rows, notes, unit="rows", elsewhere=" or --dataset_name"
-        )
+        given = arguments, modes, self.read_rows, notes
+        rows = read_needed(*given, unit="rows", elsewhere=" or --dataset_name")
         tables = {name: each.table for name, each in rows.items()}
         return tables, {name: each.targets for name, each in rows.items()}
 
@@ -222,11 +221,9 @@ class TextTask(Task):
     def use_tokenizer(self, tokenizer: Any, encoder: Any, default: int, notes: list[str]) -> None:
         """Sets `tokenizer`, `encoder_config`, `max_length`, `long_documents` and the padding of batches.
         `encoder`: the configuration of the encoder; `default`: of --max_length. Raises `InputError`."""
-        arguments, self.tokenizer, self.encoder_config = self.arguments, tokenizer, encoder
-        self.max_length = choose_max_length(
-            arguments.max_length, encoder, tokenizer, default, self.modes.train
-        )
-        self.long_documents = LongDocuments.of(arguments, self.config, tokenizer, self.max_length)
+        a, self.tokenizer, self.encoder_config = self.arguments, tokenizer, encoder
+        self.max_length = choose_max_length(a.max_length, encoder, tokenizer, default, self.modes.train)
+        self.long_documents = LongDocuments.of(a, self.config, tokenizer, self.max_length)
         self.limits = [f"Texts are cut to {self.long_documents.limit} tokens."]
         if self.pair_column is not None:
             self.limits = [f"The two texts are cut to {self.max_length} tokens, the longer one first."]
@@ -235,9 +232,8 @@ class TextTask(Task):
                     f"--text_pair_column: --long_documents {self.long_documents.method} is for single texts; "
                     "give --long_documents truncate"
                 )
-        self.has_types = (
-            "token_type_ids" in tokenizer.model_input_names and getattr(encoder, "type_vocab_size", 0) > 1
-        )
+        has_table = getattr(encoder, "type_vocab_size", 0) > 1
+        self.has_types = has_table and "token_type_ids" in tokenizer.model_input_names
         note = choose_attention(encoder, self.max_length)
         notes += [note] if note else []
         self.padding_multiple = padding_of(encoder)
@@ -251,11 +247,10 @@ class TextTask(Task):
         for name, table in tables.items():
             with self._cached(name):
                 self.splits[name] = self._split(name, table, targets.get(name), tokenizer, notes)
-        trains = "train" in tables
         if self.buffers is not None:
             stream = TextStream(self.buffers, self._split_of_buffer)
             self.splits["train"] = replace(self.splits["train"], stream=stream)
-        if trains:
+        if "train" in tables:
             tokens = int(self.splits["train"].tokens.lengths.sum())
             notes.insert(0, f"{len(self.splits['train'])} training rows, {tokens} tokens")
             texts = {

@@ -59,14 +59,9 @@ SETTINGS: dict[str, Callable[[Any, list[int]], Any]] = {
 }
 # Fields of GenerationConfig that are arguments.
 ARGUMENTS = {
-    "num_beams": "num_beams",
-    "length_penalty": "length_penalty",
-    "no_repeat_ngram_size": "no_repeat_ngram_size",
-    "num_return_sequences": "num_return_sequences",
-    "max_length": "max_title_length",
-    "max_new_tokens": "max_title_length",
-    "min_length": "min_title_length",
-    "min_new_tokens": "min_title_length",
+    **{n: n for n in ("num_beams", "length_penalty", "no_repeat_ngram_size", "num_return_sequences")},
+    **dict.fromkeys(("max_length", "max_new_tokens"), "max_title_length"),
+    **dict.fromkeys(("min_length", "min_new_tokens"), "min_title_length"),
 }
 WRITTEN_BY_TRANSFORMERS = ("_from_model_config", "transformers_version")
 
@@ -80,10 +75,9 @@ def read_titles(table: Table, column: str, split: str) -> Cells | None:
         table.columns.pop(column, None)
         return None
     titles = texts_of(table, column)
-    empty = [row for row, title in enumerate(titles) if is_blank(title)]
-    raise_problems(
-        [f"{table.where(row)}: {column} is empty; give it a title or leave the row out" for row in empty]
-    )
+    empty = (row for row, title in enumerate(titles) if is_blank(title))
+    advice = f"{column} is empty; give it a title or leave the row out"
+    raise_problems([f"{table.where(row)}: {advice}" for row in empty])
     return titles
 
 
@@ -275,9 +269,8 @@ def check_export(
         batch = collate(np.array([row]))
         length = int(batch.inputs["attention_mask"].sum())
         with torch.no_grad():
-            ids = model.generate(
-                **{name: tensor[:, :length] for name, tensor in batch.inputs.items()}, do_sample=False
-            )
+            inputs = {name: tensor[:, :length] for name, tensor in batch.inputs.items()}
+            ids = model.generate(**inputs, do_sample=False)
         generated = decode(tokenizer, ids.numpy())[0]
         if generated != title:
             raise TrainingError(

@@ -195,10 +195,8 @@ class PairEncoder:
     has_types: bool
 
     def __call__(self, texts: list[str], pairs: list[str]) -> dict[str, list]:
-        settings = IDS_ALONE | {"return_token_type_ids": self.has_types}
-        encoded = self.tokenizer(
-            texts, pairs, truncation="longest_first", max_length=self.max_length, **settings
-        )
+        settings = IDS_ALONE | {"return_token_type_ids": self.has_types, "max_length": self.max_length}
+        encoded = self.tokenizer(texts, pairs, truncation="longest_first", **settings)
         cut = [bool(each.overflowing) for each in encoded.encodings]
         return {**encoded, "cut": cut}
 
@@ -244,9 +242,8 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     # cache.
     backend.pop("truncation", None)
     backend.pop("padding", None)
-    return content_key(
-        [type(tokenizer).__name__, json.dumps(backend, sort_keys=True), tokenizer.truncation_side]
-    )
+    kind, settings = type(tokenizer).__name__, json.dumps(backend, sort_keys=True)
+    return content_key([kind, settings, tokenizer.truncation_side])
 
 
 @dataclass(frozen=True)
@@ -400,9 +397,8 @@ def distinct_words(texts: Collection[str]) -> Collection[str]:
     tokenizer = _bert_like(models.WordLevel())
     # This trainer does not return counts, so `learn_vocabulary` reads the texts again. On two cores both
     # passes together take a third less time than counting words in Python.
-    trainer = trainers.WordLevelTrainer(
-        vocab_size=NO_LIMIT, min_frequency=0, special_tokens=[], show_progress=False
-    )
+    settings = {"vocab_size": NO_LIMIT, "min_frequency": 0, "special_tokens": []}
+    trainer = trainers.WordLevelTrainer(**settings, show_progress=False)
     tokenizer.train_from_iterator(counted(texts, "reading words", "texts", len(texts)), trainer)
     words = tokenizer.get_vocab(with_added_tokens=False)
     if all(len(word) > MAX_WORD_CHARACTERS for word in words):
