@@ -96,8 +96,7 @@ class ImageClassification(ImageTask):
         self.choose_model(examples.get("train"), names.get("train"))
         check_colours(a, self.processing, examples, self.inspected)
         numbers = {
-            split: single_label.class_numbers(examples[split], of_split, self.labels)
-            for split, of_split in names.items()
+            split: single_label.class_numbers(examples[split], names[split], self.labels) for split in names
         }
         if "train" in numbers:
             single_label.note_classes(numbers["train"], self.labels, self.notes)
@@ -109,35 +108,33 @@ class ImageClassification(ImageTask):
     def choose_model(self, train: Examples | None, names: list[str] | None) -> None:
         """Sets `config`, `processor`, `processing`, `labels` and `smoothing`. `names`: the classes
         of the training images."""
-        arguments, self.processor = self.arguments, None
-        name_or_path = arguments.config_name or arguments.model_name_or_path
+        a, self.processor = self.arguments, None
+        name_or_path = a.config_name or a.model_name_or_path
         if name_or_path is None and train is None:
             raise InputError("no model: give --model_name_or_path, or --do_train to train a small CNN")
         labels = None if train is None else classes.sorted_classes(names, train.declared)
         self.config = read_config(name_or_path)
         if name_or_path is None:
             inspected = self.inspected["train"]
-            self.config = single_label.new_small_cnn(arguments, train, inspected, labels)
+            self.config = single_label.new_small_cnn(a, train, inspected, labels)
         elif self.config is None:
-            self.config = pretrained.load_config(arguments)
-            pretrained.check_model(
-                arguments, self.config, MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, "classify images"
-            )
-            self.processor = load_processor(arguments, self.config, arguments.image_size)
-        self.smoothing = arguments.label_smoothing_factor
+            self.config = pretrained.load_config(a)
+            pretrained.check_model(a, self.config, MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, "classify images")
+            self.processor = load_processor(a, self.config, a.image_size)
+        self.smoothing = a.label_smoothing_factor
         if train is None:  # the loss is that of the model's training
             self.smoothing = getattr(self.config, "label_smoothing_factor", self.smoothing)
         self.loss_settings = {"label_smoothing_factor": self.smoothing}
-        self.own_labels = None if arguments.from_scratch else pretrained.own_labels(self.config)
+        self.own_labels = None if a.from_scratch else pretrained.own_labels(self.config)
         self.labels = pretrained.labels_of(self.config) if labels is None else labels
         if labels is not None and self.own_labels and sorted(self.own_labels) == sorted(labels):
             self.labels = self.own_labels  # in the model's order
         if isinstance(self.config, SmallCNNConfig):
-            self.config = single_label.with_labels(self.config, self.labels, arguments)
+            self.config = single_label.with_labels(self.config, self.labels, a)
             self.processing = single_label.small_cnn_processing(self.config)
         else:
             self.processing = processing_of(self.processor, getattr(self.config, "num_channels", 3))
-            check_size(AutoModelForImageClassification, arguments, self.config, self.processing.size)
+            check_size(AutoModelForImageClassification, a, self.config, self.processing.size)
 
     def collator(self, name: str, images: Images, values: np.ndarray | None) -> Callable[..., Batch]:
         return partial(self.collate, images, values)

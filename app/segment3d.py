@@ -213,9 +213,8 @@ class VolumeSegmentation(Task):
         for kind, values in self.values_by_kind(predictions).items():
             means = [mean_of_defined(of_class) for of_class in values.T]
             scores[f"mean_{kind}"] = mean_of_defined(np.array(means, dtype=np.float64))
-            scores |= {
-                f"{kind}_{name}": mean for name, mean in zip(self.settings.classes[1:], means, strict=True)
-            }
+            for name, mean in zip(self.settings.classes[1:], means, strict=True):
+                scores[f"{kind}_{name}"] = mean
         return scores
 
     def values_by_kind(self, predictions: Predictions) -> dict[str, np.ndarray]:

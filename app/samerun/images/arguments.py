@@ -94,9 +94,8 @@ def problems_of_masks(arguments: Any) -> list[str]:
     if arguments.cross_entropy_weight == arguments.dice_weight == 0:
         problems.append("--cross_entropy_weight and --dice_weight are both 0; there is nothing to learn")
     if scale is not None and (len(scale) != 2 or scale[0] > scale[1]):
-        problems.append(
-            f"--random_scale {','.join(map(str, scale))}: expected two numbers, the lower one first"
-        )
+        given = ",".join(map(str, scale))
+        problems.append(f"--random_scale {given}: expected two numbers, the lower one first")
     return problems
 
 

@@ -193,22 +193,16 @@ def inspect_all(examples: dict[str, Examples], notes: list[str]) -> dict[str, In
                 notes.append(
                     f"{rows.path}: {num_alpha} of {len(rows)} images have an alpha channel, which is dropped"
                 )
-            raise_problems(
-                [
-                    f"{rows.images.name(row)}: {too_deep(header.mode)}"
-                    for row, header in enumerate(headers)
-                    if header.mode in DEEP
-                ]
-            )
+            deep = [row for row, header in enumerate(headers) if header.mode in DEEP]
+            raise_problems([f"{rows.images.name(row)}: {too_deep(headers[row].mode)}" for row in deep])
     if problems:
         raise InputError(*problems)
     if "train" in inspected:
         digests = set(inspected["train"].digests)
         for split in (split for split in inspected if split != "train"):
             if shared := sum(digest in digests for digest in inspected[split].digests):
-                notes.append(
-                    f"{shared} of {len(examples[split])} {split} images are in the training data too"
-                )
+                number = len(examples[split])
+                notes.append(f"{shared} of {number} {split} images are in the training data too")
     return inspected
 
 

@@ -211,12 +211,6 @@ def dice(counts: np.ndarray) -> np.ndarray:
     return _ratio(2 * counts[..., SHARED], counts[..., PREDICTED] + counts[..., TRUE])
 
 
-def pixel_accuracy(counts: np.ndarray) -> np.ndarray:
-    """(...) share of elements with the right class; NaN without elements. `counts`: (..., classes, 3), of all
-    classes."""
-    return _ratio(counts[..., SHARED].sum(-1), counts[..., TRUE].sum(-1))
-
-
 def mean_of_defined(values: np.ndarray) -> float | None:
     """The mean of the values that are not NaN; None if all are."""
     known = values[~np.isnan(values)]
@@ -236,10 +230,11 @@ def segmentation_scores(counts: np.ndarray, names: Sequence[str]) -> dict[str, f
     in truth or prediction.
     """
     ious, dices = iou(counts), dice(counts)
+    accuracy = _ratio(counts[:, SHARED].sum(), counts[:, TRUE].sum())
     scores = {
         "mean_iou": mean_of_defined(ious),
         "mean_dice": mean_of_defined(dices),
-        "pixel_accuracy": mean_of_defined(pixel_accuracy(counts)[None]),
+        "pixel_accuracy": mean_of_defined(accuracy[None]),
     }
     for metric, values in (("iou", ious), ("dice", dices)):
         scores |= {f"{metric}_{name}": value for name, value in by_class(values, names).items()}

@@ -273,9 +273,7 @@ class Processing:
         """
         values = torch.from_numpy(np.ascontiguousarray(pixels))
         values = values[:, None] if pixels.ndim == 3 else values.permute(0, 3, 1, 2)
-        mean, std = (
-            torch.tensor(channels, dtype=torch.float32).view(-1, 1, 1) for channels in (self.mean, self.std)
-        )
+        mean, std = (torch.tensor(x, dtype=torch.float32).view(-1, 1, 1) for x in (self.mean, self.std))
         return (values.to(torch.float32) * self.scale - mean) / std
 
 

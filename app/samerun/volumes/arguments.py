@@ -14,8 +14,6 @@ from samerun.arguments import (
 from samerun.images.arguments import problems_of_masks
 from samerun.parsing import SpaceSeparated, changed_option, option
 
-REQUIREMENTS = "requirements-vision.txt"
-
 
 @dataclass(frozen=True, kw_only=True)
 class VolumeDataArguments(FileArguments):
@@ -139,7 +137,7 @@ class VolumeArguments(
 
     def problems(self) -> list[str]:
         problems = [
-            f"{name} is not installed: pip install -r {REQUIREMENTS}"
+            f"{name} is not installed: pip install -r requirements-vision.txt"
             for name in ("monai", "nibabel")
             if importlib.util.find_spec(name) is None
         ]

@@ -9,21 +9,16 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import torch
+from nibabel.filebasedimages import ImageFileError
 from nibabel.orientations import apply_orientation, axcodes2ornt, io_orientation, ornt_transform
+from nibabel.spatialimages import HeaderDataError
 from torch.nn import functional
 
 from samerun.errors import InputError, in_short
 from samerun.files import path_in_errors
 from samerun.images.segmentation import IGNORED
 
-UNREADABLE = (
-    OSError,
-    EOFError,
-    ValueError,
-    zlib.error,
-    nibabel.filebasedimages.ImageFileError,
-    nibabel.spatialimages.HeaderDataError,
-)
+UNREADABLE = (OSError, EOFError, ValueError, zlib.error, ImageFileError, HeaderDataError)
 
 
 @dataclass(frozen=True)
@@ -110,9 +105,8 @@ def read_label(path: Path, ignore_index: int | None) -> np.ndarray:
     """
     voxels = _voxels(path)
     ignored = np.zeros(voxels.shape, dtype=bool) if ignore_index is None else voxels == ignore_index
-    wrong = ~ignored & ~(
-        np.isfinite(voxels) & (voxels == np.round(voxels)) & (voxels >= 0) & (voxels < IGNORED)
-    )
+    are_numbers = np.isfinite(voxels) & (voxels == np.round(voxels)) & (voxels >= 0) & (voxels < IGNORED)
+    wrong = ~(ignored | are_numbers)
     if wrong.any():
         value = voxels[wrong][0]
         advice = f"; if it marks voxels to be ignored: --ignore_index {value:g}" if value >= IGNORED else ""
@@ -127,9 +121,8 @@ def resampled_shape(
     shape: Sequence[int], spacing: Sequence[float], new_spacing: Sequence[float]
 ) -> tuple[int, ...]:
     """The shape of a volume of the same extent with voxels of (nearly) `new_spacing`."""
-    return tuple(
-        max(1, round(n * old / new)) for n, old, new in zip(shape, spacing, new_spacing, strict=True)
-    )
+    axes = zip(shape, spacing, new_spacing, strict=True)
+    return tuple(max(1, round(n * old / new)) for n, old, new in axes)
 
 
 def resample(values: torch.Tensor, shape: Sequence[int], mode: str = "trilinear") -> torch.Tensor:
@@ -146,6 +139,7 @@ def write_like(path: Path, mask: np.ndarray, image: Path) -> None:
     file `image`."""
     original = _open(image)
     back = ornt_transform(axcodes2ornt("RAS"), io_orientation(original.affine))
+    voxels = apply_orientation(mask, back).astype(np.uint8)
     header = original.header.copy()
     header.set_data_dtype(np.uint8)
     header.set_slope_inter(1, 0)
@@ -153,10 +147,7 @@ def write_like(path: Path, mask: np.ndarray, image: Path) -> None:
     header["cal_min"] = header["cal_max"] = 0
     unfinished = path.with_name(f".unfinished_{path.name}")
     with path_in_errors(path):
-        nibabel.save(
-            type(original)(apply_orientation(mask, back).astype(np.uint8), original.affine, header),
-            unfinished,
-        )
+        nibabel.save(type(original)(voxels, original.affine, header), unfinished)
         unfinished.replace(path)
 
 

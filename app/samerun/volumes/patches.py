@@ -97,9 +97,8 @@ class Augmentation:
         volume. None without rotation and scale."""
         if not self.rotation and self.scales is None:
             return None
-        rotation = Rotation.from_euler(
-            "xyz", generator.uniform(-self.rotation, self.rotation, 3), degrees=True
-        ).as_matrix()
+        angles = generator.uniform(-self.rotation, self.rotation, 3)
+        rotation = Rotation.from_euler("xyz", angles, degrees=True).as_matrix()
         factor = np.exp(generator.uniform(*np.log(self.scales or (1.0, 1.0))))
         spacing = np.array(self.spacing)
         return rotation * spacing / spacing[:, None] / factor
