@@ -101,14 +101,24 @@ class Segmentation(ImageTask):
         targets = masks.inspect_masks(examples, self.inspected)
         self.choose_classes(targets)
         scales = a.random_scale or ((1.0, 1.0) if self.uses_windows else None)
-        changes = a.random_crop, a.random_flip, a.random_rotation, a.color_jitter
-        more = {"scales": scales, "native": self.uses_windows, "colour": self.processing.mean_colour}
-        self.augmentation = Augmentation(self.processing.size, *changes, fill=masks.IGNORED, **more)
+        self.augmentation = Augmentation(
+            self.processing.size,
+            *(a.random_crop, a.random_flip, a.random_rotation, a.color_jitter),
+            fill=masks.IGNORED,
+            scales=scales,
+            native=self.uses_windows,
+            colour=self.processing.mean_colour,
+        )
         # Windows work on one image at a time, and a batch would be padded to its largest.
         self.evaluation_rows = 1 if self.uses_windows else None
-        loss = [a.cross_entropy_weight, a.dice_weight, a.class_weights]
-        own = {"ignored": sorted(self.classes.ignored), "loss": loss, "scales": list(scales or ())}
-        return self.make_data(examples, targets, labels=self.classes.names, **own)
+        return self.make_data(
+            examples,
+            targets,
+            labels=self.classes.names,
+            ignored=sorted(self.classes.ignored),
+            loss=[a.cross_entropy_weight, a.dice_weight, a.class_weights],
+            scales=list(scales or ()),
+        )
 
     def choose_model(self) -> None:
         """Sets `config`, `processor`, `processing`, `own_labels`, `uses_windows` and `overlap`."""

@@ -31,12 +31,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DECISION_METRICS = (
-    *("f1_micro", "f1_macro", "f1_samples", "precision_micro", "recall_micro"),
-    *("precision_macro", "recall_macro", "hamming_loss", "subset_accuracy"),
+    "f1_micro",
+    "f1_macro",
+    "f1_samples",
+    "precision_micro",
+    "recall_micro",
+    "precision_macro",
+    "recall_macro",
+    "hamming_loss",
+    "subset_accuracy",
 )
 RANKING_METRICS = (
-    *("roc_auc_macro", "roc_auc_macro_labels", "average_precision_macro"),
-    *("average_precision_macro_labels", "average_precision_micro", "lrap"),
+    "roc_auc_macro",
+    "roc_auc_macro_labels",
+    "average_precision_macro",
+    "average_precision_macro_labels",
+    "average_precision_micro",
+    "lrap",
 )
 METRICS = ("loss", *DECISION_METRICS, *RANKING_METRICS, *(f"tuned_{name}" for name in DECISION_METRICS))
 CALIBRATION_BINS = 15  # as in Guo et al., arXiv:1706.04599, section 4

@@ -59,9 +59,14 @@ SETTINGS: dict[str, Callable[[Any, list[int]], Any]] = {
 }
 # Fields of GenerationConfig that are arguments.
 ARGUMENTS = {
-    **{n: n for n in ("num_beams", "length_penalty", "no_repeat_ngram_size", "num_return_sequences")},
-    **dict.fromkeys(("max_length", "max_new_tokens"), "max_title_length"),
-    **dict.fromkeys(("min_length", "min_new_tokens"), "min_title_length"),
+    "num_beams": "num_beams",
+    "length_penalty": "length_penalty",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "num_return_sequences": "num_return_sequences",
+    "max_length": "max_title_length",
+    "max_new_tokens": "max_title_length",
+    "min_length": "min_title_length",
+    "min_new_tokens": "min_title_length",
 }
 WRITTEN_BY_TRANSFORMERS = ("_from_model_config", "transformers_version")
 

@@ -18,16 +18,25 @@ OBSERVER = Path(__file__).resolve().with_name("observer.py")
 # Of a run that is not the user's own job: it leaves the job's mirror, repository on the hub and file of
 # predictions alone.
 APART = {
-    **dict.fromkeys(("mirror_to", "hub_model_id", "predictions_file"), "none"),
-    **dict.fromkeys(("push_to_hub", "hub_private_repo"), "false"),
+    "mirror_to": "none",
+    "push_to_hub": "false",
+    "hub_model_id": "none",
+    "hub_private_repo": "false",
+    "predictions_file": "none",
 }
 # Overrides the command's own values: a setup does not resume, predict, upload or report.
 OVERRIDES = {
     **APART,
-    **dict.fromkeys(("do_train", "do_eval", "overwrite_output_dir"), "true"),
-    **dict.fromkeys(("resume_from_checkpoint", "report_to", "profile", "max_train_time"), "none"),
-    **dict.fromkeys(("early_stopping_patience", "ddp_backend"), "none"),
+    "do_train": "true",
+    "do_eval": "true",
     "do_predict": "false",
+    "overwrite_output_dir": "true",
+    "resume_from_checkpoint": "none",
+    "report_to": "none",
+    "profile": "none",
+    "max_train_time": "none",
+    "early_stopping_patience": "none",
+    "ddp_backend": "none",
     "logging_steps": "1",
     "eval_strategy": "steps",
 }
