@@ -94,10 +94,9 @@ class TrainState:
     dropout_by: str | None = None  # row, torch; None in checkpoints from before there was dropout by row
 
     def count_tokens(self, tokens: int | None, padded_tokens: int | None) -> None:
-        """Adds the tokens of a step (None for rows without tokens)."""
+        """Adds the tokens of a step (both None for rows without tokens)."""
         if tokens is not None:
             self.tokens = (self.tokens or 0) + tokens
-        if padded_tokens is not None:
             self.padded_tokens = (self.padded_tokens or 0) + padded_tokens
 
 
@@ -329,14 +328,10 @@ def _step_entry(
 
 def check_same_run(then: dict[str, Any], now: dict[str, Any], where: str, advice: str) -> None:
     """Raises `InputError` listing every difference of two fingerprints; `advice` ends the message."""
-    if found := differences(then, now):
-        problems = [f"{where}: {each}" for each in found]
+    changed = [key for key in {**now, **then} if then.get(key) != now.get(key)]
+    problems = [f"{where}: {difference(key, then.get(key), now.get(key))}" for key in changed]
+    if problems:
         raise InputError(*problems[:-1], problems[-1] + advice)
-
-
-def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Describes how the fingerprint `now` differs from `then`."""
-    return [difference(k, then.get(k), now.get(k)) for k in {**now, **then} if then.get(k) != now.get(k)]
 
 
 def difference(key: str, then: Any, now: Any) -> str:
@@ -572,8 +567,7 @@ def _receive(run: Run, folder: Path, files: Iterable[str], target: Path | None) 
     if target is not None:
         shutil.rmtree(target, ignore_errors=True)
     for name in files:
-        with contextlib.ExitStack() as stack:
-            reader = stack.enter_context((folder / name).open("rb")) if run.is_main else None
+        with (folder / name).open("rb") if run.is_main else contextlib.nullcontext() as reader:
             chunk = None
             while chunk != b"":
                 chunk = run.from_rank0(lambda reader=reader: reader.read(CHUNK_BYTES))
