@@ -62,14 +62,15 @@ def read_config(path: str) -> dict[str, Any]:
     return config
 
 
-def inline_config(environment: Mapping[str, str], problems: list[str]) -> dict[str, Any] | None:
+def inline_config(environment: Mapping[str, str]) -> dict[str, Any]:
     """Builds a configuration from the DeepSpeed settings of an accelerate config: the shipped file of their
-    ZeRO stage with their offloading. Adds unsupported settings to `problems` and returns None for them."""
+    ZeRO stage with their offloading. Raises `InputError` for unsupported settings."""
     settings = {
         name: environment[variable] for name, variable in INLINE_SETTINGS.items() if variable in environment
     }
     stage = settings.get("zero_stage", "2")
     devices = {name: settings.get(f"offload_{name}_device", "none") for name in ("optimizer", "param")}
+    problem = None
     if stage not in ("1", "2", "3"):
         problem = (
             f"zero_stage is {stage}, expected 1, 2 or 3 (without ZeRO, launch with "
@@ -87,21 +88,20 @@ def inline_config(environment: Mapping[str, str], problems: list[str]) -> dict[s
         )
     elif "deepspeed_moe_layer_cls_names" in settings:
         problem = "mixture-of-experts models are not supported; remove deepspeed_moe_layer_cls_names"
-    else:
-        config = read_config(str(SHIPPED / f"zero{stage}.json"))
-        config["zero_optimization"] |= {
-            f"offload_{name}": {"device": device, "pin_memory": True}
-            for name, device in devices.items()
-            if device != "none"
-        }
-        clipping = settings.get("gradient_clipping", "auto")
-        accumulation = settings.get("gradient_accumulation_steps", "1")
-        config["gradient_clipping"] = clipping if clipping == "auto" else float(clipping)
-        # 1 is the default of `accelerate config`, so it is no request.
-        config["gradient_accumulation_steps"] = "auto" if accumulation in ("1", "auto") else int(accumulation)
-        return config
-    problems.append(f"{INLINE}: {problem}")
-    return None
+    if problem is not None:
+        raise InputError(f"{INLINE}: {problem}")
+    config = read_config(str(SHIPPED / f"zero{stage}.json"))
+    config["zero_optimization"] |= {
+        f"offload_{name}": {"device": device, "pin_memory": True}
+        for name, device in devices.items()
+        if device != "none"
+    }
+    clipping = settings.get("gradient_clipping", "auto")
+    accumulation = settings.get("gradient_accumulation_steps", "1")
+    config["gradient_clipping"] = clipping if clipping == "auto" else float(clipping)
+    # 1 is the default of `accelerate config`, so it is no request.
+    config["gradient_accumulation_steps"] = "auto" if accumulation in ("1", "auto") else int(accumulation)
+    return config
 
 
 def declared_precision(config: dict[str, Any]) -> str | None:
