@@ -98,8 +98,7 @@ def read_arguments(cls: type[T], description: str) -> T:
         set_quiet(arguments)
         if os.environ.get("RANK", "0") == "0":
             say(*(f"note           {note}" for note in notes))
-        arguments = with_standard_input(arguments, names_of(arguments, reads=True))
-    return arguments
+        return with_standard_input(arguments, names_of(arguments, reads=True))
 
 
 def set_quiet(arguments: Any) -> None:

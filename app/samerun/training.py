@@ -41,7 +41,7 @@ from samerun.parsing import as_dict
 from samerun.plan import Plan
 from samerun.profiling import StepClock, memory_mb, peak_memory_mb, profiled
 from samerun.reports.page import save_best_predictions
-from samerun.reports.tracker import Tracker, project_of, read_history
+from samerun.reports.tracker import Tracker, project_of, read_history, show_image
 from samerun.run_folder import BEST, begin_best, merge_metrics, status
 from samerun.runtime import Run
 from samerun.signals import stop_requested, stop_run
@@ -486,7 +486,7 @@ class Training:
             if isinstance(preview, str):
                 self.tracker.text(name, preview)
             else:
-                self.tracker.image(name, preview)
+                show_image(self.run.accelerator, self.folder, name, preview, self.state.step)
         if "html" in self.arguments.report_to:
             save_best_predictions(self.folder, predictions)
 

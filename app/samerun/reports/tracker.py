@@ -56,7 +56,6 @@ class Tracker:
         """`first_step`: of the checkpoint, or 0; `unevaluated`: the run repeats that step's evaluation."""
         self.accelerator, self.is_main = accelerator, accelerator.is_main_process
         self.folder, self.first_step = output_dir, first_step
-        self.step = first_step
         self.progress = Phase("training", "steps", total_steps, first_step, self.is_main)
         if not self.is_main:
             return
@@ -118,7 +117,6 @@ class Tracker:
         self, event: dict[str, Any], shown: tuple[str, ...] = (), speed: dict[str, float] | None = None
     ) -> None:
         """Logs one event, which has "step". `shown`: keys to print. `speed`: values for speed.jsonl."""
-        self.step = event["step"]
         if not self.is_main:
             return
         status.check_place()
@@ -150,20 +148,15 @@ class Tracker:
             say(line)
 
     def text(self, tag: str, markdown: str) -> None:
-        """Adds a text to TensorBoard, if the run reports to it."""
-        for tracker in self.accelerator.trackers if self.is_main else []:
+        """Adds a text to TensorBoard, if the run reports to it. Rank 0 only."""
+        for tracker in self.accelerator.trackers:
             if tracker.name == TENSORBOARD:
                 tracker.writer.add_text(tag, markdown)
 
-    def image(self, name: str, image: np.ndarray) -> None:
-        """`show_image` on rank 0."""
-        if self.is_main:
-            show_image(self.accelerator, self.folder, name, image, self.step)
-
     def flush(self) -> None:
-        if self.is_main:
-            with path_in_errors(self.folder / HISTORY):
-                os.fsync(self.files[HISTORY].fileno())
+        """Rank 0 only."""
+        with path_in_errors(self.folder / HISTORY):
+            os.fsync(self.files[HISTORY].fileno())
 
     def close(self) -> None:
         self.progress.stop()
@@ -180,7 +173,7 @@ def project_of(arguments: Any, task: str) -> str:
 
 def show_image(accelerator: Any, folder: Path, name: str, pixels: np.ndarray, step: int) -> None:
     """Writes an image, `pixels` (height, width, 3) uint8, to plots/NAME.png, and sends it to trackers that
-    take images."""
+    take images. Rank 0 only."""
     path = folder / PLOTS / f"{name}.png"
     add_to_list(path.parent, [path.name])
     with path_in_errors(path):
