@@ -178,22 +178,19 @@ def complete_config(
     the run.
     """
     full = {key: value for key, value in copy.deepcopy(config).items() if key not in OWNED_BY_ARGUMENTS}
-    expected = {
-        "train_micro_batch_size_per_gpu": batch.micro_batch_size,
-        "gradient_accumulation_steps": batch.accumulation,
+    expected = {  # and whose number it is
+        "train_micro_batch_size_per_gpu": (batch.micro_batch_size, "the run's"),
+        "gradient_accumulation_steps": (batch.accumulation, "the run's"),
+        "train_batch_size": (batch.global_batch_size, "--global_batch_size"),
     }
     messages = [
-        f'{source}: {key} is {full[key]} but the run\'s is {value}; make it "auto"'
-        for key, value in expected.items()
+        f'{source}: {key} is {full[key]} but {whose} is {value}; make it "auto"'
+        for key, (value, whose) in expected.items()
         if full.get(key, "auto") not in ("auto", value)
     ]
-    if full.get("train_batch_size", "auto") not in ("auto", batch.global_batch_size):
-        declared, ours = full["train_batch_size"], batch.global_batch_size
-        messages.append(
-            f'{source}: train_batch_size is {declared} but --global_batch_size is {ours}; make it "auto"'
-        )
+    full |= {key: value for key, (value, _) in expected.items()}
     # DeepSpeed only checks this product; a global batch that does not divide evenly is a little smaller.
-    full.update(expected, train_batch_size=batch.micro_batch_size * batch.accumulation * batch.world_size)
+    full["train_batch_size"] = batch.micro_batch_size * batch.accumulation * batch.world_size
     full["gradient_clipping"] = float(max_grad_norm)
     for kind in ("fp16", "bf16"):
         full.setdefault(kind, {})["enabled"] = precision == kind

@@ -165,6 +165,13 @@ def names_of(arguments: Any, **settings: bool) -> list[str]:
     return [f.name for f in fields if all(f.metadata[key] == value for key, value in settings.items())]
 
 
+def values_of(arguments: Any, names: list[str]) -> list[tuple[str, Any]]:
+    """(name, value) of each value of the arguments with these names; several of one of `SpaceSeparated`."""
+    given = [(name, getattr(arguments, name)) for name in names]
+    several = [(name, value if isinstance(value, SpaceSeparated) else (value,)) for name, value in given]
+    return [(name, value) for name, values in several for value in values if value is not None]
+
+
 # The types of arguments
 
 

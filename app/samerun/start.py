@@ -21,7 +21,7 @@ from samerun.errors import InputError, collecting, raise_problems
 from samerun.export import check_upload
 from samerun.files import as_json, file_record, lock, recover_folder, write_json
 from samerun.launch import Launch, Machine, describe_launch
-from samerun.parsing import SpaceSeparated, as_dict, is_given, names_of
+from samerun.parsing import as_dict, is_given, names_of, values_of
 from samerun.plan import Plan, describe
 from samerun.run_folder import BEST, RUN_FILE, STATUS, code_version, library_versions, status
 from samerun.runtime import Run, connect
@@ -143,13 +143,7 @@ def _facts_to_compare(arguments: Any, launch: Launch) -> dict[str, Any]:
 
 def _paths(arguments: Any, names: list[str]) -> list[tuple[str, str]]:
     """(argument, path) of every file and folder that the named arguments give, with patterns expanded."""
-    values = [(name, getattr(arguments, name)) for name in names if getattr(arguments, name) is not None]
-    patterns = [
-        (name, pattern)
-        for name, value in values
-        for pattern in (value if isinstance(value, SpaceSeparated) else (value,))
-    ]
-    return [(name, path) for name, pattern in patterns for path in matching(pattern)]
+    return [(name, path) for name, pattern in values_of(arguments, names) for path in matching(pattern)]
 
 
 def _file_summary(path: str) -> str:
