@@ -24,24 +24,16 @@ PROJECT_VARIABLES = (
     *("WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME", "COMET_PROJECT_NAME", "CLEARML_PROJECT"),
     "SWANLAB_PROJ_NAME",
 )
-# How Accelerate's trackers resume a run: (attribute that holds its id, keyword that takes the id, further
-# keywords).
-RESUMED: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "wandb": ("id", "id", {"resume": "allow"}),
-    "mlflow": ("info.run_id", "run_id", {}),
-    "comet_ml": ("id", "experiment_key", {}),
-    "aim": ("hash", "run_hash", {}),
-    "clearml": ("id", "reuse_last_task_id", {"continue_last_task": 0}),
-    "swanlab": ("id", "id", {"resume": "allow"}),
-    "trackio": ("name", "name", {"resume": "allow"}),
-}
-# The keyword for --run_name.
-RUN_NAME = {
-    "wandb": "name",
-    "mlflow": "run_name",
-    "clearml": "task_name",
-    "swanlab": "experiment_name",
-    "trackio": "name",
+# How Accelerate's trackers name and resume a run: (attribute that holds its id, keyword that takes the id,
+# further keywords of a resumed run, keyword for --run_name).
+KEYWORDS: dict[str, tuple[str, str, dict[str, Any], str | None]] = {
+    "wandb": ("id", "id", {"resume": "allow"}, "name"),
+    "mlflow": ("info.run_id", "run_id", {}, "run_name"),
+    "comet_ml": ("id", "experiment_key", {}, None),
+    "aim": ("hash", "run_hash", {}, None),
+    "clearml": ("id", "reuse_last_task_id", {"continue_last_task": 0}, "task_name"),
+    "swanlab": ("id", "id", {"resume": "allow"}, "experiment_name"),
+    "trackio": ("name", "name", {"resume": "allow"}, "name"),
 }
 LAST_LOGGED = "given_until"  # key in trackers.json: for each value, the last step that was sent to trackers
 IMAGE_LISTS = ("wandb", "swanlab")  # trackers whose `log_images` takes lists
@@ -89,13 +81,14 @@ class Tracker:
         kwargs: dict[str, dict[str, Any]] = {
             DVCLIVE: {"dir": str(self.folder / DVCLIVE), "resume": self.first_step > 0}
         }
-        kwargs |= {tracker: {keyword: run_name} for tracker, keyword in RUN_NAME.items() if run_name}
+        if run_name:
+            kwargs |= {name: {keyword: run_name} for name, (*_, keyword) in KEYWORDS.items() if keyword}
         tensorboard_kwargs: dict[str, Any] = {}
         if self.is_main and self.first_step:
             tensorboard_kwargs["purge_step"] = self.first_step + 1  # later events are logged again
             ids = read_metrics(self.folder / TRACKERS)
-            for name in RESUMED.keys() & ids.keys():
-                _, key, more = RESUMED[name]
+            for name in KEYWORDS.keys() & ids.keys():
+                _, key, more, _ = KEYWORDS[name]
                 kwargs[name] = {**kwargs.get(name, {}), key: ids[name], **more}
             if any((self.folder / name).exists() for name in (TRACKERS, TENSORBOARD)):
                 config = None  # trackers already have the arguments, and some refuse changed ones
@@ -110,7 +103,7 @@ class Tracker:
             for tracker in self.accelerator.trackers:
                 # A tracker without ids starts a new run after a resume.
                 with contextlib.suppress(AttributeError, KeyError):
-                    ids[tracker.name] = str(attrgetter(RESUMED[tracker.name][0])(tracker.tracker))
+                    ids[tracker.name] = str(attrgetter(KEYWORDS[tracker.name][0])(tracker.tracker))
             write_json(self.folder / TRACKERS, ids)
 
     def log(

@@ -15,8 +15,8 @@ from samerun.arguments import TRACKERS
 from samerun.files import foreign_files
 from samerun.reports.tracker import (
     HISTORY,
+    KEYWORDS,
     PROJECT_VARIABLES,
-    RESUMED,
     SPEED,
     Tracker,
     project_of,
@@ -185,7 +185,7 @@ def test_a_resumed_run_goes_on_with_the_same_run_of_a_service(tmp_path):
     assert resumed.started[0][2]["mlflow"] == {"run_name": "mine", "run_id": "new 1"}
     assert resumed.started[0][2]["wandb"] == {"name": "mine"}
     assert resumed.started[0][2]["dvclive"] == {"dir": str(tmp_path / "dvclive"), "resume": True}
-    assert set(RESUMED) <= set(TRACKERS)
+    assert set(KEYWORDS) <= set(TRACKERS)
 
 
 @pytest.fixture
