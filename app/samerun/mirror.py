@@ -366,7 +366,6 @@ def _number(name: str) -> int:
 
 
 def _keep(path: Path, target: Path, link: bool) -> None:
-    """Links or copies a file."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if link:
         with contextlib.suppress(OSError):  # the file system has no hard links

@@ -155,7 +155,6 @@ def _unmet_conditions(arguments: Any, field: dataclasses.Field) -> list[str]:
 
 
 def as_dict(arguments: Any) -> dict[str, Any]:
-    """The arguments by name."""
     return {f.name: getattr(arguments, f.name) for f in dataclasses.fields(arguments)}
 
 

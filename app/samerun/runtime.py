@@ -155,7 +155,6 @@ class Run:
         self.any(False)
 
     def close_process_group(self) -> None:
-        """Destroys NCCL's group."""
         if self.launch.backend == "nccl" and dist.is_initialized():
             dist.destroy_process_group()
 

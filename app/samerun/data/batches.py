@@ -91,7 +91,6 @@ class TrainBatches(Dataset):
         return None if self.split.stream is None else self.split.stream.start_of(self.plan.epoch_of(step)[0])
 
     def close(self) -> None:
-        """Ends the stream."""
         if self.split.stream is not None:
             self.split.stream.close()
 

@@ -51,7 +51,6 @@ class Predictor:
         return list(self.task.lines(self._predict(split), split))
 
     def explain(self, item: Any, line: dict[str, Any]) -> dict[str, Any]:
-        """`Task.explain` with the loaded model."""
         return self.task.explain(self.model, item, line)
 
     @torch.no_grad()

@@ -232,8 +232,6 @@ class Server:
 
 
 class _Busy(asyncio.Protocol):
-    """Refuses a connection."""
-
     def connection_made(self, transport: asyncio.Transport) -> None:
         transport.write(b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
         transport.close()
