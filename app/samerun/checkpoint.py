@@ -165,9 +165,8 @@ def damage(path: Path) -> str | None:
 def list_checkpoints(folder: Path, suffix: str = "") -> list[Path]:
     """The step_N folders by ascending step; with the suffix `LEFT_BEHIND` those that were set aside."""
     name = re.compile(rf"step_\d+{re.escape(suffix)}")
-    return sorted(
-        (path for path in folder.glob("step_*") if name.fullmatch(path.name) and path.is_dir()), key=step_of
-    )
+    found = [path for path in folder.glob("step_*") if name.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=step_of)
 
 
 def step_of(path: Path) -> int:
@@ -177,11 +176,8 @@ def step_of(path: Path) -> int:
 
 def frozen_names(model: torch.nn.Module) -> set[str]:
     """Names of the frozen parameters. Full checkpoints leave them out: the pretrained model has them."""
-    return {
-        name
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-        if not parameter.requires_grad
-    }
+    parameters = model.named_parameters(remove_duplicate=False)
+    return {name for name, parameter in parameters if not parameter.requires_grad}
 
 
 def load_weights(path: Path, model: torch.nn.Module) -> None:
@@ -191,9 +187,8 @@ def load_weights(path: Path, model: torch.nn.Module) -> None:
         # `load_model` handles tied weights, which are saved under one name.
         missing, unexpected = load_model(model, path / WEIGHTS, strict=False)
     except RuntimeError as error:
-        raise InputError(
-            f"checkpoint {path} is of another model: {' '.join(str(error).split())[:500]}"
-        ) from None
+        reason = " ".join(str(error).split())[:500]
+        raise InputError(f"checkpoint {path} is of another model: {reason}") from None
     missing = sorted(set(missing) - frozen_names(model))
     if missing or unexpected:
         raise InputError(
@@ -305,11 +300,8 @@ def _restore_moments(
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             name = names[parameter]
-            restored = {
-                key: fsdp.distribute_like(tensors[name], parameter)
-                for key, tensors in moments.items()
-                if name in tensors
-            }
+            own = {key: tensors[name] for key, tensors in moments.items() if name in tensors}
+            restored = {key: fsdp.distribute_like(tensor, parameter) for key, tensor in own.items()}
             if restored:
                 optimizer.state[parameter] = {**_step_entry(optimizer, group, parameter, updates), **restored}
 

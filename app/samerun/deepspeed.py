@@ -65,9 +65,7 @@ def read_config(path: str) -> dict[str, Any]:
 def inline_config(environment: Mapping[str, str]) -> dict[str, Any]:
     """Builds a configuration from the DeepSpeed settings of an accelerate config: the shipped file of their
     ZeRO stage with their offloading. Raises `InputError` for unsupported settings."""
-    settings = {
-        name: environment[variable] for name, variable in INLINE_SETTINGS.items() if variable in environment
-    }
+    settings = {name: environment[key] for name, key in INLINE_SETTINGS.items() if key in environment}
     stage = settings.get("zero_stage", "2")
     devices = {name: settings.get(f"offload_{name}_device", "none") for name in ("optimizer", "param")}
     problem = None
@@ -385,9 +383,8 @@ def _link_moments(engine: Any) -> None:
 
     optimizer = engine.optimizer
     if hasattr(optimizer, "bit16_groups"):
-        for group, partition in zip(
-            optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups, strict=True
-        ):
+        partitions = optimizer.single_partition_of_fp32_groups
+        for group, partition in zip(optimizer.bit16_groups, partitions, strict=True):
             lazy_init_hp_params_optimizer_state(group, partition, optimizer.optimizer.state)
 
 

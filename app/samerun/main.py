@@ -177,9 +177,7 @@ def report(run: Run, arguments: Any, task: Task, metrics: dict[str, Any]) -> Non
 def metrics_table(scores: dict[str, dict[str, Any]], names: tuple[str, ...]) -> list[str]:
     """Lines of a table with a row per metric and a column per split, which fits a terminal of 60 columns.
     Leaves out empty rows and columns."""
-    shown = {
-        split: known for split, known in scores.items() if any(known.get(name) is not None for name in names)
-    }
+    shown = {split: known for split, known in scores.items() if any(known.get(x) is not None for x in names)}
     rows = [name for name in names if any(known.get(name) is not None for known in shown.values())]
     columns = [["", *rows]]
     for split, known in shown.items():

@@ -177,9 +177,7 @@ class Mirror:
             run_folder.clear(folder)
             # run.json first: it says that the others are a run's. Checkpoints last: without one, a later
             # start fetches again.
-            for path in sorted(
-                snapshot.files, key=lambda path: (path != RUN_FILE, path.startswith(CHECKPOINTS))
-            ):
+            for path in sorted(snapshot.files, key=lambda x: (x != RUN_FILE, x.startswith(CHECKPOINTS))):
                 if not os.path.lexists(folder / path):  # else it is the user's
                     (folder / path).parent.mkdir(parents=True, exist_ok=True)
                     os.replace(fetched / path, folder / path)

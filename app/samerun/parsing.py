@@ -72,9 +72,8 @@ def option(
 def changed_option(group: type, name: str, help: str, default: Any = None) -> Any:
     """Redeclares the argument `name` of a group in a task's own dataclass, with another help text, type or
     default."""
-    return dataclasses.field(
-        default=default, metadata={**group.__dataclass_fields__[name].metadata, "help": help}
-    )
+    metadata = {**group.__dataclass_fields__[name].metadata, "help": help}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def parse(

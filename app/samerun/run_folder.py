@@ -239,9 +239,8 @@ def by_split(metrics: dict[str, Any]) -> dict[str, dict[str, Any]]:
     baseline on the test rows, or else on the validation rows."""
 
     def under(prefix: str) -> dict[str, Any]:
-        return {
-            name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)
-        }
+        names = [name for name in metrics if name.startswith(prefix)]
+        return {name.removeprefix(prefix): metrics[name] for name in names}
 
     splits = {"validation": under("eval_"), "test": under("test_")}
     return splits | {"baseline": under("test_baseline_") or under("eval_baseline_")}

@@ -124,9 +124,8 @@ def _facts_to_compare(arguments: Any, launch: Launch) -> dict[str, Any]:
     """
     values = {f"--{name}": getattr(arguments, name) for name in names_of(arguments, per_machine=False)}
     values |= {"--mixed_precision": launch.precision, "the number of processes": launch.world_size}
-    fsdp = {
-        f"fsdp_{name}": str(value) for name, value in (asdict(launch.fsdp) if launch.fsdp else {}).items()
-    }
+    settings = asdict(launch.fsdp) if launch.fsdp else {}
+    fsdp = {f"fsdp_{name}": str(value) for name, value in settings.items()}
     facts = {"arguments": values, "DeepSpeed file": launch.deepspeed_config or {}, "fsdp_config": fsdp}
     if launch.local_rank == 0:
         names = names_of(arguments, reads=True, per_machine=True)
@@ -274,9 +273,7 @@ def _is_complete(folder: Path, plan: Plan, fingerprint: dict[str, Any]) -> bool:
     """
     way_out = "name another --output_dir, or replace that run by --overwrite_output_dir"
     try:
-        before, state = (
-            json.loads((folder / name).read_text(encoding="utf-8")) for name in (RUN_FILE, STATUS)
-        )
+        before, state = (json.loads((folder / name).read_text("utf-8")) for name in (RUN_FILE, STATUS))
         saved, planned = before["fingerprint"], before["plan"]
         steps, saves = planned["total_steps"], planned["save_steps"]
         name, step = state["state"], state["step"]

@@ -300,15 +300,13 @@ class Training:
     def do_step(self, micro_batches: list[Batch]) -> tuple[torch.Tensor, Any]:
         """Does the optimizer step `state.step`, which it does not count. Returns the result of
         `train_step`."""
-        run, arguments, step = self.run, self.arguments, self.state.step
+        run, arguments, optimizer = self.run, self.arguments, self.optimizer
         self.lr_multiplier = self.plan.lr_multiplier(self.state.updates)
-        set_learning_rate(self.optimizer, self.lr_multiplier)
-        seed_step(arguments.seed, step, run.launch.rank, run.launch.dropout_by_row)
-        optimizer, max_norm = self.optimizer, arguments.max_grad_norm
+        set_learning_rate(optimizer, self.lr_multiplier)
+        seed_step(arguments.seed, self.state.step, run.launch.rank, run.launch.dropout_by_row)
+        model, max_norm = self.model, arguments.max_grad_norm
         try:
-            return train_step(
-                run, self.model, optimizer, self.task, micro_batches, max_norm, passes=self.passes
-            )
+            return train_step(run, model, optimizer, self.task, micro_batches, max_norm, passes=self.passes)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

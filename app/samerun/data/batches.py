@@ -333,9 +333,7 @@ def mixed_rows(seed: int, epoch: int, source: np.ndarray, counts: np.ndarray) ->
             continue
         rows, first = np.flatnonzero(source == number), epoch * count
         passes = range(first // len(rows), (first + count - 1) // len(rows) + 1)
-        shuffled = [
-            rows[np.random.default_rng([seed, number, index]).permutation(len(rows))] for index in passes
-        ]
+        shuffled = [np.random.default_rng([seed, number, index]).permutation(rows) for index in passes]
         begin = first - passes.start * len(rows)
         parts.append(np.concatenate(shuffled)[begin : begin + count])
     return np.concatenate(parts)

@@ -246,9 +246,7 @@ def load_from(arguments: Any, split: str, load: Callable[..., Any]) -> Any:
         cache_dir = (cache_folder("datasets") if cache_dir is None else Path(cache_dir)) / content
     try:
         with Phase(f"reading {name}"):
-            return load(
-                name, config, revision=revision, cache_dir=None if cache_dir is None else str(cache_dir)
-            )
+            return load(name, config, revision=revision, cache_dir=cache_dir and str(cache_dir))
     except Exception as error:
         is_split_error = split in arguments.dataset_splits and isinstance(error, ValueError | AssertionError)
         what = f"--dataset_split {arguments.dataset_split} of " if is_split_error else ""

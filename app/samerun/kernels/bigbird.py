@@ -173,9 +173,8 @@ class _Fast:
         """
         rows = masks[3] if from_blocked_mask is None else from_blocked_mask
         shape = (*hidden_states.shape[:2], self.num_attention_heads, self.attention_head_size)
-        query, key, value = (
-            project(hidden_states).view(shape) for project in (self.query, self.key, self.value)
-        )
+        projections = self.query, self.key, self.value
+        query, key, value = (project(hidden_states).view(shape) for project in projections)
         return _attend(self, query, key, value, rows).view(*shape[:2], -1), None
 
 

@@ -78,9 +78,8 @@ class Tracker:
             return
         config = {key: x if isinstance(x, int | float | str) else str(x) for key, x in arguments.items()}
         # Runs in one working directory would overwrite each other's folder "dvclive".
-        kwargs: dict[str, dict[str, Any]] = {
-            DVCLIVE: {"dir": str(self.folder / DVCLIVE), "resume": self.first_step > 0}
-        }
+        dvclive = {"dir": str(self.folder / DVCLIVE), "resume": self.first_step > 0}
+        kwargs: dict[str, dict[str, Any]] = {DVCLIVE: dvclive}
         if run_name:
             kwargs |= {name: {keyword: run_name} for name, (*_, keyword) in KEYWORDS.items() if keyword}
         tensorboard_kwargs: dict[str, Any] = {}

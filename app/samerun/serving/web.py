@@ -297,9 +297,7 @@ def _count_pixels(body: bytes) -> int:
 
 
 def _json(content: Any) -> web.Response:
-    return web.json_response(
-        content, dumps=lambda value: json.dumps(value, ensure_ascii=False, allow_nan=False)
-    )
+    return web.json_response(content, dumps=partial(json.dumps, ensure_ascii=False, allow_nan=False))
 
 
 def _error(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
