@@ -376,10 +376,8 @@ def full_weights(run: Run, model: Any) -> dict[str, torch.Tensor]:
     module = model.module
     # A tied weight has several names.
     first_names = {parameter: name for name, parameter in module.named_parameters()}
-    weights = {
-        name: parameters[first_names[parameter]]
-        for name, parameter in module.named_parameters(remove_duplicate=False)
-    }
+    named = module.named_parameters(remove_duplicate=False)
+    weights = {name: parameters[first_names[parameter]] for name, parameter in named}
     buffers = {name: tensor for name, tensor in module.state_dict().items() if name not in weights}
     weights |= {name: fsdp.to_host(tensor) for name, tensor in buffers.items()}
     return with_others(module, weights)
@@ -544,11 +542,9 @@ def discard(run: Run, local: Path, folder: Path) -> None:
 
 def _states(folder: Path) -> dict[str, tuple[int, ...]]:
     """File -> size, time and number on its disk, which machines that share a folder see alike."""
-    states = {path: path.stat() for path in sorted(folder.rglob("*")) if path.is_file()}
-    return {
-        path.relative_to(folder).as_posix(): (state.st_size, state.st_mtime_ns, state.st_ino)
-        for path, state in states.items()
-    }
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    states = {path.relative_to(folder).as_posix(): path.stat() for path in files}
+    return {name: (state.st_size, state.st_mtime_ns, state.st_ino) for name, state in states.items()}
 
 
 def _receive(run: Run, folder: Path, files: Iterable[str], target: Path | None) -> str | None:

@@ -89,11 +89,9 @@ def inline_config(environment: Mapping[str, str]) -> dict[str, Any]:
     if problem is not None:
         raise InputError(f"{INLINE}: {problem}")
     config = read_config(str(SHIPPED / f"zero{stage}.json"))
-    config["zero_optimization"] |= {
-        f"offload_{name}": {"device": device, "pin_memory": True}
-        for name, device in devices.items()
-        if device != "none"
-    }
+    for name, device in devices.items():
+        if device != "none":
+            config["zero_optimization"][f"offload_{name}"] = {"device": device, "pin_memory": True}
     clipping = settings.get("gradient_clipping", "auto")
     accumulation = settings.get("gradient_accumulation_steps", "1")
     config["gradient_clipping"] = clipping if clipping == "auto" else float(clipping)

@@ -29,10 +29,8 @@ class InputError(Exception):
     exit_code = EXIT_BAD_INPUT
 
     def __init__(self, *problems: str):
-        self.problems = [
-            CONTROL.sub(lambda match: ascii(match[0])[1:-1], as_shown(problem))
-            for problem in dict.fromkeys(problems)
-        ]
+        shown = map(as_shown, dict.fromkeys(problems))
+        self.problems = [CONTROL.sub(lambda match: ascii(match[0])[1:-1], problem) for problem in shown]
         super().__init__("\n".join(self.problems))
 
     def __reduce__(self) -> tuple:

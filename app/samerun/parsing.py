@@ -477,10 +477,8 @@ def _help(cls: type, description: str, everything: bool) -> str:
             default = written(field.default)
             text = field.metadata["help"] + (f" (default: {default})" if default else "")
             margin = " " * 8
-            lines += [
-                f"  --{field.name} {value}",
-                textwrap.fill(text, width, initial_indent=margin, subsequent_indent=margin),
-            ]
+            lines.append(f"  --{field.name} {value}")
+            lines.append(textwrap.fill(text, width, initial_indent=margin, subsequent_indent=margin))
         lines += [""] if fields else []
     if not everything:
         lines.append("These are the most used arguments and the task's own; --help all lists all by group.")

@@ -86,9 +86,8 @@ class Training:
             # On other machines --output_dir, and so the checkpoint's path, may be another.
             place = checkpoint.fetch(run, opened.resume, self.folder / checkpoint.FOLDER)
             self.state = checkpoint.load_state(place, opened.fingerprint)
-            self.state, notes = run.from_rank0(
-                lambda: checkpoint.recover_best(self.folder, self.state, task, self._is_complete())
-            )
+            recover = partial(checkpoint.recover_best, self.folder, self.state, task, self._is_complete())
+            self.state, notes = run.from_rank0(recover)
             before = self.state.dropout_by or "torch"
             if before != dropout_by:
                 notes.append(
@@ -106,12 +105,9 @@ class Training:
         self._prepare_model(model)
         if place is not None:
             checkpoint.load_weights(place, model)
-        self.model, self.optimizer = run.prepare(
-            model,
-            lambda model: build_optimizer(
-                arguments, model, plan.learning_rate, task.learning_rate_scale, device_type=run.device.type
-            ),
-        )
+        rates = {"learning_rate": plan.learning_rate, "scale_of": task.learning_rate_scale}
+        build = partial(build_optimizer, arguments, **rates, device_type=run.device.type)
+        self.model, self.optimizer = run.prepare(model, build)
         self.average = WeightAverage(run, self.model, arguments.ema_decay) if arguments.ema_decay else None
         if opened.replaces is not None:
             run.from_rank0(lambda: replace_run(self.folder, opened.replaces))

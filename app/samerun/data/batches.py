@@ -152,10 +152,8 @@ class TrainBatches(Dataset):
         # Of the shares' rows in the global batch. They are the same rows in another order, some twice.
         places = np.empty_like(shares.rows)
         places[np.argsort(shares.rows, kind="stable")] = np.argsort(rows, kind="stable")
-        return [
-            self._with_places(collate_share(collate, shares.rows[share], rows), places[share])
-            for share in shares.of(self.rank)
-        ]
+        own = [(shares.rows[share], places[share]) for share in shares.of(self.rank)]
+        return [self._with_places(collate_share(collate, part, rows), at) for part, at in own]
 
     def _with_places(self, batch: Batch, places: np.ndarray) -> Batch:
         """`places`: empty for a placeholder."""

@@ -138,11 +138,8 @@ def expand_patterns(argument: str, patterns: Sequence[str]) -> list[tuple[str, i
     expanded = {pattern: matching(pattern) for pattern in patterns}
     files = [(path, number) for number, pattern in enumerate(patterns) for path in expanded[pattern]]
     duplicates = [path for path, count in Counter(str(Path(path)) for path, _ in files).items() if count > 1]
-    problems = [
-        f"{argument} {pattern}: no file matches this pattern"
-        for pattern, paths in expanded.items()
-        if not paths
-    ]
+    unmatched = [pattern for pattern, paths in expanded.items() if not paths]
+    problems = [f"{argument} {pattern}: no file matches this pattern" for pattern in unmatched]
     problems += [
         f"{argument}: {path} is named twice, so its rows would count twice; name it once"
         for path in duplicates

@@ -75,7 +75,8 @@ class Stream(ABC):
         """Starts the process that reads each next buffer in advance; one is enough for a machine. Call it
         before model and process group are created: the fork would keep copies of them."""
         requests, self._requests = multiprocessing.Pipe(duplex=False)
-        fork, ends = multiprocessing.get_context("fork"), (requests, self._requests)
+        fork = multiprocessing.get_context("fork")
+        ends = requests, self._requests
         fork.Process(target=self._read_ahead, args=ends, name="read-ahead", daemon=True).start()
         requests.close()
 

@@ -93,9 +93,8 @@ class Tracker:
                 config = None  # trackers already have the arguments, and some refuse changed ones
         # If it gets only the name, Accelerate uses the project as TensorBoard's folder.
         tensorboard = TensorBoardTracker(TENSORBOARD, self.folder, **tensorboard_kwargs)
-        self.accelerator.log_with = [
-            tensorboard if str(name) == TENSORBOARD else name for name in self.accelerator.log_with
-        ]
+        names = self.accelerator.log_with
+        self.accelerator.log_with = [tensorboard if str(name) == TENSORBOARD else name for name in names]
         self.accelerator.init_trackers(project, config=config, init_kwargs=kwargs)
         if self.is_main and any(tracker.name != TENSORBOARD for tracker in self.accelerator.trackers):
             ids = {LAST_LOGGED: self.last_logged}

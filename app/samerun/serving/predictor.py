@@ -58,10 +58,8 @@ class Predictor:
         """As `evaluate.predict`, in one process without an Accelerator."""
         parts = []
         for batch in EvalBatches(split, *self.batch).batches(1, 0):
-            with (
-                torch.autocast(self.device.type, self.half, enabled=self.half is not None),
-                row_lengths(batch.lengths),
-            ):
+            autocast = torch.autocast(self.device.type, self.half, enabled=self.half is not None)
+            with autocast, row_lengths(batch.lengths):
                 output = self.task.predict(self.model, batch.to(self.device))
             real = batch.is_real
             arrays = {name: tensor.cpu()[real].numpy() for name, tensor in output.items()}
