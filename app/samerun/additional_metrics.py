@@ -77,7 +77,8 @@ def _load(spec: str) -> AdditionalMetric:
     import evaluate  # slow, and most runs have no additional metrics
 
     path, *options = [spec] if Path(spec).exists() else spec.split(":")
-    settings = dict(option.split("=", 1) for option in options if "=" in option)
+    given = dict(option.split("=", 1) for option in options if "=" in option)
+    settings = {name: _value(text) for name, text in given.items()}
     configs = [option for option in options if "=" not in option]
     if not path or len(configs) > 1:
         raise InputError(f"--metrics {spec}: expected NAME_OR_FOLDER[:CONFIG][:SETTING=VALUE ...]")
@@ -91,9 +92,7 @@ def _load(spec: str) -> AdditionalMetric:
             f"--metrics {spec}: cannot be loaded as an evaluate.Metric ({_summary(error)}); give a name of "
             f"the hub or of evaluate's cache, or a folder that holds {script.name}"
         ) from error
-    return AdditionalMetric(
-        spec, location.stem, module, {name: _value(text) for name, text in settings.items()}
-    )
+    return AdditionalMetric(spec, location.stem, module, settings)
 
 
 def _value(text: str) -> Any:

@@ -94,10 +94,9 @@ class TrainState:
     dropout_by: str | None = None  # row, torch; None in checkpoints from before there was dropout by row
 
     def count_tokens(self, tokens: int | None, padded_tokens: int | None) -> None:
-        """Adds the tokens of a step (None for rows without tokens)."""
+        """Adds the tokens of a step (both None for rows without tokens)."""
         if tokens is not None:
             self.tokens = (self.tokens or 0) + tokens
-        if padded_tokens is not None:
             self.padded_tokens = (self.padded_tokens or 0) + padded_tokens
 
 
@@ -166,9 +165,8 @@ def damage(path: Path) -> str | None:
 def list_checkpoints(folder: Path, suffix: str = "") -> list[Path]:
     """The step_N folders by ascending step; with the suffix `LEFT_BEHIND` those that were set aside."""
     name = re.compile(rf"step_\d+{re.escape(suffix)}")
-    return sorted(
-        (path for path in folder.glob("step_*") if name.fullmatch(path.name) and path.is_dir()), key=step_of
-    )
+    found = [path for path in folder.glob("step_*") if name.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=step_of)
 
 
 def step_of(path: Path) -> int:
@@ -178,11 +176,8 @@ def step_of(path: Path) -> int:
 
 def frozen_names(model: torch.nn.Module) -> set[str]:
     """Names of the frozen parameters. Full checkpoints leave them out: the pretrained model has them."""
-    return {
-        name
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-        if not parameter.requires_grad
-    }
+    parameters = model.named_parameters(remove_duplicate=False)
+    return {name for name, parameter in parameters if not parameter.requires_grad}
 
 
 def load_weights(path: Path, model: torch.nn.Module) -> None:
@@ -192,9 +187,8 @@ def load_weights(path: Path, model: torch.nn.Module) -> None:
         # `load_model` handles tied weights, which are saved under one name.
         missing, unexpected = load_model(model, path / WEIGHTS, strict=False)
     except RuntimeError as error:
-        raise InputError(
-            f"checkpoint {path} is of another model: {' '.join(str(error).split())[:500]}"
-        ) from None
+        reason = " ".join(str(error).split())[:500]
+        raise InputError(f"checkpoint {path} is of another model: {reason}") from None
     missing = sorted(set(missing) - frozen_names(model))
     if missing or unexpected:
         raise InputError(
@@ -306,11 +300,8 @@ def _restore_moments(
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             name = names[parameter]
-            restored = {
-                key: fsdp.distribute_like(tensors[name], parameter)
-                for key, tensors in moments.items()
-                if name in tensors
-            }
+            own = {key: tensors[name] for key, tensors in moments.items() if name in tensors}
+            restored = {key: fsdp.distribute_like(tensor, parameter) for key, tensor in own.items()}
             if restored:
                 optimizer.state[parameter] = {**_step_entry(optimizer, group, parameter, updates), **restored}
 
@@ -329,14 +320,10 @@ def _step_entry(
 
 def check_same_run(then: dict[str, Any], now: dict[str, Any], where: str, advice: str) -> None:
     """Raises `InputError` listing every difference of two fingerprints; `advice` ends the message."""
-    if found := differences(then, now):
-        problems = [f"{where}: {each}" for each in found]
+    changed = [key for key in {**now, **then} if then.get(key) != now.get(key)]
+    problems = [f"{where}: {difference(key, then.get(key), now.get(key))}" for key in changed]
+    if problems:
         raise InputError(*problems[:-1], problems[-1] + advice)
-
-
-def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Describes how the fingerprint `now` differs from `then`."""
-    return [difference(k, then.get(k), now.get(k)) for k in {**now, **then} if then.get(k) != now.get(k)]
 
 
 def difference(key: str, then: Any, now: Any) -> str:
@@ -389,10 +376,8 @@ def full_weights(run: Run, model: Any) -> dict[str, torch.Tensor]:
     module = model.module
     # A tied weight has several names.
     first_names = {parameter: name for name, parameter in module.named_parameters()}
-    weights = {
-        name: parameters[first_names[parameter]]
-        for name, parameter in module.named_parameters(remove_duplicate=False)
-    }
+    named = module.named_parameters(remove_duplicate=False)
+    weights = {name: parameters[first_names[parameter]] for name, parameter in named}
     buffers = {name: tensor for name, tensor in module.state_dict().items() if name not in weights}
     weights |= {name: fsdp.to_host(tensor) for name, tensor in buffers.items()}
     return with_others(module, weights)
@@ -557,11 +542,9 @@ def discard(run: Run, local: Path, folder: Path) -> None:
 
 def _states(folder: Path) -> dict[str, tuple[int, ...]]:
     """File -> size, time and number on its disk, which machines that share a folder see alike."""
-    states = {path: path.stat() for path in sorted(folder.rglob("*")) if path.is_file()}
-    return {
-        path.relative_to(folder).as_posix(): (state.st_size, state.st_mtime_ns, state.st_ino)
-        for path, state in states.items()
-    }
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    states = {path.relative_to(folder).as_posix(): path.stat() for path in files}
+    return {name: (state.st_size, state.st_mtime_ns, state.st_ino) for name, state in states.items()}
 
 
 def _receive(run: Run, folder: Path, files: Iterable[str], target: Path | None) -> str | None:
@@ -572,8 +555,7 @@ def _receive(run: Run, folder: Path, files: Iterable[str], target: Path | None) 
     if target is not None:
         shutil.rmtree(target, ignore_errors=True)
     for name in files:
-        with contextlib.ExitStack() as stack:
-            reader = stack.enter_context((folder / name).open("rb")) if run.is_main else None
+        with (folder / name).open("rb") if run.is_main else contextlib.nullcontext() as reader:
             chunk = None
             while chunk != b"":
                 chunk = run.from_rank0(lambda reader=reader: reader.read(CHUNK_BYTES))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional
+from torch.nn.functional import cross_entropy
 
 from samerun.errors import InputError
 from samerun.reports.card import markdown_table
@@ -81,9 +81,7 @@ def single_label_scores(
     values, targets = torch.as_tensor(logits).double(), torch.as_tensor(references)
     weight = None if class_weight is None else torch.as_tensor(class_weight).double()
     reduction = "mean" if weight is None else "none"  # torch's weighted mean divides by the weights
-    losses = functional.cross_entropy(
-        values, targets, weight, None, reduction=reduction, label_smoothing=label_smoothing
-    )
+    losses = cross_entropy(values, targets, weight, reduction=reduction, label_smoothing=label_smoothing)
     scores = {"loss": float(losses.mean())}
     scores |= decision_scores(confusion_matrix(logits.argmax(axis=1), references, classes))
     if classes > TOP:

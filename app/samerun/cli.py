@@ -19,7 +19,7 @@ from samerun.console import STDOUT, Phase, say, survive_a_lost_console
 from samerun.errors import EXIT_TRAINING_FAILED, SHOWN_AS, InputError, in_short, is_out_of_memory
 from samerun.files import temporary_folder
 from samerun.kernels import is_zen5
-from samerun.parsing import SpaceSeparated, names_of, parse, validate
+from samerun.parsing import SpaceSeparated, names_of, parse, validate, values_of
 from samerun.signals import failures_end_the_job
 
 T = TypeVar("T")
@@ -98,8 +98,7 @@ def read_arguments(cls: type[T], description: str) -> T:
         set_quiet(arguments)
         if os.environ.get("RANK", "0") == "0":
             say(*(f"note           {note}" for note in notes))
-        arguments = with_standard_input(arguments, names_of(arguments, reads=True))
-    return arguments
+        return with_standard_input(arguments, names_of(arguments, reads=True))
 
 
 def set_quiet(arguments: Any) -> None:
@@ -123,19 +122,13 @@ def with_standard_input(arguments: Any, names: list[str]) -> Any:
     each line. Raises `InputError` if several arguments name it, or if there are several processes: only one
     would get it.
     """
-    values = {name: getattr(arguments, name) for name in names}
-    places = [
-        (name, path)
-        for name, value in values.items()
-        for path in (value if isinstance(value, SpaceSeparated) else (value,))
-        if path in STANDARD_INPUT
-    ]
-    if not places:
+    naming = [name for name, path in values_of(arguments, names) if path in STANDARD_INPUT]
+    if not naming:
         return arguments
-    if len(places) > 1:
-        both = " and ".join(f"--{name}" for name, _ in places)
+    if len(naming) > 1:
+        both = " and ".join(f"--{name}" for name in naming)
         raise InputError(f"{both} are standard input; only one can be")
-    ((name, _),) = places
+    (name,) = naming
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise InputError(
             f"--{name} -: only one process gets standard input; write it to a file, or launch with python"
@@ -148,8 +141,8 @@ def with_standard_input(arguments: Any, names: list[str]) -> Any:
         shutil.copyfileobj(sys.stdin.buffer, file)
     if copy.endswith(".csv") and start and name == "test_file" and hasattr(arguments, "text_column"):
         copy = _rows_of_lines(copy, arguments)
-    if isinstance(values[name], SpaceSeparated):
-        copy = SpaceSeparated(copy if path in STANDARD_INPUT else path for path in values[name])
+    if isinstance(paths := getattr(arguments, name), SpaceSeparated):
+        copy = SpaceSeparated(copy if path in STANDARD_INPUT else path for path in paths)
     return dataclasses.replace(arguments, **{name: copy})
 
 

@@ -33,10 +33,8 @@ def say(*lines: str) -> None:
 def plain_table(header: list[str], rows: list[list[str]]) -> list[str]:
     """Lines of a table with columns of equal widths."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in [header, *rows]
-    ]
+    lines = [map(str.ljust, row, widths) for row in [header, *rows]]
+    return ["  ".join(cells).rstrip() for cells in lines]
 
 
 def duration(seconds: float) -> str:

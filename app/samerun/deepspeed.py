@@ -62,14 +62,13 @@ def read_config(path: str) -> dict[str, Any]:
     return config
 
 
-def inline_config(environment: Mapping[str, str], problems: list[str]) -> dict[str, Any] | None:
+def inline_config(environment: Mapping[str, str]) -> dict[str, Any]:
     """Builds a configuration from the DeepSpeed settings of an accelerate config: the shipped file of their
-    ZeRO stage with their offloading. Adds unsupported settings to `problems` and returns None for them."""
-    settings = {
-        name: environment[variable] for name, variable in INLINE_SETTINGS.items() if variable in environment
-    }
+    ZeRO stage with their offloading. Raises `InputError` for unsupported settings."""
+    settings = {name: environment[key] for name, key in INLINE_SETTINGS.items() if key in environment}
     stage = settings.get("zero_stage", "2")
     devices = {name: settings.get(f"offload_{name}_device", "none") for name in ("optimizer", "param")}
+    problem = None
     if stage not in ("1", "2", "3"):
         problem = (
             f"zero_stage is {stage}, expected 1, 2 or 3 (without ZeRO, launch with "
@@ -87,21 +86,18 @@ def inline_config(environment: Mapping[str, str], problems: list[str]) -> dict[s
         )
     elif "deepspeed_moe_layer_cls_names" in settings:
         problem = "mixture-of-experts models are not supported; remove deepspeed_moe_layer_cls_names"
-    else:
-        config = read_config(str(SHIPPED / f"zero{stage}.json"))
-        config["zero_optimization"] |= {
-            f"offload_{name}": {"device": device, "pin_memory": True}
-            for name, device in devices.items()
-            if device != "none"
-        }
-        clipping = settings.get("gradient_clipping", "auto")
-        accumulation = settings.get("gradient_accumulation_steps", "1")
-        config["gradient_clipping"] = clipping if clipping == "auto" else float(clipping)
-        # 1 is the default of `accelerate config`, so it is no request.
-        config["gradient_accumulation_steps"] = "auto" if accumulation in ("1", "auto") else int(accumulation)
-        return config
-    problems.append(f"{INLINE}: {problem}")
-    return None
+    if problem is not None:
+        raise InputError(f"{INLINE}: {problem}")
+    config = read_config(str(SHIPPED / f"zero{stage}.json"))
+    for name, device in devices.items():
+        if device != "none":
+            config["zero_optimization"][f"offload_{name}"] = {"device": device, "pin_memory": True}
+    clipping = settings.get("gradient_clipping", "auto")
+    accumulation = settings.get("gradient_accumulation_steps", "1")
+    config["gradient_clipping"] = clipping if clipping == "auto" else float(clipping)
+    # 1 is the default of `accelerate config`, so it is no request.
+    config["gradient_accumulation_steps"] = "auto" if accumulation in ("1", "auto") else int(accumulation)
+    return config
 
 
 def declared_precision(config: dict[str, Any]) -> str | None:
@@ -178,22 +174,19 @@ def complete_config(
     the run.
     """
     full = {key: value for key, value in copy.deepcopy(config).items() if key not in OWNED_BY_ARGUMENTS}
-    expected = {
-        "train_micro_batch_size_per_gpu": batch.micro_batch_size,
-        "gradient_accumulation_steps": batch.accumulation,
+    expected = {  # and whose number it is
+        "train_micro_batch_size_per_gpu": (batch.micro_batch_size, "the run's"),
+        "gradient_accumulation_steps": (batch.accumulation, "the run's"),
+        "train_batch_size": (batch.global_batch_size, "--global_batch_size"),
     }
     messages = [
-        f'{source}: {key} is {full[key]} but the run\'s is {value}; make it "auto"'
-        for key, value in expected.items()
+        f'{source}: {key} is {full[key]} but {whose} is {value}; make it "auto"'
+        for key, (value, whose) in expected.items()
         if full.get(key, "auto") not in ("auto", value)
     ]
-    if full.get("train_batch_size", "auto") not in ("auto", batch.global_batch_size):
-        declared, ours = full["train_batch_size"], batch.global_batch_size
-        messages.append(
-            f'{source}: train_batch_size is {declared} but --global_batch_size is {ours}; make it "auto"'
-        )
+    full |= {key: value for key, (value, _) in expected.items()}
     # DeepSpeed only checks this product; a global batch that does not divide evenly is a little smaller.
-    full.update(expected, train_batch_size=batch.micro_batch_size * batch.accumulation * batch.world_size)
+    full["train_batch_size"] = batch.micro_batch_size * batch.accumulation * batch.world_size
     full["gradient_clipping"] = float(max_grad_norm)
     for kind in ("fp16", "bf16"):
         full.setdefault(kind, {})["enabled"] = precision == kind
@@ -388,9 +381,8 @@ def _link_moments(engine: Any) -> None:
 
     optimizer = engine.optimizer
     if hasattr(optimizer, "bit16_groups"):
-        for group, partition in zip(
-            optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups, strict=True
-        ):
+        partitions = optimizer.single_partition_of_fp32_groups
+        for group, partition in zip(optimizer.bit16_groups, partitions, strict=True):
             lazy_init_hp_params_optimizer_state(group, partition, optimizer.optimizer.state)
 
 

@@ -29,10 +29,8 @@ class InputError(Exception):
     exit_code = EXIT_BAD_INPUT
 
     def __init__(self, *problems: str):
-        self.problems = [
-            CONTROL.sub(lambda match: ascii(match[0])[1:-1], as_shown(problem))
-            for problem in dict.fromkeys(problems)
-        ]
+        shown = map(as_shown, dict.fromkeys(problems))
+        self.problems = [CONTROL.sub(lambda match: ascii(match[0])[1:-1], problem) for problem in shown]
         super().__init__("\n".join(self.problems))
 
     def __reduce__(self) -> tuple:
@@ -83,9 +81,7 @@ def is_out_of_space(error: BaseException) -> bool:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a GPU or this machine is out of memory."""
-    if isinstance(error, MemoryError) or any(
-        cls.__name__ == "OutOfMemoryError" for cls in type(error).__mro__
-    ):
+    if {"MemoryError", "OutOfMemoryError"} & {cls.__name__ for cls in type(error).__mro__}:
         return True
     # torch's CPU allocator and CUDA's libraries raise RuntimeError, a failed fork OSError, an import
     # ImportError or, without memory for that, SystemError.
@@ -108,9 +104,8 @@ def in_short(error: BaseException) -> str:
 
 def process_name() -> str:
     """The rank and the host of this process, for messages."""
-    return (
-        f"rank {os.environ.get('RANK', '0')} of {os.environ.get('WORLD_SIZE', '1')} ({socket.gethostname()})"
-    )
+    rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    return f"rank {rank} of {size} ({socket.gethostname()})"
 
 
 def more(count: int) -> list[str]:

@@ -101,9 +101,8 @@ def predict(
 def _gather(run: Run, arrays: list[dict[str, torch.Tensor]]) -> Predictions | None:
     """Gathers the predictions of several batches from all processes; None except on rank 0. Empties
     `arrays`."""
-    gathered = {
-        name: run.gather_rows(join_rows([batch.pop(name) for batch in arrays])) for name in list(arrays[0])
-    }
+    names = list(arrays[0])
+    gathered = {name: run.gather_rows(join_rows([batch.pop(name) for batch in arrays])) for name in names}
     return {name: tensor.numpy() for name, tensor in gathered.items()} if run.is_main else None
 
 

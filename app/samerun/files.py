@@ -277,21 +277,15 @@ def lock(folder: Path) -> TextIO:
 
 # Temporary folders
 
-_temporary: list[tempfile.TemporaryDirectory] = []
+_temporary = contextlib.ExitStack()
+remove_temporary_folders = _temporary.close  # for a process that ends at once (`signals.exit_now`)
+atexit.register(remove_temporary_folders)
 
 
 def temporary_folder(prefix: str) -> Path:
     """Makes a folder with a free name, which is removed when this process ends."""
-    if not _temporary:
-        atexit.register(remove_temporary_folders)
-    _temporary.append(tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True))
-    return Path(_temporary[-1].name)
-
-
-def remove_temporary_folders() -> None:
-    """For a process that ends at once (`signals.exit_now`)."""
-    while _temporary:
-        _temporary.pop().cleanup()
+    folder = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
+    return Path(_temporary.enter_context(folder))
 
 
 def paths_in(folder: Path) -> list[Path]:

@@ -51,11 +51,8 @@ def read_settings(environment: Mapping[str, str], problems: list[str]) -> FsdpSe
     settings to `problems`. Ignores settings of checkpoints: their format is the same everywhere."""
     if not is_on(environment, SWITCH):
         return None
-    settings = {
-        name.removeprefix("FSDP_").lower(): value
-        for name, value in environment.items()
-        if name.startswith("FSDP_")
-    }
+    names = [name for name in environment if name.startswith("FSDP_")]
+    settings = {name.removeprefix("FSDP_").lower(): environment[name] for name in names}
     messages = []
     version = settings.get("version", "1")
     if version != "2":

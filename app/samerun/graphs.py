@@ -142,5 +142,4 @@ def shape_of(batch: Batch) -> tuple:
 
 
 def host_random_state() -> list:
-    """The states of the host's random generators."""
     return [get() for get, _ in HOST_GENERATORS]

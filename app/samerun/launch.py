@@ -274,15 +274,13 @@ def _launcher(local_rank: int | None) -> str:
 
 def _read_deepspeed_config(arguments: Any, problems: list[str]) -> tuple[str | None, dict[str, Any] | None]:
     """(name of the DeepSpeed file, its content); None for each that is missing. Adds errors to `problems`."""
-    requested = arguments.deepspeed
-    by_launcher = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
-    is_enabled = is_on(os.environ, "ACCELERATE_USE_DEEPSPEED")
-    file = requested or (by_launcher if is_enabled else None)
-    if file is None:
-        if not is_enabled:
-            return None, None
-        return deepspeed.INLINE, deepspeed.inline_config(os.environ, problems)
+    requested, by_launcher = arguments.deepspeed, os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
+    if not requested and not is_on(os.environ, "ACCELERATE_USE_DEEPSPEED"):
+        return None, None
+    file = requested or by_launcher or deepspeed.INLINE
     try:
+        if file == deepspeed.INLINE:
+            return file, deepspeed.inline_config(os.environ)
         config = deepspeed.read_config(file)
         if requested and by_launcher and deepspeed.read_config(by_launcher) != config:
             problems.append(

@@ -120,12 +120,8 @@ def meet(store: Any, launch: Launch, compared: dict[str, Any], timeout: float) -
     `compared`: {section: {name: value}} that must be equal on all machines; a process may leave sections out.
     Raises `InputError` naming the machines that did not come within `timeout` seconds, or every difference.
     """
-    interfaces = [
-        (name, entry.address)
-        for name, entries in psutil.net_if_addrs().items()
-        for entry in entries
-        if entry.family == socket.AF_INET
-    ]
+    entries = [(name, entry) for name, found in psutil.net_if_addrs().items() for entry in found]
+    interfaces = [(name, entry.address) for name, entry in entries if entry.family == socket.AF_INET]
     address = _own_address(os.environ["MASTER_ADDR"])
     own = {"rank": launch.rank, "host": socket.gethostname(), "address": address, "compared": compared}
     own["problems"] = _unknown_interfaces(interfaces)
@@ -156,11 +152,8 @@ def _verdict(store: Any, launch: Launch, timeout: float) -> dict[str, Any]:
         store.wait(keys, timedelta(seconds=timeout))
     present = [key for key in keys if store.check([key])]
     infos = [json.loads(value) for value in store.multi_get(present)]
-    missing = [
-        f"rank {rank} (machine {_machine(rank // launch.local_world_size)})"
-        for rank, key in enumerate(keys)
-        if key not in present
-    ]
+    absent = [rank for rank, key in enumerate(keys) if key not in present]
+    missing = [f"rank {rank} (machine {_machine(rank // launch.local_world_size)})" for rank in absent]
     problems = [problem for info in infos for problem in info["problems"]]
     if missing:
         problems.append(

@@ -73,11 +73,8 @@ def run_task(task: Task, arguments: Any) -> None:
     run.from_rank0(lambda: write_metrics(arguments, metrics))
     if modes.train:
         run.from_rank0(lambda: write_reports(run, arguments, task, data.splits))
-    final = {
-        name: value
-        for name, value in metrics.items()
-        if isinstance(value, int | float) and name.startswith(("test_", "best_"))
-    }
+    names = [name for name in metrics if name.startswith(("test_", "best_"))]
+    final = {name: metrics[name] for name in names if isinstance(metrics[name], int | float)}
     if run.accelerator.trackers and final:
         run.accelerator.log(final, step=metrics.get("train_steps"))
     push_to_hub(run, arguments)
@@ -114,9 +111,8 @@ def baseline(run: Run, task: Task, split: Any, name: str, metrics: dict[str, Any
     """The baseline's metrics, prefixed with `name`. It may take a share of the training's time."""
     seconds = min(BASELINE_SECONDS, BASELINE_SHARE * (metrics.get("train_runtime") or 0))
     with Phase("baseline", shown=run.is_main):
-        return run.from_rank0(
-            lambda: {f"{name}_baseline_{key}": value for key, value in task.baseline(split, seconds).items()}
-        )
+        scores = run.from_rank0(lambda: task.baseline(split, seconds))
+    return {f"{name}_baseline_{key}": value for key, value in scores.items()}
 
 
 def baseline_remark(task: Task, metrics: dict[str, Any]) -> list[str]:
@@ -162,11 +158,9 @@ def time_taken(run: Run, arguments: Any, metrics: dict[str, Any]) -> str:
 def report(run: Run, arguments: Any, task: Task, metrics: dict[str, Any]) -> None:
     """Prints the main metrics."""
     scores = by_split(metrics)
-    remarks = [
-        f"note           {split}: {line}"
-        for split, known in scores.items()
-        for line in baseline_remark(task, known)
-    ]
+    remarks = []
+    for split, known in scores.items():
+        remarks += [f"note           {split}: {line}" for line in baseline_remark(task, known)]
     # app/predict.py: its output folder is a temporary one.
     only_predicts = arguments.modes == Modes(train=False, evaluate=False, predict=True)
     place = (only_predicts and arguments.predictions_file) or arguments.output_dir
@@ -177,9 +171,7 @@ def report(run: Run, arguments: Any, task: Task, metrics: dict[str, Any]) -> Non
 def metrics_table(scores: dict[str, dict[str, Any]], names: tuple[str, ...]) -> list[str]:
     """Lines of a table with a row per metric and a column per split, which fits a terminal of 60 columns.
     Leaves out empty rows and columns."""
-    shown = {
-        split: known for split, known in scores.items() if any(known.get(name) is not None for name in names)
-    }
+    shown = {split: known for split, known in scores.items() if any(known.get(x) is not None for x in names)}
     rows = [name for name in names if any(known.get(name) is not None for known in shown.values())]
     columns = [["", *rows]]
     for split, known in shown.items():

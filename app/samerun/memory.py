@@ -256,9 +256,8 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
                 if hasattr(module, BYTES):  # frozen: a linear layer saves nothing more for the backward pass
                     module.__class__ = nn.Linear
             if layout.autocast is not None:  # like Accelerate
-                hollow.forward = convert_outputs_to_fp32(
-                    torch.autocast("cpu", dtype=layout.autocast)(hollow.forward)
-                )
+                autocast = torch.autocast("cpu", dtype=layout.autocast)
+                hollow.forward = convert_outputs_to_fp32(autocast(hollow.forward))
             inputs = {name: _empty(tensor, layout) for name, tensor in batch.inputs.items()}
             labels = None if batch.labels is None else torch.empty_like(batch.labels, device="cpu")
             hollow_batch = replace(batch, rows=torch.empty_like(batch.rows), inputs=inputs, labels=labels)

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from samerun import checkpoint, run_folder
-from samerun.checkpoint import MANIFEST, differences
+from samerun.checkpoint import MANIFEST, check_same_run
 from samerun.console import say
 from samerun.errors import InputError
 from samerun.files import as_json, files_at
@@ -136,15 +136,11 @@ class Mirror:
         return note
 
     def _check_run(self, before: dict[str, Any], resume: str | None) -> None:
-        problems = [
-            f"--mirror_to {self.url} has another run: {difference}"
-            for difference in differences(before, self.fingerprint)
-        ]
-        if not problems and resume is None:
-            problems = [f"--mirror_to {self.url} has this run; go on by --resume_from_checkpoint auto"]
-        if problems:
-            advice = "name another URL, or replace that run by --overwrite_output_dir"
-            raise InputError(*problems[:-1], f"{problems[-1]}; {advice}")
+        place = f"--mirror_to {self.url} has"
+        advice = "; name another URL, or replace that run by --overwrite_output_dir"
+        check_same_run(before, self.fingerprint, f"{place} another run", advice)
+        if resume is None:
+            raise InputError(f"{place} this run; go on by --resume_from_checkpoint auto{advice}")
 
     def _fetch_newest(self, folder: Path) -> str | None:
         """Fetches the newest whole snapshot, if it is of a later step than `folder`. Returns a note, if it
@@ -181,9 +177,7 @@ class Mirror:
             run_folder.clear(folder)
             # run.json first: it says that the others are a run's. Checkpoints last: without one, a later
             # start fetches again.
-            for path in sorted(
-                snapshot.files, key=lambda path: (path != RUN_FILE, path.startswith(CHECKPOINTS))
-            ):
+            for path in sorted(snapshot.files, key=lambda x: (x != RUN_FILE, x.startswith(CHECKPOINTS))):
                 if not os.path.lexists(folder / path):  # else it is the user's
                     (folder / path).parent.mkdir(parents=True, exist_ok=True)
                     os.replace(fetched / path, folder / path)
@@ -370,7 +364,6 @@ def _number(name: str) -> int:
 
 
 def _keep(path: Path, target: Path, link: bool) -> None:
-    """Links or copies a file."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if link:
         with contextlib.suppress(OSError):  # the file system has no hard links

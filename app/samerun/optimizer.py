@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,14 @@ from torch import nn
 from samerun import checkpoint, deepspeed, fsdp, optim_arguments
 from samerun.errors import StopRequested
 from samerun.runtime import Run
+
+OF_TORCH = {
+    optim_arguments.DEFAULT: partial(torch.optim.AdamW, fused=True),
+    "adafactor": torch.optim.Adafactor,
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "rmsprop": torch.optim.RMSprop,
+}
 
 
 def build_optimizer(
@@ -28,52 +37,32 @@ def build_optimizer(
     parameters in training.
     """
     decays = _parameters_with_decay(model)
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    members: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            scale = scale_of(model, name)
+            rate = learning_rate * scale_of(model, name)
             decay = arguments.weight_decay if name in decays else 0.0
-            groups.setdefault((scale, decay), []).append(parameter)
-    peaks = [
-        {
-            "params": parameters,
-            "weight_decay": decay,
-            "lr": learning_rate * scale,
-            "peak_lr": learning_rate * scale,
-        }
-        for (scale, decay), parameters in groups.items()
+            members.setdefault((rate, decay), []).append(parameter)
+    groups = [
+        {"params": parameters, "weight_decay": decay, "lr": rate, "peak_lr": rate}
+        for (rate, decay), parameters in members.items()
     ]
-    return _make(arguments, peaks, learning_rate, device_type)
-
-
-def _make(
-    arguments: Any, groups: list[dict[str, Any]], learning_rate: float, device_type: str
-) -> torch.optim.Optimizer:
-    optim, settings, rate = arguments.optim, optim_arguments.settings_of(arguments), {"lr": learning_rate}
+    optim, settings = arguments.optim, optim_arguments.settings_of(arguments) | {"lr": learning_rate}
     if "beta1" in settings:
         settings["betas"] = settings.pop("beta1"), settings.pop("beta2")
-    # `fused` steps a small encoder on a CPU ten times faster than torch's default. On a GPU the default is
-    # fast, and the momentum of fused SGD is undefined if fp16 skips the first step. For sharded parameters
-    # only AdamW can be fused.
-    sharded = any(fsdp.is_sharded(parameter) for group in groups for parameter in group["params"])
-    fused = {"fused": device_type == "cpu" and not sharded}
-    if optim == "adafactor":
-        return torch.optim.Adafactor(groups, **rate, **settings)
-    if optim == "sgd":
-        return torch.optim.SGD(groups, **rate, **settings, **fused)
-    if optim == "adagrad":
-        return torch.optim.Adagrad(groups, **rate, **settings, **fused)
-    if optim == "rmsprop":
-        return torch.optim.RMSprop(groups, **rate, **settings)
-    if optim in ("adamw_bnb_8bit", "lion_32bit"):
-        import bitsandbytes
+    if optim in ("sgd", "adagrad"):
+        # `fused` steps a small encoder on a CPU ten times faster than torch's default. On a GPU the default
+        # is fast, and the momentum of fused SGD is undefined if fp16 skips the first step. For sharded
+        # parameters only AdamW can be fused.
+        settings["fused"] = device_type == "cpu" and not any(map(fsdp.is_sharded, model.parameters()))
+    if optim in OF_TORCH:
+        return OF_TORCH[optim](groups, **settings)
+    import bitsandbytes
 
-        if optim == "lion_32bit":
-            return bitsandbytes.optim.Lion(groups, **rate, **settings, optim_bits=32)
-        return bitsandbytes.optim.AdamW(
-            groups, **rate, **settings, optim_bits=8, min_8bit_size=optim_arguments.SMALL_8BIT
-        )
-    return torch.optim.AdamW(groups, **rate, **settings, fused=True)
+    if optim == "lion_32bit":
+        return bitsandbytes.optim.Lion(groups, **settings, optim_bits=32)
+    size = optim_arguments.SMALL_8BIT
+    return bitsandbytes.optim.AdamW(groups, **settings, optim_bits=8, min_8bit_size=size)
 
 
 def set_learning_rate(optimizer: Any, multiplier: float) -> None:

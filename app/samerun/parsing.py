@@ -72,9 +72,8 @@ def option(
 def changed_option(group: type, name: str, help: str, default: Any = None) -> Any:
     """Redeclares the argument `name` of a group in a task's own dataclass, with another help text, type or
     default."""
-    return dataclasses.field(
-        default=default, metadata={**group.__dataclass_fields__[name].metadata, "help": help}
-    )
+    metadata = {**group.__dataclass_fields__[name].metadata, "help": help}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def parse(
@@ -155,7 +154,6 @@ def _unmet_conditions(arguments: Any, field: dataclasses.Field) -> list[str]:
 
 
 def as_dict(arguments: Any) -> dict[str, Any]:
-    """The arguments by name."""
     return {f.name: getattr(arguments, f.name) for f in dataclasses.fields(arguments)}
 
 
@@ -163,6 +161,13 @@ def names_of(arguments: Any, **settings: bool) -> list[str]:
     """The names of the arguments with these settings of `option`, such as `reads=True`."""
     fields = dataclasses.fields(arguments)
     return [f.name for f in fields if all(f.metadata[key] == value for key, value in settings.items())]
+
+
+def values_of(arguments: Any, names: list[str]) -> list[tuple[str, Any]]:
+    """(name, value) of each value of the arguments with these names; several of one of `SpaceSeparated`."""
+    given = [(name, getattr(arguments, name)) for name in names]
+    several = [(name, value if isinstance(value, SpaceSeparated) else (value,)) for name, value in given]
+    return [(name, value) for name, values in several for value in values if value is not None]
 
 
 # The types of arguments
@@ -472,10 +477,8 @@ def _help(cls: type, description: str, everything: bool) -> str:
             default = written(field.default)
             text = field.metadata["help"] + (f" (default: {default})" if default else "")
             margin = " " * 8
-            lines += [
-                f"  --{field.name} {value}",
-                textwrap.fill(text, width, initial_indent=margin, subsequent_indent=margin),
-            ]
+            lines.append(f"  --{field.name} {value}")
+            lines.append(textwrap.fill(text, width, initial_indent=margin, subsequent_indent=margin))
         lines += [""] if fields else []
     if not everything:
         lines.append("These are the most used arguments and the task's own; --help all lists all by group.")

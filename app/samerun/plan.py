@@ -106,9 +106,8 @@ def derive_batch(
     total, micro, accumulation = global_batch_size, per_device_train_batch_size, gradient_accumulation_steps
     if total is None and micro:
         accumulation = accumulation or 1
-        return BatchShape(
-            world_size * micro * accumulation, world_size, micro, accumulation, follows_processes=True
-        )
+        total = world_size * micro * accumulation
+        return BatchShape(total, world_size, micro, accumulation, follows_processes=True)
     total = total or DEFAULT_GLOBAL_BATCH_SIZE
     per_process = math.ceil(total / world_size)
     if max_tokens is not None:  # at most one micro-batch per row, if all rows are long
@@ -171,12 +170,11 @@ def batch_of(arguments: Any, world_size: int, by_tokens: bool = False) -> BatchS
     """`derive_batch` for BatchArguments. `by_tokens`: limits micro-batches by tokens unless an argument sets
     their size."""
     a = arguments
-    sizes = a.max_tokens_per_micro_batch, a.per_device_train_batch_size, a.gradient_accumulation_steps
+    sizes = a.per_device_train_batch_size, a.gradient_accumulation_steps, a.max_tokens_per_micro_batch
     is_free = by_tokens and sizes == (None, None, None)
-    tokens = CPU_TOKENS if is_free else a.max_tokens_per_micro_batch
-    batch = derive_batch(
-        world_size, a.global_batch_size, a.per_device_train_batch_size, a.gradient_accumulation_steps, tokens
-    )
+    if is_free:
+        sizes = None, None, CPU_TOKENS
+    batch = derive_batch(world_size, a.global_batch_size, *sizes)
     return replace(batch, pass_tokens=CPU_PASS_TOKENS) if is_free else batch
 
 
@@ -216,13 +214,9 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
     scale = batch.global_batch_size / base.get("", 32)
     factor = {"none": 1.0, "linear": scale, "sqrt": math.sqrt(scale)}[scaling]
     only_at_end = total_steps if a.modes.evaluate else None
-    eval_steps = {"epoch": steps_per_epoch, "steps": _steps(a.eval_steps, total_steps), "no": only_at_end}[
-        a.eval_strategy
-    ]
+    evaluations = {"epoch": steps_per_epoch, "steps": _steps(a.eval_steps, total_steps), "no": only_at_end}
+    saves = {"epoch": steps_per_epoch, "steps": _steps(a.save_steps, total_steps) or None, "no": None}
     save_strategy = a.save_strategy or ("epoch" if a.save_steps is None else "steps")
-    save_steps = {"epoch": steps_per_epoch, "steps": _steps(a.save_steps, total_steps) or None, "no": None}[
-        save_strategy
-    ]
     return Plan(
         batch=batch,
         num_rows=num_rows,
@@ -235,8 +229,8 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
         lr_factor=factor,
         lr_scheduler_type=a.lr_scheduler_type,
         lr_scheduler_kwargs=a.lr_scheduler_kwargs,
-        eval_steps=eval_steps,
-        save_steps=save_steps,
+        eval_steps=evaluations[a.eval_strategy],
+        save_steps=saves[save_strategy],
         logging_steps=_steps(a.logging_steps, total_steps),
         optimizer=optim_arguments.describe(a),
         ema_decay=a.ema_decay,

@@ -19,7 +19,6 @@ TRACE = Path("profile") / "trace.json"
 PARTS = ("data", "forward", "backward", "replay", "optimizer")  # of a step, in this order
 SKIPPED = 3  # steps that fill caches and compile; the profiler warms up in the last one
 AUTOGRAD = "autograd::engine::evaluate_function"
-MAX_OPERATIONS = 10  # operations
 
 
 class StepClock:
@@ -127,7 +126,7 @@ def describe(averages: Any, device: str) -> list[str]:
         of_autograd = [event for event in on_host if event.key.startswith(AUTOGRAD)]
         times["backward"] = sum(getattr(event, total) for event in of_autograd)
     parts = {name: times[name] for name in PARTS if name in times}
-    table = averages.table(sort_by=f"self_{total}", row_limit=MAX_OPERATIONS, max_name_column_width=60)
+    table = averages.table(sort_by=f"self_{total}", row_limit=10, max_name_column_width=60)
     lines = table.splitlines()
     if whole := sum(parts.values()):
         shares = ", ".join(f"{name} {time / whole:.1%}" for name, time in parts.items())

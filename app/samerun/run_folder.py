@@ -180,10 +180,8 @@ def was_restarted(folder: Path) -> bool:
         "slurm_job": ("SLURM_RESTART_COUNT", os.environ.get("SLURM_JOB_ID")),
     }
     before = read_if_whole(folder / RUN_FILE)
-    return any(
-        (os.environ.get(count) or "0") != "0" and own is not None and before.get(key) == own
-        for key, (count, own) in restarts.items()
-    )
+    counted = {key: own for key, (count, own) in restarts.items() if (os.environ.get(count) or "0") != "0"}
+    return any(own is not None and before.get(key) == own for key, own in counted.items())
 
 
 def holds_a_run(folder: Path) -> bool:
@@ -212,11 +210,8 @@ def begin_best(folder: Path, step: int) -> None:
     metrics = read_metrics(folder / METRICS)
     if metrics.get("best_step") not in (None, step):
         remove(folder, (PREDICTIONS, MASKS, BEST_PREDICTIONS))
-        metrics = {
-            name: value
-            for name, value in metrics.items()
-            if not name.startswith(("eval_", "test_")) and name not in OF_A_BEST_MODEL
-        }
+        kept = [name for name in metrics if not name.startswith(("eval_", "test_"))]
+        metrics = {name: metrics[name] for name in kept if name not in OF_A_BEST_MODEL}
     write_json(folder / METRICS, {**metrics, "best_step": step, "schema_version": SCHEMA_VERSION})
 
 
@@ -239,9 +234,8 @@ def by_split(metrics: dict[str, Any]) -> dict[str, dict[str, Any]]:
     baseline on the test rows, or else on the validation rows."""
 
     def under(prefix: str) -> dict[str, Any]:
-        return {
-            name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)
-        }
+        names = [name for name in metrics if name.startswith(prefix)]
+        return {name.removeprefix(prefix): metrics[name] for name in names}
 
     splits = {"validation": under("eval_"), "test": under("test_")}
     return splits | {"baseline": under("test_baseline_") or under("eval_baseline_")}

@@ -155,7 +155,6 @@ class Run:
         self.any(False)
 
     def close_process_group(self) -> None:
-        """Destroys NCCL's group."""
         if self.launch.backend == "nccl" and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -245,9 +244,7 @@ def start(
     _clear_launcher_variables()
     # No broadcast of buffers: in encoders they are constants, and processes may evaluate different numbers of
     # batches.
-    handlers: list[Any] = [
-        DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
-    ]
+    handlers: list = [DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)]
     timeout = timedelta(seconds=launch.timeout_seconds)
     if launch.world_size > 1 or config is not None or settings is not None:
         handlers.append(InitProcessGroupKwargs(backend=_group_backend(launch), timeout=timeout))

@@ -21,7 +21,7 @@ from samerun.errors import InputError, collecting, raise_problems
 from samerun.export import check_upload
 from samerun.files import as_json, file_record, lock, recover_folder, write_json
 from samerun.launch import Launch, Machine, describe_launch
-from samerun.parsing import SpaceSeparated, as_dict, is_given, names_of
+from samerun.parsing import as_dict, is_given, names_of, values_of
 from samerun.plan import Plan, describe
 from samerun.run_folder import BEST, RUN_FILE, STATUS, code_version, library_versions, status
 from samerun.runtime import Run, connect
@@ -53,19 +53,16 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
             run_folder.check_output_dir(folder, train, arguments.overwrite_output_dir, resume)
         problems += _path_conflicts(arguments, folder, train)
     if launch is not None and train:
-        problems += optim_arguments.check_launch(
-            arguments.optim, launch.deepspeed_config, launch.deepspeed_file, launch.fsdp is not None
-        )
-        if arguments.ema_decay is not None and deepspeed.uses_nvme(launch.deepspeed_config or {}):
+        config, file = launch.deepspeed_config, launch.deepspeed_file
+        problems += optim_arguments.check_launch(arguments.optim, config, file, launch.fsdp is not None)
+        if arguments.ema_decay is not None and deepspeed.uses_nvme(config or {}):
             problems.append(
-                f"--ema_decay does not work with offloading to nvme ({launch.deepspeed_file}); offload to "
-                "cpu, or leave --ema_decay out"
+                f"--ema_decay does not work with offloading to nvme ({file}); offload to cpu, or leave "
+                "--ema_decay out"
             )
-    problems += [
-        f"--report_to {name}: not installed (pip install {name})"
-        for name in arguments.report_to
-        if name not in ("none", "html") and importlib.util.find_spec(name) is None
-    ]
+    trackers = [name for name in arguments.report_to if name not in ("none", "html")]
+    missing = [name for name in trackers if importlib.util.find_spec(name) is None]
+    problems += [f"--report_to {name}: not installed (pip install {name})" for name in missing]
     with_deepspeed = launch is not None and launch.deepspeed_config is not None and machine is None
     if with_deepspeed and importlib.util.find_spec("deepspeed") is None:
         problems.append(f"{launch.deepspeed_file}: DeepSpeed is not installed (pip install deepspeed)")
@@ -86,10 +83,8 @@ def _path_conflicts(arguments: Any, folder: Path, train: bool) -> list[str]:
     """Input files that this run would remove or replace, and result files that it could not write. `folder`:
     --output_dir."""
     # Not Path.resolve, which raises for circular links.
-    inputs = {
-        f"--{name} {path}": Path(os.path.realpath(path))
-        for name, path in _paths(arguments, names_of(arguments, reads=True))
-    }
+    read = _paths(arguments, names_of(arguments, reads=True))
+    inputs = {f"--{name} {path}": Path(os.path.realpath(path)) for name, path in read}
     problems = []
     if train and arguments.overwrite_output_dir:
         removed = [Path(os.path.realpath(folder / name)) for name in run_folder.OURS]
@@ -124,9 +119,8 @@ def _facts_to_compare(arguments: Any, launch: Launch) -> dict[str, Any]:
     """
     values = {f"--{name}": getattr(arguments, name) for name in names_of(arguments, per_machine=False)}
     values |= {"--mixed_precision": launch.precision, "the number of processes": launch.world_size}
-    fsdp = {
-        f"fsdp_{name}": str(value) for name, value in (asdict(launch.fsdp) if launch.fsdp else {}).items()
-    }
+    settings = asdict(launch.fsdp) if launch.fsdp else {}
+    fsdp = {f"fsdp_{name}": str(value) for name, value in settings.items()}
     facts = {"arguments": values, "DeepSpeed file": launch.deepspeed_config or {}, "fsdp_config": fsdp}
     if launch.local_rank == 0:
         names = names_of(arguments, reads=True, per_machine=True)
@@ -143,13 +137,7 @@ def _facts_to_compare(arguments: Any, launch: Launch) -> dict[str, Any]:
 
 def _paths(arguments: Any, names: list[str]) -> list[tuple[str, str]]:
     """(argument, path) of every file and folder that the named arguments give, with patterns expanded."""
-    values = [(name, getattr(arguments, name)) for name in names if getattr(arguments, name) is not None]
-    patterns = [
-        (name, pattern)
-        for name, value in values
-        for pattern in (value if isinstance(value, SpaceSeparated) else (value,))
-    ]
-    return [(name, path) for name, pattern in patterns for path in matching(pattern)]
+    return [(name, path) for name, pattern in values_of(arguments, names) for path in matching(pattern)]
 
 
 def _file_summary(path: str) -> str:
@@ -280,9 +268,7 @@ def _is_complete(folder: Path, plan: Plan, fingerprint: dict[str, Any]) -> bool:
     """
     way_out = "name another --output_dir, or replace that run by --overwrite_output_dir"
     try:
-        before, state = (
-            json.loads((folder / name).read_text(encoding="utf-8")) for name in (RUN_FILE, STATUS)
-        )
+        before, state = (json.loads((folder / name).read_text("utf-8")) for name in (RUN_FILE, STATUS))
         saved, planned = before["fingerprint"], before["plan"]
         steps, saves = planned["total_steps"], planned["save_steps"]
         name, step = state["state"], state["step"]
@@ -313,16 +299,9 @@ def _changed_arguments(run_file: Path, arguments: Any, plan: Plan) -> list[str]:
     except (OSError, ValueError, KeyError):
         return []
     now = json.loads(as_json(as_dict(arguments)))
-    names = [
-        name
-        for name in names_of(arguments, per_machine=False, reads=False)
-        if name in before and name not in PER_START
-    ]
-    changes = [
-        checkpoint.difference(f"--{name}", before[name], now[name])
-        for name in names
-        if before[name] != now[name]
-    ]
+    names = [name for name in names_of(arguments, per_machine=False, reads=False) if name not in PER_START]
+    changed = [name for name in names if name in before and before[name] != now[name]]
+    changes = [checkpoint.difference(f"--{name}", before[name], now[name]) for name in changed]
     if plan.chosen_epochs is not None and plan.total_steps != steps:
         number = checkpoint.difference("the number of steps", steps, plan.total_steps)
         changes.append(f"{number} (--num_train_epochs)")

@@ -52,10 +52,8 @@ class Batch:
 
     def __getitem__(self, rows: slice) -> Batch:
         """The batch of these rows; its padding is not trimmed."""
-        labels = None if self.labels is None else self.labels[rows]
         lengths, places = (None if x is None else x[rows] for x in (self.lengths, self.places))
-        inputs = {name: tensor[rows] for name, tensor in self.inputs.items()}
-        return Batch(self.rows[rows], inputs, labels, lengths, places)
+        return replace(self.map(lambda tensor: tensor[rows]), lengths=lengths, places=places)
 
     def placeholder(self) -> Batch:
         """The first row, as a placeholder."""

@@ -41,7 +41,7 @@ from samerun.parsing import as_dict
 from samerun.plan import Plan
 from samerun.profiling import StepClock, memory_mb, peak_memory_mb, profiled
 from samerun.reports.page import save_best_predictions
-from samerun.reports.tracker import Tracker, project_of, read_history
+from samerun.reports.tracker import Tracker, project_of, read_history, show_image
 from samerun.run_folder import BEST, begin_best, merge_metrics, status
 from samerun.runtime import Run
 from samerun.signals import stop_requested, stop_run
@@ -86,9 +86,8 @@ class Training:
             # On other machines --output_dir, and so the checkpoint's path, may be another.
             place = checkpoint.fetch(run, opened.resume, self.folder / checkpoint.FOLDER)
             self.state = checkpoint.load_state(place, opened.fingerprint)
-            self.state, notes = run.from_rank0(
-                lambda: checkpoint.recover_best(self.folder, self.state, task, self._is_complete())
-            )
+            recover = partial(checkpoint.recover_best, self.folder, self.state, task, self._is_complete())
+            self.state, notes = run.from_rank0(recover)
             before = self.state.dropout_by or "torch"
             if before != dropout_by:
                 notes.append(
@@ -106,12 +105,9 @@ class Training:
         self._prepare_model(model)
         if place is not None:
             checkpoint.load_weights(place, model)
-        self.model, self.optimizer = run.prepare(
-            model,
-            lambda model: build_optimizer(
-                arguments, model, plan.learning_rate, task.learning_rate_scale, device_type=run.device.type
-            ),
-        )
+        rates = {"learning_rate": plan.learning_rate, "scale_of": task.learning_rate_scale}
+        build = partial(build_optimizer, arguments, **rates, device_type=run.device.type)
+        self.model, self.optimizer = run.prepare(model, build)
         self.average = WeightAverage(run, self.model, arguments.ema_decay) if arguments.ema_decay else None
         if opened.replaces is not None:
             run.from_rank0(lambda: replace_run(self.folder, opened.replaces))
@@ -300,15 +296,13 @@ class Training:
     def do_step(self, micro_batches: list[Batch]) -> tuple[torch.Tensor, Any]:
         """Does the optimizer step `state.step`, which it does not count. Returns the result of
         `train_step`."""
-        run, arguments, step = self.run, self.arguments, self.state.step
+        run, arguments, optimizer = self.run, self.arguments, self.optimizer
         self.lr_multiplier = self.plan.lr_multiplier(self.state.updates)
-        set_learning_rate(self.optimizer, self.lr_multiplier)
-        seed_step(arguments.seed, step, run.launch.rank, run.launch.dropout_by_row)
-        optimizer, max_norm = self.optimizer, arguments.max_grad_norm
+        set_learning_rate(optimizer, self.lr_multiplier)
+        seed_step(arguments.seed, self.state.step, run.launch.rank, run.launch.dropout_by_row)
+        model, max_norm = self.model, arguments.max_grad_norm
         try:
-            return train_step(
-                run, self.model, optimizer, self.task, micro_batches, max_norm, passes=self.passes
-            )
+            return train_step(run, model, optimizer, self.task, micro_batches, max_norm, passes=self.passes)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -486,7 +480,7 @@ class Training:
             if isinstance(preview, str):
                 self.tracker.text(name, preview)
             else:
-                self.tracker.image(name, preview)
+                show_image(self.run.accelerator, self.folder, name, preview, self.state.step)
         if "html" in self.arguments.report_to:
             save_best_predictions(self.folder, predictions)
 

@@ -114,7 +114,6 @@ class Storage:
         self.fs.put_file(str(path), self._new(name))
 
     def record(self, path: Path) -> dict[str, Any]:
-        """The size and hash of a local file."""
         return file_record(path)
 
     def copy(self, source: str, target: str) -> bool:

@@ -118,9 +118,8 @@ def content_hash(path: str | Path) -> str:
     state = file_state(path)
     if state is None:
         return hash_now(path)
-    folder = get_or_create(
-        "sha256", content_key([state])[:40], lambda folder: (folder / "hash").write_text(hash_now(path))
-    )
+    key = content_key([state])[:40]
+    folder = get_or_create("sha256", key, lambda folder: (folder / "hash").write_text(hash_now(path)))
     return (folder / "hash").read_text()
 
 

@@ -242,9 +242,8 @@ def _parquet_rows(path: str, required: Sequence[str], names: Sequence[str]) -> I
 def read_json(path: str, encoding: str, required: Sequence[str]) -> tuple[str, Iterator[tuple[int, dict]]]:
     """("json", numbered rows) of an array, which is read as a whole, or ("jsonl", rows with their lines). The
     iterator yields nothing after the first problem. At its end it raises `InputError` with all problems."""
-    lines = (
-        (number, line) for number, line in enumerate(text_lines(path, encoding, None), 1) if line.strip()
-    )
+    numbered = enumerate(text_lines(path, encoding, None), 1)
+    lines = ((number, line) for number, line in numbered if line.strip())
     first = next(lines, None)
     if first is None:
         raise InputError(f"{path}: no rows: only blank lines")

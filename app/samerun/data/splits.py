@@ -138,11 +138,8 @@ def expand_patterns(argument: str, patterns: Sequence[str]) -> list[tuple[str, i
     expanded = {pattern: matching(pattern) for pattern in patterns}
     files = [(path, number) for number, pattern in enumerate(patterns) for path in expanded[pattern]]
     duplicates = [path for path, count in Counter(str(Path(path)) for path, _ in files).items() if count > 1]
-    problems = [
-        f"{argument} {pattern}: no file matches this pattern"
-        for pattern, paths in expanded.items()
-        if not paths
-    ]
+    unmatched = [pattern for pattern, paths in expanded.items() if not paths]
+    problems = [f"{argument} {pattern}: no file matches this pattern" for pattern in unmatched]
     problems += [
         f"{argument}: {path} is named twice, so its rows would count twice; name it once"
         for path in duplicates
@@ -246,9 +243,7 @@ def load_from(arguments: Any, split: str, load: Callable[..., Any]) -> Any:
         cache_dir = (cache_folder("datasets") if cache_dir is None else Path(cache_dir)) / content
     try:
         with Phase(f"reading {name}"):
-            return load(
-                name, config, revision=revision, cache_dir=None if cache_dir is None else str(cache_dir)
-            )
+            return load(name, config, revision=revision, cache_dir=cache_dir and str(cache_dir))
     except Exception as error:
         is_split_error = split in arguments.dataset_splits and isinstance(error, ValueError | AssertionError)
         what = f"--dataset_split {arguments.dataset_split} of " if is_split_error else ""

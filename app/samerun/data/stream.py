@@ -76,9 +76,8 @@ class Stream(ABC):
         before model and process group are created: the fork would keep copies of them."""
         requests, self._requests = multiprocessing.Pipe(duplex=False)
         fork = multiprocessing.get_context("fork")
-        fork.Process(
-            target=self._read_ahead, args=(requests, self._requests), name="read-ahead", daemon=True
-        ).start()
+        ends = requests, self._requests
+        fork.Process(target=self._read_ahead, args=ends, name="read-ahead", daemon=True).start()
         requests.close()
 
     def begin(self, epoch: int, start: Any) -> None:
@@ -271,9 +270,8 @@ def _files(arguments: Any, columns: tuple[str, ...]) -> tuple[list[Shard], list[
             file_kind(path)
             key.append(file_version(path))
     raise_problems(problems)
-    return [
-        Shard(path, partial(read_rows, path, arguments.encoding, columns, columns)) for path in paths
-    ], key
+    shards = [Shard(path, partial(read_rows, path, arguments.encoding, columns, columns)) for path in paths]
+    return shards, key
 
 
 def _dataset(arguments: Any, columns: tuple[str, ...]) -> tuple[list[Shard], list[str], dict[str, list[str]]]:

@@ -199,9 +199,8 @@ def open_rows(folder: Path) -> Dataset:
     """The rows of all the Arrow files in a folder, mapped into memory."""
     import datasets  # takes half a second; tasks without files do not need it
 
-    return datasets.concatenate_datasets(
-        [datasets.Dataset.from_file(str(file)) for file in sorted(folder.glob("*.arrow"))]
-    )
+    files = sorted(folder.glob("*.arrow"))
+    return datasets.concatenate_datasets([datasets.Dataset.from_file(str(file)) for file in files])
 
 
 def dataset_table(rows: Dataset, path: str, required: Sequence[str], optional: Sequence[str]) -> Table:

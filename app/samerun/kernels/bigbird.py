@@ -143,21 +143,17 @@ def use_bigbird_attention(model: torch.nn.Module) -> bool:
     Parameters and state dict stay unchanged. The encoders keep their attention type after narrow batches,
     which use full attention in that batch only.
     """
-    any_encoder = False
-    for encoder in model.modules():
-        if (
-            isinstance(encoder, BigBirdModel | BigBirdPegasusEncoder)
-            and encoder.attention_type == "block_sparse"
-        ):
-            for layer in encoder.modules():
-                layer.__class__ = FAST.get(type(layer), type(layer))
-            one = next(layer for layer in encoder.modules() if isinstance(layer, _Fast))
-            shape = Shape(one.num_attention_heads, one.num_random_blocks, one.block_size, one.max_seqlen)
-            encoder.create_masks_for_block_sparse_attn = functools.partial(_masks, shape=shape)
-            # transformers switches to full attention here, which our attention chooses row by row.
-            encoder.set_attention_type = bool  # does nothing, and can be pickled
-            any_encoder = True
-    return any_encoder
+    encoders = [part for part in model.modules() if isinstance(part, BigBirdModel | BigBirdPegasusEncoder)]
+    sparse = [encoder for encoder in encoders if encoder.attention_type == "block_sparse"]
+    for encoder in sparse:
+        for layer in encoder.modules():
+            layer.__class__ = FAST.get(type(layer), type(layer))
+        one = next(layer for layer in encoder.modules() if isinstance(layer, _Fast))
+        shape = Shape(one.num_attention_heads, one.num_random_blocks, one.block_size, one.max_seqlen)
+        encoder.create_masks_for_block_sparse_attn = functools.partial(_masks, shape=shape)
+        # transformers switches to full attention here, which our attention chooses row by row.
+        encoder.set_attention_type = bool  # does nothing, and can be pickled
+    return bool(sparse)
 
 
 def _masks(attention_mask: Tensor, block_size: int, *, shape: Shape) -> tuple[Rows, None, None, None]:
@@ -177,9 +173,8 @@ class _Fast:
         """
         rows = masks[3] if from_blocked_mask is None else from_blocked_mask
         shape = (*hidden_states.shape[:2], self.num_attention_heads, self.attention_head_size)
-        query, key, value = (
-            project(hidden_states).view(shape) for project in (self.query, self.key, self.value)
-        )
+        projections = self.query, self.key, self.value
+        query, key, value = (project(hidden_states).view(shape) for project in projections)
         return _attend(self, query, key, value, rows).view(*shape[:2], -1), None
 
 

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from samerun.kernels.common import in_threads, on_cpu
+from samerun.kernels.common import in_threads, on_cpu, slices
 from samerun.kernels.products import bmm_into
 
 HIDDEN = -10000.0  # added to the scores of masked keys: transformers' value, exp(HIDDEN) is 0
@@ -142,19 +142,14 @@ def portions_of(rows: Rows, drawn: list[Tensor | None], like: Tensor) -> Iterato
             yield Portion(blocks, rows.shape, part, head, mask[row], own)
 
 
-def portion_size(pairs: int, elements: int, threads: int) -> int:
-    """The number of pairs in a portion, at least one portion per thread. `elements`: of a pair."""
-    return -(-pairs // max(threads, pairs * elements // PORTION))
-
-
 def _cuts(rows: int, heads: int, elements: int, like: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yields (rows, heads) of each portion: whole rows, or some heads of one row; on a GPU, where kernel
-    launches cost more, a single portion."""
-    pairs, threads = rows * heads, torch.get_num_threads()
-    step = portion_size(pairs, elements, threads) if on_cpu(like) else pairs
+    """(rows, heads) of each portion: whole rows, or some heads of one row, at least one portion per thread;
+    on a GPU, where kernel launches cost more, a single portion. `elements`: of a row's head."""
+    pairs = rows * heads
+    portions = max(torch.get_num_threads(), pairs * elements // PORTION) if on_cpu(like) else 1
+    step = -(-pairs // portions)
     row_step, head_step = max(1, step // heads), -(-heads // -(-heads // step))  # equal numbers of heads
-    for row, head in itertools.product(range(0, rows, row_step), range(0, heads, head_step)):
-        yield slice(row, min(row + row_step, rows)), slice(head, min(head + head_step, heads))
+    return itertools.product(slices(rows, row_step), slices(heads, head_step))
 
 
 class BlockSparse(torch.autograd.Function):
@@ -255,11 +250,7 @@ class Backward(NamedTuple):
 def chunks(pairs: int, blocks: int, scores: int, like: Tensor) -> Iterator[tuple[slice, slice]]:
     """Cuts query blocks into pieces: whole pairs, or blocks of one pair. `scores`: of a query block."""
     room = max(1, (SCORES_PER_THREAD if on_cpu(like) else SCORES_ELSEWHERE) // scores)
-    step = min(room, blocks)
-    together = max(1, room // blocks)
-    for pair in range(0, pairs, together):
-        for block in range(0, blocks, step):
-            yield slice(pair, min(pair + together, pairs)), slice(block, min(block + step, blocks))
+    return itertools.product(slices(pairs, max(1, room // blocks)), slices(blocks, min(room, blocks)))
 
 
 def weights_of(scores: Tensor, bias: Tensor) -> Tensor:

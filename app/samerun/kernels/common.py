@@ -82,6 +82,11 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
+def slices(number: int, size: int) -> list[slice]:
+    """The numbers below `number` in slices of this size; the last one may be smaller."""
+    return [slice(start, min(start + size, number)) for start in range(0, number, size)]
+
+
 # Threads
 
 

@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
-from samerun.kernels.common import current_rows, in_threads, on_cpu, row_lengths, send
+from samerun.kernels.common import current_rows, in_threads, on_cpu, row_lengths, send, slices
 
 LEVELS = 2**16
 LANES = 4  # elements of a word, which has 64 random bits
@@ -142,13 +142,11 @@ class DropoutMask(NamedTuple):
         source, target = (loops().array(tensor.reshape(-1, last)) for tensor in (wide.detach(), out))
         number = np.float64 if x.dtype == torch.float64 else np.float32
         numbers = np.int16(self.threshold), number(self.scale)
-        step = max(1, ELEMENTS_AT_ONCE // last)
 
-        def drop(first: int) -> None:
-            part = slice(first, first + step)
+        def drop(part: slice) -> None:
             loops().drop(source[part], target[part], lines[part], *numbers)
 
-        in_threads(drop, range(0, len(lines), step))
+        in_threads(drop, slices(len(lines), max(1, ELEMENTS_AT_ONCE // last)))
         return out.to(x.dtype)
 
     def fill(self, kept: Tensor) -> None:
@@ -496,13 +494,9 @@ def _in_pieces(work: Callable[[Place, list[slice]], None], query: Tensor, key: T
     (rows, heads, queries, _), keys = query.shape, key.shape[2]
     threads = torch.get_num_threads() if rows * heads * queries * keys > FEW_WEIGHTS else 1
     step = min(max(1, WEIGHTS_AT_ONCE // (queries * keys)), -(-rows * heads // threads))
-    chunk = max(1, WEIGHTS_AT_ONCE // keys)
-    chunks = [slice(start, min(start + chunk, queries)) for start in range(0, queries, chunk)]
+    chunks = slices(queries, max(1, WEIGHTS_AT_ONCE // keys))
     row_step, head_step = max(1, step // heads), min(step, heads)
-    pieces = [
-        (slice(row, min(row + row_step, rows)), slice(head, min(head + head_step, heads)))
-        for row, head in itertools.product(range(0, rows, row_step), range(0, heads, head_step))
-    ]
+    pieces = list(itertools.product(slices(rows, row_step), slices(heads, head_step)))
     if isinstance(query, FakeTensor):  # Other threads do not have its mode.
         work(pieces[0], chunks)
     else:

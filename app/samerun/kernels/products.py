@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samerun.kernels.common import in_one_thread, in_threads, openblas
+from samerun.kernels.common import in_one_thread, in_threads, openblas, slices
 
 # Multiplications that outweigh a call through Python, and a switch of threads.
 ENOUGH, ENOUGH_FOR_THREADS = 2**18, 2**25
@@ -166,9 +166,9 @@ def _fill(out: Tensor, a: Tensor, b: Tensor) -> None:
     few = a.numel() * b.shape[-1] < ENOUGH_FOR_THREADS
     share = count if few or count < threads else -(-count // threads)
 
-    def multiply(start: int) -> None:
-        into, left, right = (array[start : start + share] for array in arrays)
+    def multiply(part: slice) -> None:
+        into, left, right = (array[part] for array in arrays)
         np.matmul(left, right, out=into)
 
     with in_one_thread() if few else contextlib.nullcontext():
-        in_threads(multiply, range(0, count, share))
+        in_threads(multiply, slices(count, share))

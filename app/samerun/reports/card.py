@@ -128,9 +128,7 @@ def class_tables(folder: Path, classes: Sequence[str], columns: dict[str, str]) 
     metrics, lines = read_metrics(folder / METRICS), []
     for prefix, split in SPLITS.items():
         if any(f"{prefix}_mean_{metric}" in metrics for metric in columns):
-            rows = [
-                [name, *(metrics.get(f"{prefix}_{metric}_{name}") for metric in columns)] for name in classes
-            ]
+            rows = [[name, *(metrics.get(f"{prefix}_{x}_{name}") for x in columns)] for name in classes]
             lines += [f"## Classes ({split})", "", *markdown_table(["class", *columns.values()], rows), ""]
     return lines
 

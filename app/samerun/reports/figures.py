@@ -36,9 +36,8 @@ def new_figure(title: str, x: str = "", y: str = "", *, height: float = 3.6) -> 
 def legend_below(figure: Figure) -> None:
     axes = figure.axes[0]
     names = axes.get_legend_handles_labels()[1]
-    figure.legend(
-        loc="outside lower center", ncols=2 if max(map(len, names)) > 12 else 3, fontsize=8, frameon=False
-    )
+    columns = 2 if max(map(len, names)) > 12 else 3
+    figure.legend(loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
 
 
 def matrix(

@@ -20,9 +20,8 @@ from samerun.run_folder import BEST_PREDICTIONS, PLOTS, REPORT, SPEED, by_split
 from samerun.runtime import Run
 from samerun.task import ModelCard, Predictions, ReportContent, Section, Split, Task
 
-FIRST = tuple(
-    f"curve_{name}" for name in ("loss", "metrics", "learning_rate", "grad_norm", "speed", "memory")
-)
+CURVES = ("loss", "metrics", "learning_rate", "grad_norm", "speed", "memory")
+FIRST = tuple(f"curve_{name}" for name in CURVES)
 MAX_PLOTS = 40
 MAX_ROWS, MAX_CHARACTERS = 20, 300  # of a table of rows, and of a cell in it
 MAX_BYTES = 2**28  # of saved predictions
@@ -118,9 +117,8 @@ def render(template: str, *, plots: dict[str, bytes], **values: Any) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # at the end of a run, not at its start
 
     # The page contains users' texts, so everything is escaped.
-    templates = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
-    )
+    loader = FileSystemLoader(Path(__file__).parent)
+    templates = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     encoded = [(name.replace("_", " "), base64.b64encode(plot).decode()) for name, plot in plots.items()]
     return templates.get_template(template).render(plots=encoded, **values)
 

@@ -24,24 +24,16 @@ PROJECT_VARIABLES = (
     *("WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME", "COMET_PROJECT_NAME", "CLEARML_PROJECT"),
     "SWANLAB_PROJ_NAME",
 )
-# How Accelerate's trackers resume a run: (attribute that holds its id, keyword that takes the id, further
-# keywords).
-RESUMED: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "wandb": ("id", "id", {"resume": "allow"}),
-    "mlflow": ("info.run_id", "run_id", {}),
-    "comet_ml": ("id", "experiment_key", {}),
-    "aim": ("hash", "run_hash", {}),
-    "clearml": ("id", "reuse_last_task_id", {"continue_last_task": 0}),
-    "swanlab": ("id", "id", {"resume": "allow"}),
-    "trackio": ("name", "name", {"resume": "allow"}),
-}
-# The keyword for --run_name.
-RUN_NAME = {
-    "wandb": "name",
-    "mlflow": "run_name",
-    "clearml": "task_name",
-    "swanlab": "experiment_name",
-    "trackio": "name",
+# How Accelerate's trackers name and resume a run: (attribute that holds its id, keyword that takes the id,
+# further keywords of a resumed run, keyword for --run_name).
+KEYWORDS: dict[str, tuple[str, str, dict[str, Any], str | None]] = {
+    "wandb": ("id", "id", {"resume": "allow"}, "name"),
+    "mlflow": ("info.run_id", "run_id", {}, "run_name"),
+    "comet_ml": ("id", "experiment_key", {}, None),
+    "aim": ("hash", "run_hash", {}, None),
+    "clearml": ("id", "reuse_last_task_id", {"continue_last_task": 0}, "task_name"),
+    "swanlab": ("id", "id", {"resume": "allow"}, "experiment_name"),
+    "trackio": ("name", "name", {"resume": "allow"}, "name"),
 }
 LAST_LOGGED = "given_until"  # key in trackers.json: for each value, the last step that was sent to trackers
 IMAGE_LISTS = ("wandb", "swanlab")  # trackers whose `log_images` takes lists
@@ -56,7 +48,6 @@ class Tracker:
         """`first_step`: of the checkpoint, or 0; `unevaluated`: the run repeats that step's evaluation."""
         self.accelerator, self.is_main = accelerator, accelerator.is_main_process
         self.folder, self.first_step = output_dir, first_step
-        self.step = first_step
         self.progress = Phase("training", "steps", total_steps, first_step, self.is_main)
         if not self.is_main:
             return
@@ -87,38 +78,36 @@ class Tracker:
             return
         config = {key: x if isinstance(x, int | float | str) else str(x) for key, x in arguments.items()}
         # Runs in one working directory would overwrite each other's folder "dvclive".
-        kwargs: dict[str, dict[str, Any]] = {
-            DVCLIVE: {"dir": str(self.folder / DVCLIVE), "resume": self.first_step > 0}
-        }
-        kwargs |= {tracker: {keyword: run_name} for tracker, keyword in RUN_NAME.items() if run_name}
+        dvclive = {"dir": str(self.folder / DVCLIVE), "resume": self.first_step > 0}
+        kwargs: dict[str, dict[str, Any]] = {DVCLIVE: dvclive}
+        if run_name:
+            kwargs |= {name: {keyword: run_name} for name, (*_, keyword) in KEYWORDS.items() if keyword}
         tensorboard_kwargs: dict[str, Any] = {}
         if self.is_main and self.first_step:
             tensorboard_kwargs["purge_step"] = self.first_step + 1  # later events are logged again
             ids = read_metrics(self.folder / TRACKERS)
-            for name in RESUMED.keys() & ids.keys():
-                _, key, more = RESUMED[name]
+            for name in KEYWORDS.keys() & ids.keys():
+                _, key, more, _ = KEYWORDS[name]
                 kwargs[name] = {**kwargs.get(name, {}), key: ids[name], **more}
             if any((self.folder / name).exists() for name in (TRACKERS, TENSORBOARD)):
                 config = None  # trackers already have the arguments, and some refuse changed ones
         # If it gets only the name, Accelerate uses the project as TensorBoard's folder.
         tensorboard = TensorBoardTracker(TENSORBOARD, self.folder, **tensorboard_kwargs)
-        self.accelerator.log_with = [
-            tensorboard if str(name) == TENSORBOARD else name for name in self.accelerator.log_with
-        ]
+        names = self.accelerator.log_with
+        self.accelerator.log_with = [tensorboard if str(name) == TENSORBOARD else name for name in names]
         self.accelerator.init_trackers(project, config=config, init_kwargs=kwargs)
         if self.is_main and any(tracker.name != TENSORBOARD for tracker in self.accelerator.trackers):
             ids = {LAST_LOGGED: self.last_logged}
             for tracker in self.accelerator.trackers:
                 # A tracker without ids starts a new run after a resume.
                 with contextlib.suppress(AttributeError, KeyError):
-                    ids[tracker.name] = str(attrgetter(RESUMED[tracker.name][0])(tracker.tracker))
+                    ids[tracker.name] = str(attrgetter(KEYWORDS[tracker.name][0])(tracker.tracker))
             write_json(self.folder / TRACKERS, ids)
 
     def log(
         self, event: dict[str, Any], shown: tuple[str, ...] = (), speed: dict[str, float] | None = None
     ) -> None:
         """Logs one event, which has "step". `shown`: keys to print. `speed`: values for speed.jsonl."""
-        self.step = event["step"]
         if not self.is_main:
             return
         status.check_place()
@@ -150,20 +139,15 @@ class Tracker:
             say(line)
 
     def text(self, tag: str, markdown: str) -> None:
-        """Adds a text to TensorBoard, if the run reports to it."""
-        for tracker in self.accelerator.trackers if self.is_main else []:
+        """Adds a text to TensorBoard, if the run reports to it. Rank 0 only."""
+        for tracker in self.accelerator.trackers:
             if tracker.name == TENSORBOARD:
                 tracker.writer.add_text(tag, markdown)
 
-    def image(self, name: str, image: np.ndarray) -> None:
-        """`show_image` on rank 0."""
-        if self.is_main:
-            show_image(self.accelerator, self.folder, name, image, self.step)
-
     def flush(self) -> None:
-        if self.is_main:
-            with path_in_errors(self.folder / HISTORY):
-                os.fsync(self.files[HISTORY].fileno())
+        """Rank 0 only."""
+        with path_in_errors(self.folder / HISTORY):
+            os.fsync(self.files[HISTORY].fileno())
 
     def close(self) -> None:
         self.progress.stop()
@@ -180,7 +164,7 @@ def project_of(arguments: Any, task: str) -> str:
 
 def show_image(accelerator: Any, folder: Path, name: str, pixels: np.ndarray, step: int) -> None:
     """Writes an image, `pixels` (height, width, 3) uint8, to plots/NAME.png, and sends it to trackers that
-    take images."""
+    take images. Rank 0 only."""
     path = folder / PLOTS / f"{name}.png"
     add_to_list(path.parent, [path.name])
     with path_in_errors(path):

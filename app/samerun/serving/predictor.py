@@ -51,7 +51,6 @@ class Predictor:
         return list(self.task.lines(self._predict(split), split))
 
     def explain(self, item: Any, line: dict[str, Any]) -> dict[str, Any]:
-        """`Task.explain` with the loaded model."""
         return self.task.explain(self.model, item, line)
 
     @torch.no_grad()
@@ -59,10 +58,8 @@ class Predictor:
         """As `evaluate.predict`, in one process without an Accelerator."""
         parts = []
         for batch in EvalBatches(split, *self.batch).batches(1, 0):
-            with (
-                torch.autocast(self.device.type, self.half, enabled=self.half is not None),
-                row_lengths(batch.lengths),
-            ):
+            autocast = torch.autocast(self.device.type, self.half, enabled=self.half is not None)
+            with autocast, row_lengths(batch.lengths):
                 output = self.task.predict(self.model, batch.to(self.device))
             real = batch.is_real
             arrays = {name: tensor.cpu()[real].numpy() for name, tensor in output.items()}

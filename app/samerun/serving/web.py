@@ -65,10 +65,8 @@ class Server:
         self._silent: dict[asyncio.Protocol, asyncio.TimerHandle] = {}
 
     def application(self) -> web.Application:
-        app = web.Application(
-            client_max_size=int(self._limits.megabytes * 2**20),
-            middlewares=[self._as_json, self._only_own_pages],
-        )
+        size = int(self._limits.megabytes * 2**20)
+        app = web.Application(client_max_size=size, middlewares=[self._as_json, self._only_own_pages])
         app.add_routes([
             web.get("/", self._page),
             web.get("/health", self._health),
@@ -127,10 +125,8 @@ class Server:
                 413, f"the request has more than {limit}; send less, or start with a larger --max_megabytes"
             )
         except web.HTTPException as error:
-            routes = "GET /, GET /health and POST /predict"
-            return _error(
-                error.status, f"{request.method} {request.path}: {error.reason}; there are {routes}"
-            )
+            found = f"{request.method} {request.path}: {error.reason}"
+            return _error(error.status, f"{found}; there are GET /, GET /health and POST /predict")
         except InputError as error:
             return _error(400, "; ".join(error.problems))
         except Exception:
@@ -232,8 +228,6 @@ class Server:
 
 
 class _Busy(asyncio.Protocol):
-    """Refuses a connection."""
-
     def connection_made(self, transport: asyncio.Transport) -> None:
         transport.write(b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
         transport.close()
@@ -255,11 +249,8 @@ def _parse_texts(body: bytes) -> tuple[list[str] | list[tuple[str, str]], bool]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"the body is no JSON ({error}); expected {EXPECTED['texts']}") from None
     known = {"text", "texts", "text_pair", "text_pairs", "explain"}
-    if (
-        not isinstance(content, dict)
-        or not content.keys() <= known
-        or ("text" in content) == ("texts" in content)
-    ):
+    is_known = isinstance(content, dict) and content.keys() <= known
+    if not is_known or ("text" in content) == ("texts" in content):
         raise InputError(f"expected {EXPECTED['texts']}; found {str(content)[:60]}")
     texts = content["texts"] if "texts" in content else [content["text"]]
     explain, one = content.get("explain", False), "text" in content
@@ -299,9 +290,7 @@ def _count_pixels(body: bytes) -> int:
 
 
 def _json(content: Any) -> web.Response:
-    return web.json_response(
-        content, dumps=lambda value: json.dumps(value, ensure_ascii=False, allow_nan=False)
-    )
+    return web.json_response(content, dumps=partial(json.dumps, ensure_ascii=False, allow_nan=False))
 
 
 def _error(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:

@@ -15,12 +15,13 @@ from samerun.arguments import TRACKERS
 from samerun.files import foreign_files
 from samerun.reports.tracker import (
     HISTORY,
+    KEYWORDS,
     PROJECT_VARIABLES,
-    RESUMED,
     SPEED,
     Tracker,
     project_of,
     read_history,
+    show_image,
 )
 
 
@@ -128,9 +129,8 @@ def test_an_image_is_a_file_and_goes_to_tensorboard(tmp_path):
         *(SimpleNamespace(name=name, **takes_images) for name in ("wandb", "aim")),
     ]
     image = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
-    with tracking(tmp_path, accelerator) as tracker:
-        for _ in range(2):  # a better model's takes its place
-            tracker.image("slices", image)
+    for _ in range(2):  # a better model's takes its place
+        show_image(accelerator, tmp_path, "slices", image, step=0)
     assert shown == [("slices", (2, 4, 3), "HWC")] * 2
     ((of_wandb,), step), (of_aim, _) = logged[:2]
     assert (of_wandb.size, of_aim.size, step) == ((4, 2), (4, 2), 0)
@@ -185,7 +185,7 @@ def test_a_resumed_run_goes_on_with_the_same_run_of_a_service(tmp_path):
     assert resumed.started[0][2]["mlflow"] == {"run_name": "mine", "run_id": "new 1"}
     assert resumed.started[0][2]["wandb"] == {"name": "mine"}
     assert resumed.started[0][2]["dvclive"] == {"dir": str(tmp_path / "dvclive"), "resume": True}
-    assert set(RESUMED) <= set(TRACKERS)
+    assert set(KEYWORDS) <= set(TRACKERS)
 
 
 @pytest.fixture
