@@ -77,9 +77,8 @@ def test_the_evaluation_loss_weighs_rows_by_their_tokens():
     assert metrics["loss"] == pytest.approx(7 / 5)
     assert metrics["gen_len"] == 2.5
     assert metrics["rougeL"] == pytest.approx(0.5)
-    with pytest.raises(
-        TrainingError, match=r"losses are not finite for 1 of 2 rows, first for row 0 \(0-based\), 'too much'"
-    ):
+    message = r"losses are not finite for 1 of 2 rows, first for row 0 \(0-based\), 'too much'"
+    with pytest.raises(TrainingError, match=message):
         titles().score({**predictions, "loss": np.array([np.nan, 3.0])}, split)
 
 

@@ -32,9 +32,8 @@ class Process:
         self.launch, self.exchange, self.is_main = launch, exchange, launch.rank == 0
 
     def gather(self, records):
-        return [
-            record for records in self.exchange.all_gather(self.launch.rank, records) for record in records
-        ]
+        gathered = self.exchange.all_gather(self.launch.rank, records)
+        return [record for records in gathered for record in records]
 
     def broadcast(self, value):
         return self.gather([value])[0]

@@ -42,7 +42,7 @@ def contest(
 ) -> Contest:
     """Runs `contenders`, ours among them, of contenders.MODULE. All of them train the same rows. `settings`:
     "batch_size", "steps" of each round, "rounds", "search_steps" for each setting tried. `label`: the first
-    columns of all rows. --quick tries two settings of each."""
+    columns of all rows. --quick tries one setting of each."""
     measure = in_rounds if settings["rounds"] else at_once
     best, searched, runs = measure(bench, module, contenders, settings)
     rows, measured = training(settings, settings["steps"])["measured_rows"], []
@@ -72,7 +72,7 @@ def in_rounds(bench: Bench, module: str, contenders: dict[str, Stages], settings
     searched: list[Row] = []
     best = {}
     for name, stages in contenders.items():
-        stages = [stages[0][:2]] if bench.options.quick else stages
+        stages = [stages[0][:1]] if bench.options.quick else stages
         best[name], rows = search(bench, f"{module}.{name}", stages, settings)
         searched += [{"": name, **row} for row in rows]
     runs: dict[str, list[Run]] = {name: [] for name in contenders}

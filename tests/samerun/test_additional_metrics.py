@@ -67,9 +67,8 @@ def test_numbers_of_every_kind_are_kept_and_names_stay_apart():
 
 
 def test_a_metric_that_fails_is_named(folder):
-    with pytest.raises(
-        InputError, match=r"--metrics near: cannot score these rows \(ValueError: average is binary more\)"
-    ):
+    message = r"--metrics near: cannot score these rows \(ValueError: average is binary more\)"
+    with pytest.raises(InputError, match=message):
         compute_additional([fixed(ValueError("average is binary\nmore"))], [], [])
     with pytest.raises(InputError, match=r"agreement: cannot score these rows \(ValueError: Got a string"):
         compute_additional(load_metrics([str(folder)]), ["a"], ["b"])

@@ -232,9 +232,8 @@ def test_a_checkpoint_is_requested_by_its_path(trained, tmp_path):
     path = trained.save(2)
     assert find(tmp_path / "elsewhere", str(path)) == path
     flip(path / "model.safetensors")
-    with pytest.raises(
-        InputError, match=r"--resume_from_checkpoint .*step_2: model\.safetensors was changed"
-    ):
+    message = r"--resume_from_checkpoint .*step_2: model\.safetensors was changed"
+    with pytest.raises(InputError, match=message):
         find(tmp_path, str(path))
 
 
@@ -264,9 +263,8 @@ def test_a_failed_save_harms_no_earlier_one(trained, tmp_path, monkeypatch, modu
     for step in (2, 4):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, Mock(side_effect=error))
-            with pytest.raises(
-                TrainingError, match=rf"step_{step} could not be written \(.*{told}.*\. step_2 is complete"
-            ):
+            message = rf"step_{step} could not be written \(.*{told}.*\. step_2 is complete"
+            with pytest.raises(TrainingError, match=message):
                 trained.save(step, limit=1)
         assert names(tmp_path) == ["step_2"]
         assert damage(tmp_path / "step_2") is None

@@ -59,9 +59,8 @@ def test_a_file_of_the_user_among_those_of_a_run_is_refused_and_stays(tmp_path, 
     for path in (tmp_path / name, tmp_path / "notes.txt"):
         path.parent.mkdir(exist_ok=True)
         path.write_text("mine")
-    with pytest.raises(
-        InputError, match=rf"{name} would be replaced, but no run is known to have written it; move it away"
-    ):
+    message = rf"{name} would be replaced, but no run is known to have written it; move it away"
+    with pytest.raises(InputError, match=message):
         check_output_dir(tmp_path, training=True, overwrite=True, resume=False)
     check_output_dir(tmp_path, training=True, overwrite=False, resume=True)
     clear(tmp_path)

@@ -62,9 +62,8 @@ def test_zero_without_deepspeed_is_refused_but_can_be_planned(arguments, environ
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert start.check(asked, Machine(0, True)).zero_stage == 2
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(
-        InputError, match=r"zero2\.json: DeepSpeed is not installed \(pip install deepspeed\)$"
-    ):
+    message = r"zero2\.json: DeepSpeed is not installed \(pip install deepspeed\)$"
+    with pytest.raises(InputError, match=message):
         start.check(asked)
 
 

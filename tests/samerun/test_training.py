@@ -282,9 +282,8 @@ def test_loss_and_gradient_are_looked_at(begin, monkeypatch, loss, norm, told):
 def test_out_of_memory_says_what_to_make_smaller(begin, error):
     task, told = LinearTask(), re.escape(in_short(error))
     task.loss_sum = Mock(side_effect=error)
-    with pytest.raises(
-        TrainingError, match=rf"step 1: out of memory on a batch of 1 rows x 3\. Try --grad.*{told}\)$"
-    ):
+    message = rf"step 1: out of memory on a batch of 1 rows x 3\. Try --grad.*{told}\)$"
+    with pytest.raises(TrainingError, match=message):
         begin(task=task).fit()
 
 
@@ -346,9 +345,8 @@ def test_the_trial_reserves_memory_for_the_optimizers_state_only(begin, monkeypa
 def test_statistics_forbid_smaller_micro_batches(begin):
     session = begin(task=Roomy(False))
     session.model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), session.layer)
-    with pytest.raises(
-        TrainingError, match=r"step 1: out of memory on a batch of 4 rows x 3\. Try a smaller"
-    ):
+    message = r"step 1: out of memory on a batch of 4 rows x 3\. Try a smaller"
+    with pytest.raises(TrainingError, match=message):
         session.fit()
 
 

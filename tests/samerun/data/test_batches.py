@@ -34,9 +34,8 @@ def test_a_worker_that_is_killed_ends_the_training_where_it_waits_for_it_and_now
     for worker in multiprocessing.active_children():
         worker.kill()
         worker.join()  # SIGCHLD has come, and did not raise here
-    with pytest.raises(
-        TrainingError, match=r"a data loader worker died: DataLoader worker .*--dataloader_num_workers$"
-    ):
+    message = r"a data loader worker died: DataLoader worker .*--dataloader_num_workers$"
+    with pytest.raises(TrainingError, match=message):
         list(loaded)
 
 

@@ -67,9 +67,8 @@ def test_leftovers_are_removed_by_the_process_that_has_the_lock(token_cache, mon
 
 def test_a_cache_that_cannot_be_written(token_cache):
     token_cache.write_text("a file where the folder should be")
-    with pytest.raises(
-        InputError, match=r"cache/rows: the cache cannot be written \(.+\); set HF_DATASETS_CACHE to another"
-    ):
+    message = r"cache/rows: the cache cannot be written \(.+\); set HF_DATASETS_CACHE to another"
+    with pytest.raises(InputError, match=message):
         get_or_create("rows", "a", fill)
 
     def full(path):

@@ -100,9 +100,8 @@ def test_several_folders_and_a_table_make_a_split(tmp_path, token_cache):
     arguments = MaskArguments(output_dir="runs/a", train_file=named)
     assert find_classes_file(arguments) == tmp_path / "b" / "classes.txt"
     (tmp_path / "a" / "classes.txt").write_text("y\nx\n")
-    with pytest.raises(
-        InputError, match=r"a/classes\.txt and .*b/classes\.txt are not equal; name the right"
-    ):
+    message = r"a/classes\.txt and .*b/classes\.txt are not equal; name the right"
+    with pytest.raises(InputError, match=message):
         find_classes_file(arguments)
 
 

@@ -77,9 +77,8 @@ def test_the_attention_follows_the_length(given, length, told, chosen, padding):
 def test_padding_to_the_block_must_fit_the_position_table():
     tight = BigBirdConfig(block_size=16, num_random_blocks=2, max_position_embeddings=500)
     assert choose_attention(tight, 496) is None
-    with pytest.raises(
-        InputError, match=r"--max_length 497 needs 512 positions in blocks of 16, .* 500; give at most 496"
-    ):
+    message = r"--max_length 497 needs 512 positions in blocks of 16, .* 500; give at most 496"
+    with pytest.raises(InputError, match=message):
         choose_attention(tight, 497)
 
 

@@ -119,9 +119,8 @@ def test_adapters_and_new_weights_alone_are_trained(arguments):
     everywhere = trained(limit_training(small_model(), arguments(lora_r=2), HEAD))
     assert not any(name.startswith("classifier.lora") for name in everywhere)
     assert sum("lora_A" in name for name in everywhere) == 3 * 6 + 1  # six matrices a layer, and the pooler's
-    with pytest.raises(
-        InputError, match=r"--lora_target_modules q_proj: no such layer .*; the model has bert\.embeddings"
-    ):
+    message = r"--lora_target_modules q_proj: no such layer .*; the model has bert\.embeddings"
+    with pytest.raises(InputError, match=message):
         limit_training(small_model(), arguments(lora_r=2, lora_target_modules=("q_proj",)), HEAD)
 
 

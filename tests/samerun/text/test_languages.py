@@ -90,9 +90,8 @@ def test_languages_that_a_tokenizer_does_not_have_are_refused():
         f"--source_lang en_xx: runs/a {told}; did you mean en_XX?",
         f"--target_lang kl_KL: runs/a {told}; did you mean lv_LV?",
     ]
-    with pytest.raises(
-        InputError, match="--source_lang zh_CN: the tokenizer of runs/a has no language codes; leave it out"
-    ):
+    message = "--source_lang zh_CN: the tokenizer of runs/a has no language codes; leave it out"
+    with pytest.raises(InputError, match=message):
         set_languages(BartTokenizer(), asked("zh_CN"))
 
 

@@ -215,9 +215,8 @@ def test_an_exported_model_says_and_repeats_how_it_was_trained(bert_folder, data
 
 
 def test_windows_need_room_for_their_stride(tokenizer):
-    with pytest.raises(
-        InputError, match=r"windows:stride=10: a window of --max_length 12 has 10 tokens .* give at most 9"
-    ):
+    message = r"windows:stride=10: a window of --max_length 12 has 10 tokens .* give at most 9"
+    with pytest.raises(InputError, match=message):
         long_documents(tokenizer, long_documents="windows:stride=10", max_length=12)
     assert long_documents(tokenizer, long_documents="windows:stride=9", max_length=12).stride == 9
     assert long_documents(tokenizer, long_documents="windows", max_length=30).stride == 3
