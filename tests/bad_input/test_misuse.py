@@ -1,5 +1,6 @@
 """Random combinations of arguments, drawn from the parser's own table, on small files: a command ends with
-exit code 0, or with 2 and a message; it writes into its output folder only, and a refusal changes nothing.
+exit code 0, or with 2 and a message; it writes into its output folder only, and a refusal changes nothing. A
+training that is stopped and resumed ends with the same bytes.
 
     MISUSE=200 python -m pytest tests/bad_input/test_misuse.py     more combinations than the suite's
 """
@@ -8,6 +9,7 @@ import dataclasses
 import importlib
 import os
 import random
+import shutil
 from pathlib import Path
 
 import launchers
@@ -16,6 +18,10 @@ import pytest
 from images_job import write_folder
 from launchers import as_words, write_csv
 from run_folders import contents
+
+from samerun import signals
+from samerun.tools.soak import differences
+from samerun.training import Training
 
 NUMBER = int(os.environ.get("MISUSE", 12))
 TASKS = ("classify", "titlegen", "image_classify", "segment")
@@ -73,7 +79,7 @@ def drawn(chance: random.Random, field: dataclasses.Field) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(NUMBER))
-def test_a_command_of_random_arguments(number, script, tmp_path):
+def test_a_command_of_random_arguments(number, script, monkeypatch, tmp_path):
     chance = random.Random(number)
     task = chance.choice(TASKS)
     write_data(tmp_path)
@@ -96,3 +102,16 @@ def test_a_command_of_random_arguments(number, script, tmp_path):
     # A path that the user gives may lie elsewhere.
     outside = {name for name in after.keys() - before.keys() if not name.startswith("run/")}
     assert not outside or any(fields[name].metadata["path"] for name in names), (outside, said)
+    if "run/history.jsonl" in after.keys() - before.keys() and not outside:
+        run = tmp_path / "run"
+        straight = shutil.move(run, tmp_path / "straight")
+        with monkeypatch.context() as patch:
+            step, asked = Training.do_step, []
+            patch.setattr(Training, "do_step", lambda *given: [step(*given), asked.append(True)][0])
+            patch.setattr(signals, "requested", lambda: "a test" if asked else None)
+            assert script(task, words).code == 75, said
+        again = as_words(overwrite_output_dir="false", resume_from_checkpoint="auto")
+        script(task, [*words, *again]).check()
+        found = differences(straight, run)
+        # A run that was stopped leaves a checkpoint, also without --save_strategy.
+        assert [name for name in found if not name.startswith("checkpoints/")] == [], (found, said)

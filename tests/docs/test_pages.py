@@ -94,10 +94,8 @@ def test_getting_started(tmp_path, bert_folder):
     assert [block.language for block in marked] == ["bash", "bash", "python"]
     commands = [line for block in marked[:2] for line in block.text.splitlines()]
     work_through([line.replace("bert-base-uncased", str(bert_folder)) for line in commands], tmp_path)
-    assert (
-        len((tmp_path / "runs" / "mine" / "predictions_new.jsonl").read_text(encoding="utf-8").splitlines())
-        == 2
-    )
+    written = (tmp_path / "runs" / "mine" / "predictions_new.jsonl").read_text(encoding="utf-8")
+    assert len(written.splitlines()) == 2
     python = launchers.run([sys.executable, "-c", marked[2].text], tmp_path).check()
     assert "'label': 'technology'" in python.out
 

@@ -144,9 +144,8 @@ def test_later_checkpoints_stay_set_aside_until_the_run_has_passed_them(trained,
     checkpoint.set_aside_later(tmp_path, 2)
     trained.save(4, limit=1)
     assert names(tmp_path) == ["step_10.left_behind", "step_4", "step_9.left_behind"]
-    assert (
-        "step_9, step_10: later than this run's step; kept as step_N.left_behind" in capsys.readouterr().out
-    )
+    said = capsys.readouterr().out
+    assert "step_9, step_10: later than this run's step; kept as step_N.left_behind" in said
     assert find(tmp_path, "auto") == tmp_path / "step_4"
     assert damage(tmp_path / "step_10.left_behind") is None
     trained.save(9, limit=1)

@@ -27,10 +27,8 @@ def test_folders_of_every_version_can_be_read(folder):
 
 def test_there_is_a_frozen_folder_of_each_kind_of_predictions():
     kinds = validator("predictions").schema["oneOf"]
-    lines = [
-        json.loads((folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()[0])
-        for folder in FROZEN
-    ]
+    files = [(folder / "predictions.jsonl").read_text(encoding="utf-8") for folder in FROZEN]
+    lines = [json.loads(text.splitlines()[0]) for text in files]
     for kind in kinds:
         assert any(set(kind["required"]) <= line.keys() for line in lines), kind["title"]
 

@@ -126,9 +126,8 @@ def test_windows_that_are_padded_in_front_and_documents_without_tokens(bert_fold
 
 @pytest.fixture
 def data(tmp_path):
-    rows = [
-        (text_of(words, seed=words), "x" if words % 2 else "y") for words in (3, 40, 12, 90, 25, 8, 60, 15)
-    ]
+    lengths = (3, 40, 12, 90, 25, 8, 60, 15)
+    rows = [(text_of(words, seed=words), "x" if words % 2 else "y") for words in lengths]
     (tmp_path / "rows.csv").write_text("text,labels\n" + "".join(f"{text},{label}\n" for text, label in rows))
     return tmp_path / "rows.csv"
 

@@ -98,10 +98,8 @@ def test_several_folders_and_tables(folder):
     assert ids(found)["test"][5:] == ["second/v2", "mine"]
     found = find(named, (True, False, False))["train"]
     assert found.mixture((1, 3), 2, notes).counts.tolist() == [4, 10]  # of 14 patches; exactly 3.5 and 10.5
-    assert (
-        notes[-1]
-        == f"rows of an epoch: 4 from the 12 of {folder}, 10 from the 2 of {table} (--mixing_weights)"
-    )
+    shares = f"4 from the 12 of {folder}, 10 from the 2 of {table}"
+    assert notes[-1] == f"rows of an epoch: {shares} (--mixing_weights)"
     shutil.rmtree(folder.with_name("second") / "labels")
     with pytest.raises(InputError, match=r"has labels, but .*second has none; give all of them labels, or"):
         find(named, (False, False, True), test_file=named)
