@@ -82,7 +82,7 @@ class Layout:
 
 
 def layout_of(launch: Any, batch: BatchShape, state_bytes: float = 8.0) -> Layout:
-    """The layout of a `runtime.Launch`. `state_bytes`: as in `Layout`."""
+    """The layout of a `launch.Launch`. `state_bytes`: as in `Layout`."""
     wrapped = launch.world_size > 1 or launch.launcher in ("torchrun", "deepspeed")
     return Layout(
         world_size=launch.world_size,

@@ -8,6 +8,7 @@ import pytest
 
 from samerun import checkpoint, main, runtime, start
 from samerun.errors import InputError
+from samerun.launch import Launch
 from samerun.parsing import names_of
 
 
@@ -16,9 +17,7 @@ def place(environment, monkeypatch):
     """Makes this process one of two machines with two processes each; returns what it brought to the
     rendezvous."""
     brought = []
-    monkeypatch.setattr(
-        start, "connect", lambda launch, compared, timeout: brought.append((compared, timeout))
-    )
+    monkeypatch.setattr(start, "connect", lambda launch, *given: brought.append(given))
 
     def make(rank):
         environment.update(RANK=str(rank), WORLD_SIZE="4", LOCAL_RANK=str(rank % 2), LOCAL_WORLD_SIZE="2")
@@ -83,7 +82,7 @@ def test_the_best_model_is_loaded_from_where_this_machine_has_it(arguments, monk
 @pytest.mark.parametrize("machines", [1, 2])
 def test_connection_errors_between_machines_are_explained(environment, monkeypatch, machines):
     environment["GLOO_SOCKET_IFNAME"] = "eth0"
-    launch, store = runtime.Launch(world_size=2, local_world_size=2 // machines), Mock()
+    launch, store = Launch(world_size=2, local_world_size=2 // machines), Mock()
     of_gloo = RuntimeError("Gloo connectFullMesh failed with [pair.cc:156] timed out\nmore")
     open_group = Mock(side_effect=[of_gloo, RuntimeError("of another kind")])
     monkeypatch.setattr("torch.distributed.init_process_group", open_group)

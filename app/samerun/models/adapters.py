@@ -52,7 +52,7 @@ def limit_training(model: Any, arguments: Any, new_names: set[str]) -> Any:
 
 
 def check_quantization(arguments: Any, launch: Any) -> None:
-    """Raises `InputError` if --quantize does not work here. `launch`: a `runtime.Launch`."""
+    """Raises `InputError` if --quantize does not work here. `launch`: a `launch.Launch`."""
     bits = _bits(arguments)
     if bits is None:
         return
@@ -68,7 +68,7 @@ def check_quantization(arguments: Any, launch: Any) -> None:
 
 def rounded_as(arguments: Any, launch: Any) -> str:
     """The precision that limits how well an fp32 export agrees with the trained model. 8-bit layers also
-    round their inputs, about as bf16 does; TF32 has the mantissa of fp16. `launch`: a `runtime.Launch`."""
+    round their inputs, about as bf16 does; TF32 has the mantissa of fp16. `launch`: a `launch.Launch`."""
     if arguments.quantize == "8":
         return "bf16"
     return "fp16" if launch.tf32 and launch.precision == "no" else launch.precision
