@@ -1,6 +1,5 @@
 """Shells that are not as usual: no home, no console, no folder of the script on Python's path."""
 
-import os
 import subprocess
 import sys
 
@@ -11,11 +10,8 @@ from run_folders import read_json
 
 @pytest.mark.parametrize("name", ["classify.py", "titlegen.py"])
 def test_a_script_finds_its_packages_under_a_safe_path(name):
-    command = [sys.executable, str(CLASSIFY.parent / name), "--seed", "x"]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**environment, "PYTHONSAFEPATH": "1"}
-    )
+    words = ["env", "-u", "PYTHONPATH", "PYTHONSAFEPATH=1", sys.executable, str(CLASSIFY.parent / name)]
+    done = subprocess.run([*words, "--seed", "x"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.splitlines()[0][:15]) == (2, "error: --seed: ")
 
 

@@ -15,7 +15,7 @@ from samerun.tools.soak import differences
 
 pytestmark = pytest.mark.slow
 
-TERM, USR1, INT, KILL = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGKILL
+TERM, USR1, INT = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
 DS_FILE = {"deepspeed": "ds_configs/zero1.json"}
 
 
@@ -35,7 +35,6 @@ def everyone(number):
 ASKED = {
     "accelerate one Ctrl-C": (lambda: accelerate("cpu.yaml", 1), {}, everyone(INT), None, "SIGINT"),
     "torchrun TERM": (lambda: torchrun(2), {"dataloader_num_workers": 1}, launcher(TERM), 1, "SIGTERM"),
-    "torchrun KILL": (lambda: torchrun(2), {}, launcher(KILL), -KILL, "the launcher is gone"),
     "torchrun rank 1 USR1": (lambda: torchrun(2), {}, rank(1, USR1), 1, "SIGUSR1"),
     "deepspeed TERM": (lambda: deepspeed(2), DS_FILE, launcher(TERM), -TERM, "the launcher is gone"),
 }  # fmt: skip

@@ -152,11 +152,12 @@ def weigh(scores, bias, lines, scale, keys, stride, dropped, factor, logarithms)
                 for place in range(width):
                     highest = _higher(highest, _load(line[place]) * scale + added[place])
                 _draw(words, keys[row, head] + np.uint64(query) * stride)
+                for place in range(width):
+                    weights[place] = _power_of_2(_load(line[place]) * scale + added[place] - highest)
+                # A loop that also writes adds up in another order if its arrays are too close in memory.
                 total = np.float32(0)
                 for place in range(width):
-                    weight = _power_of_2(_load(line[place]) * scale + added[place] - highest)
-                    total += weight
-                    weights[place] = weight
+                    total += weights[place]
                 total = _higher(total, np.float32(1e-37))
                 share = factor / total
                 for place in range(width):

@@ -248,10 +248,9 @@ def label_ids(
     ids = {names: sorted(numbers[name] for name in names if name in numbers) for names in set(labelled.rows)}
     unknown: dict[str, list[int]] = {}  # label -> rows
     for row, names in enumerate(labelled.rows):
-        if len(ids[names]) < len(names):
-            for name in names:
-                if name not in numbers:
-                    unknown.setdefault(name, []).append(row)
+        for name in names:
+            if name not in numbers:
+                unknown.setdefault(name, []).append(row)
     if unknown and ignore_unknown:
         count = sum(map(len, unknown.values()))
         notes.append(

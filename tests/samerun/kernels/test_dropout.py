@@ -1,6 +1,7 @@
 """Dropout masks: golden bits, their distribution, and the functions of torch that use them."""
 
 import copy
+import ctypes
 
 import numpy as np
 import pytest
@@ -92,6 +93,26 @@ def test_loops_compile_where_no_folder_for_them_can_be_written(monkeypatch):
 
     monkeypatch.setattr(Dispatcher, "enable_caching", refuse)
     assert loops.compiled(lambda x: x * 2)(3) == 6
+
+
+def test_weights_of_attention_do_not_depend_on_addresses():
+    """A loop that writes up to 128 bytes behind the start of what it reads adds up in another order. Short
+    rows of scores came to that, if the loop's own array filled a hole of the heap behind them."""
+    heap, floats, far = ctypes.CDLL(None), ctypes.c_float * 7, np.empty(7, np.float32)
+    heap.malloc.restype, heap.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    bias, lines = np.zeros((1, 7), np.float32), np.zeros((1, 1, 1), np.int64)
+    constants = np.float32(1), np.ones((1, 1), np.uint64), np.uint64(1), np.int16(-(2**15)), np.float32(1)
+    generator = np.random.default_rng(0)
+    for size in range(96, 256, 16):
+        for address, behind in [(heap.malloc(28), heap.malloc(size)) for _ in range(100)]:
+            near, numbers = floats.from_address(address), generator.standard_normal(7, np.float32)
+            heap.free(behind)
+            for scores in (np.ctypeslib.as_array(near), far):
+                scores[:] = numbers
+                logarithms = np.empty((1, 1, 1), np.float32)
+                loops.weigh(scores.reshape(1, 1, 1, 7), bias, lines, *constants, logarithms)
+            assert list(near) == far.tolist()
+            assert heap.malloc(size)  # so that the next call takes the next hole
 
 
 # Rows
