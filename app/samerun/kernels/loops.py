@@ -21,7 +21,8 @@ FIRST, SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # 
 # 2**x for 0 <= x <= 1: a polynomial's factors from the highest power, with a relative error of 2e-7.
 POWER_OF_2 = Chebyshev.interpolate(np.exp2, 5, [0, 1]).convert(kind=Polynomial).coef[::-1].astype(np.float32)
 LN2 = np.float32(np.log(2))
-# Sums may be reordered, as torch's are. Infinity and NaN keep their meaning.
+# Sums may be reordered, as torch's are. Hence a loop that adds up must not write: LLVM would choose the order
+# by the distance of its arrays in memory. Infinity and NaN keep their meaning.
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 
 
@@ -154,7 +155,6 @@ def weigh(scores, bias, lines, scale, keys, stride, dropped, factor, logarithms)
                 _draw(words, keys[row, head] + np.uint64(query) * stride)
                 for place in range(width):
                     weights[place] = _power_of_2(_load(line[place]) * scale + added[place] - highest)
-                # A loop that also writes adds up in another order if its arrays are too close in memory.
                 total = np.float32(0)
                 for place in range(width):
                     total += weights[place]

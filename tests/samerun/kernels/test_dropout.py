@@ -96,8 +96,8 @@ def test_loops_compile_where_no_folder_for_them_can_be_written(monkeypatch):
 
 
 def test_weights_of_attention_do_not_depend_on_addresses():
-    """A loop that writes up to 128 bytes behind the start of what it reads adds up in another order. Short
-    rows of scores came to that, if the loop's own array filled a hole of the heap behind them."""
+    """A loop that writes within 128 bytes (AVX2) behind the start of what it reads adds up in another order.
+    Short rows of scores came to that, if the loop's own array filled a hole of the heap behind them."""
     heap, floats, far = ctypes.CDLL(None), ctypes.c_float * 7, np.empty(7, np.float32)
     heap.malloc.restype, heap.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
     bias, lines = np.zeros((1, 7), np.float32), np.zeros((1, 1, 1), np.int64)
