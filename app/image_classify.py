@@ -51,6 +51,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
 from torch.nn.functional import cross_entropy
 from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForImageClassification
 
@@ -211,11 +212,7 @@ class ImageClassification(ImageTask):
             replace_folder(path, partial(save_small_cnn, self.config, weights, check))
         else:
             self.save_best(path, model, weights, check)
-        if best is None:
-            return {}
-        confusion = self.confusion(best)
-        table = classes.per_class_table(confusion, self.labels)
-        return {"eval_per_class": table, "eval_confusion_matrix": confusion.tolist()}
+        return {} if best is None else classes.evaluation(self.confusion(best), self.labels)
 
     def check_export(self, best: Predictions | None, folder: Path) -> None:
         """Loads an exported folder and compares its probabilities with the run's."""
@@ -229,7 +226,7 @@ class ImageClassification(ImageTask):
         expected = torch.as_tensor(best["logits"][rows]).double().softmax(-1)
         check_agreement("probabilities", exported, expected, self.tolerance(TOLERANCE))
 
-    def confusion(self, best: Predictions) -> np.ndarray:
+    def confusion(self, best: Predictions) -> csr_array:
         return classes.confusion_matrix(best["logits"].argmax(axis=1), best["labels"], len(self.labels))
 
     def previews(self, best: Predictions) -> dict[str, str]:

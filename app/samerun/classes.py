@@ -7,16 +7,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
 from torch.nn.functional import cross_entropy
 
 from samerun.errors import InputError
-from samerun.reports.card import markdown_table
+from samerun.reports.card import markdown_table, table_of
 from samerun.reports.figures import confusion as confusion_figure
 from samerun.task import ReportContent
 
 TOP = 5  # of top5_accuracy
-MAX_TABLE, MAX_FIGURE = 20, 30  # classes of a confusion matrix; metrics.json has the whole matrix
+MAX_MATRIX, MAX_TABLE, MAX_FIGURE = 100, 20, 30  # classes of a matrix in metrics.json, tables, figures
+MAX_PAIRS = 20  # classes that are taken for another
 MAX_PREDICTED = 10  # classes of a prediction
+SORTED_CELLS = 1 << 22  # of predictions, at once
 
 
 def sorted_classes(names: Sequence[str], declared: Sequence[str] = (), unit: str = "images") -> list[str]:
@@ -32,15 +35,16 @@ def sorted_classes(names: Sequence[str], declared: Sequence[str] = (), unit: str
     return sorted(distinct, key=int) if all(name.isdecimal() for name in distinct) else distinct
 
 
-def confusion_matrix(predicted: np.ndarray, references: np.ndarray, num_classes: int) -> np.ndarray:
-    """(classes, classes) int64: number of rows by true and predicted class."""
-    counts = np.bincount(references * num_classes + predicted, minlength=num_classes**2)
-    return counts.reshape(num_classes, num_classes)
+def confusion_matrix(predicted: np.ndarray, references: np.ndarray, num_classes: int) -> csr_array:
+    """(classes, classes) int64: number of rows by true and predicted class. Sparse, because of 10,000 classes
+    it would take 800 MB."""
+    ones = np.ones(len(references), dtype=np.int64)
+    return csr_array((ones, (references, predicted)), shape=(num_classes, num_classes))
 
 
-def per_class(confusion: np.ndarray) -> dict[str, np.ndarray]:
+def per_class(confusion: csr_array) -> dict[str, np.ndarray]:
     """(classes,) precision, recall, f1 and support; undefined ratios are 0."""
-    right, predicted, support = np.diag(confusion), confusion.sum(axis=0), confusion.sum(axis=1)
+    right, predicted, support = confusion.diagonal(), confusion.sum(axis=0), confusion.sum(axis=1)
     return {
         "precision": right / np.maximum(predicted, 1),
         "recall": right / np.maximum(support, 1),
@@ -49,12 +53,12 @@ def per_class(confusion: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def decision_scores(confusion: np.ndarray) -> dict[str, float]:
+def decision_scores(confusion: csr_array) -> dict[str, float]:
     """accuracy and f1_macro from a confusion matrix of at least one row. f1_macro is over classes that occur
     or were predicted, as in scikit-learn."""
     seen = (confusion.sum(axis=0) + confusion.sum(axis=1)) > 0
     return {
-        "accuracy": float(np.diag(confusion).sum() / confusion.sum()),
+        "accuracy": float(confusion.trace() / confusion.sum()),
         "f1_macro": float(per_class(confusion)["f1"][seen].mean()),
     }
 
@@ -92,13 +96,13 @@ def single_label_scores(
     return scores
 
 
-def weighted_scores(confusion: np.ndarray) -> dict[str, float]:
+def weighted_scores(confusion: csr_array) -> dict[str, float]:
     """f1_weighted, by the classes' rows, and Matthews' correlation (Gorodkin, "Comparing two K-category
     assignments by a K-category correlation coefficient", 2004; 0 where it is undefined) from a confusion
     matrix of at least one row."""
     columns, total = per_class(confusion), confusion.sum()
     true, predicted = (confusion.sum(axis=axis).astype(float) for axis in (1, 0))
-    covariance = np.diag(confusion).sum() * total - true @ predicted
+    covariance = confusion.trace() * total - true @ predicted
     norm = np.sqrt((total**2 - predicted @ predicted) * (total**2 - true @ true))
     return {
         "f1_weighted": float(columns["f1"] @ columns["support"] / total),
@@ -106,7 +110,7 @@ def weighted_scores(confusion: np.ndarray) -> dict[str, float]:
     }
 
 
-def per_class_table(confusion: np.ndarray, labels: list[str]) -> list[dict[str, Any]]:
+def per_class_table(confusion: csr_array, labels: list[str]) -> list[dict[str, Any]]:
     """`per_class` as rows of a table."""
     columns = per_class(confusion)
     return [
@@ -115,33 +119,53 @@ def per_class_table(confusion: np.ndarray, labels: list[str]) -> list[dict[str, 
     ]
 
 
+def evaluation(confusion: csr_array, labels: list[str]) -> dict[str, Any]:
+    """Entries of metrics.json: `per_class_table`, and the confusion matrix or, of many classes, the most
+    frequent errors."""
+    table = {"eval_per_class": per_class_table(confusion, labels)}
+    if len(labels) <= MAX_MATRIX:
+        return {**table, "eval_confusion_matrix": confusion.toarray().tolist()}
+    return {**table, "eval_confused_pairs": confused_pairs(confusion, labels)}
+
+
+def confused_pairs(confusion: csr_array, labels: list[str], unit: str = "rows") -> list[dict[str, Any]]:
+    """The MAX_PAIRS most frequent errors: true class, predicted class, and number of rows, under `unit`."""
+    rows, columns = confusion.nonzero()
+    wrong = rows != columns
+    counts, pairs = (
+        confusion.data[wrong],
+        list(zip(rows[wrong].tolist(), columns[wrong].tolist(), strict=True)),
+    )
+    order = np.argsort(-counts, kind="stable")[:MAX_PAIRS].tolist()
+    return [
+        {"is": labels[pairs[n][0]], "predicted": labels[pairs[n][1]], unit: int(counts[n])} for n in order
+    ]
+
+
 def prediction_lines(
     logits: np.ndarray, labels: list[str], references: np.ndarray | None
 ) -> Iterator[dict[str, Any]]:
     """Yields the predicted class of each row and the highest probabilities, best first. `logits`: (rows,
     classes). `references`: (rows,) the true classes, if they are known."""
-    probabilities = torch.as_tensor(logits).double().softmax(-1).numpy()
-    best = np.argsort(-probabilities, axis=1, kind="stable")[:, :MAX_PREDICTED]
-    for number, (row, order) in enumerate(zip(probabilities, best, strict=True)):
-        yield {
-            "label": labels[order[0]],
-            "probabilities": {labels[chosen]: round(float(row[chosen]), 6) for chosen in order},
-            **({} if references is None else {"reference": labels[references[number]]}),
-        }
+    step = max(1, SORTED_CELLS // len(labels))
+    for start in range(0, len(logits), step):
+        probabilities = torch.as_tensor(logits[start : start + step]).double().softmax(-1).numpy()
+        best = np.argsort(-probabilities, axis=1, kind="stable")[:, :MAX_PREDICTED]
+        for number, (row, order) in enumerate(zip(probabilities, best, strict=True), start):
+            yield {
+                "label": labels[order[0]],
+                "probabilities": {labels[chosen]: round(float(row[chosen]), 6) for chosen in order},
+                **({} if references is None else {"reference": labels[references[number]]}),
+            }
 
 
-def confusion_table(confusion: Sequence[Sequence[int]], labels: list[str], unit: str = "images") -> list[str]:
+def confusion_table(confusion: csr_array, labels: list[str], unit: str = "images") -> list[str]:
     """A confusion matrix as Markdown, one row per class; for many classes, a list of the most confused
     pairs."""
-    counts = np.array(confusion)
     if len(labels) <= MAX_TABLE:
-        rows = [[f"**{label}**", *row] for label, row in zip(labels, counts.tolist(), strict=True)]
+        rows = [[f"**{x}**", *row] for x, row in zip(labels, confusion.toarray().tolist(), strict=True)]
         return markdown_table(["is \\ predicted", *labels], rows)
-    wrong = counts - np.diag(np.diag(counts))
-    order = np.argsort(-wrong, axis=None, kind="stable")[:MAX_TABLE]
-    pairs = [divmod(index, len(labels)) for index in order.tolist()]
-    rows = [[labels[i], labels[j], int(wrong[i, j])] for i, j in pairs if wrong[i, j]]
-    return markdown_table(["is", "predicted", unit], rows)
+    return table_of(confused_pairs(confusion, labels, unit))
 
 
 def card_sections(folder: Path, labels: list[str], unit: str = "images") -> list[str]:
@@ -150,15 +174,17 @@ def card_sections(folder: Path, labels: list[str], unit: str = "images") -> list
     table = metrics.get("eval_per_class")
     if not table:
         return []
-    matrix_lines = confusion_table(metrics["eval_confusion_matrix"], labels, unit)
-    class_lines = markdown_table(list(table[0]), [list(row.values()) for row in table])
+    if matrix := metrics.get("eval_confusion_matrix"):
+        matrix_lines = confusion_table(csr_array(matrix), labels, unit)
+    else:
+        matrix_lines = table_of(metrics["eval_confused_pairs"])
     return [
         *("## Confusion matrix (validation)", "", *matrix_lines, ""),
-        *("## Classes (validation)", "", *class_lines),
+        *("## Classes (validation)", "", *table_of(table)),
     ]
 
 
-def figures(confusion: np.ndarray, labels: list[str]) -> ReportContent:
+def figures(confusion: csr_array, labels: list[str]) -> ReportContent:
     """The confusion matrix, for the classes with the most errors."""
     title = "Confusion matrix: rows are true classes"
     return ReportContent({"confusion_matrix": confusion_figure(title, confusion, labels, MAX_FIGURE)}, [])

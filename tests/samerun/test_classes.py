@@ -4,15 +4,20 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_support, top_k_accuracy_score
 from sklearn.metrics import confusion_matrix as their_confusion
 
+from samerun import classes
 from samerun.classes import (
     MAX_FIGURE,
+    card_sections,
     confusion_matrix,
+    evaluation,
     figures,
     per_class_table,
+    prediction_lines,
     single_label_scores,
     sorted_classes,
 )
 from samerun.errors import InputError
+from samerun.files import write_json
 
 
 def test_classes_stand_as_they_are_declared_or_else_in_order():
@@ -53,7 +58,8 @@ def test_the_table_and_the_confusion_matrix_are_scikit_learns():
     logits, references = rows()
     predicted, labels = logits.argmax(1), [f"class {number}" for number in range(7)]
     confusion = confusion_matrix(predicted, references, 7)
-    np.testing.assert_array_equal(confusion, their_confusion(references, predicted, labels=np.arange(7)))
+    theirs = their_confusion(references, predicted, labels=np.arange(7))
+    np.testing.assert_array_equal(confusion.toarray(), theirs)
     expected = precision_recall_fscore_support(references, predicted, labels=np.arange(7), zero_division=0)
     table = per_class_table(confusion, labels)
     assert [row["label"] for row in table] == labels
@@ -81,3 +87,29 @@ def test_a_confusion_matrix_shows_the_classes_with_most_errors(number):
     shown = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
     assert len(shown) == min(number, MAX_FIGURE)
     assert {"c0", f"c{number - 1}"} <= set(shown)
+
+
+def test_of_many_classes_the_errors_are_listed(tmp_path):
+    labels, truth = [f"c{number}" for number in range(20_000)], np.arange(20_000)
+    found = truth.copy()
+    found[[7, 9, 11]] = [8, 8, 12]
+    truth = np.append(truth, [7])
+    confusion = confusion_matrix(np.append(found, [8]), truth, len(labels))
+    metrics = evaluation(confusion, labels)
+    first, *others = metrics["eval_confused_pairs"]
+    assert first == {"is": "c7", "predicted": "c8", "rows": 2}
+    assert [pair["is"] for pair in others] == ["c9", "c11"]
+    assert "eval_confusion_matrix" not in metrics
+    write_json(tmp_path / "metrics.json", metrics)
+    card = card_sections(tmp_path, labels)
+    assert "| c7 | c8 | 2 |" in card
+    assert len(card) < 150
+    assert len(figures(confusion, labels).figures["confusion_matrix"].axes[0].get_yticklabels()) == MAX_FIGURE
+
+
+def test_lines_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
+    logits, references = rows(20)
+    labels = list("abcdefg")
+    whole = list(prediction_lines(logits, labels, references))
+    monkeypatch.setattr(classes, "SORTED_CELLS", 22)
+    assert list(prediction_lines(logits, labels, references)) == whole

@@ -30,6 +30,7 @@ model = {model}.from_pretrained(base, config=config, ignore_mismatched_sizes=Tru
 PeftModel.from_pretrained(model, "best").merge_and_unload().save_pretrained("merged")
 shutil.copytree("best", "merged", ignore=shutil.ignore_patterns("adapter_*"), dirs_exist_ok=True)
 """
+MAX_ROWS = 100  # of a table of labels; metrics.json has all
 SPLITS = {"eval": "validation", "test": "test"}  # prefix of metrics -> split
 
 
@@ -120,6 +121,14 @@ def markdown_table(header: list[str], rows: list[list[Any]]) -> list[str]:
     """Lines of a Markdown table. Floats get four decimals, None is a dash."""
     lines = ["| " + " | ".join(map(_cell, row)) + " |" for row in [header, *rows]]
     return [lines[0], "|" + " --- |" * len(header), *lines[1:]]
+
+
+def table_of(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """`markdown_table` of rows with the same keys, of which "support" counts examples: of many, the MAX_ROWS
+    most frequent ones; [] without rows."""
+    if len(rows) > MAX_ROWS:
+        rows = sorted(rows, key=lambda row: -row["support"])[:MAX_ROWS]
+    return markdown_table(list(rows[0]), [list(row.values()) for row in rows]) if rows else []
 
 
 def class_tables(folder: Path, classes: Sequence[str], columns: dict[str, str]) -> list[str]:

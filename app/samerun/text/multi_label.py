@@ -23,7 +23,7 @@ from samerun.data.tokens import Ragged
 from samerun.errors import InputError, listed, raise_problems
 from samerun.models.pretrained import labels_of, own_labels
 from samerun.plan import ENOUGH_UPDATES
-from samerun.reports.card import markdown_table
+from samerun.reports.card import table_of
 from samerun.task import ModelCard, Predictions, ReportContent
 from samerun.text import long_documents
 from samerun.text.labels import Labelled, as_number, choose_labels, label_ids, label_source, read_labels
@@ -42,7 +42,6 @@ from samerun.text.text import TextSplit
 
 # For each label of the training rows (benchmarks/quality.md, "More updates for many labels").
 UPDATES_PER_LABEL, MOST_UPDATES = 15, 1500
-MAX_TABLE_ROWS = 100  # in the card's per-label table; metrics.json has all labels
 CARD_NOTE = (
     "\n`tuned_*` use the model's thresholds, one per label. On validation rows, which tuned them, each row "
     "is decided by thresholds tuned on the other folds; ECE is the expected calibration error over all "
@@ -118,8 +117,8 @@ class MultiLabel(Problem):
 
     def check_best_metric(self, name: str, ids: Ragged) -> None:
         count = np.bincount(ids.values, minlength=len(self.labels))
-        # The same metrics are undefined on these two rows as on all.
-        targets = np.stack([count > 0, count == len(ids)])
+        # The same metrics are undefined on these two rows as on all, and on each kind of column once.
+        targets = np.unique([count > 0, count == len(ids)], axis=1)
         if multilabel_scores(np.zeros(targets.shape), targets, 0.0, targets)[name] is None:
             raise InputError(
                 f"--metric_for_best_model {name} is undefined on these validation rows (every label has one "
@@ -190,9 +189,8 @@ class MultiLabel(Problem):
         rows = json.loads((folder / "metrics.json").read_text(encoding="utf-8")).get("eval_per_label")
         sections = [CARD_NOTE]
         if rows:
-            frequent = sorted(rows, key=lambda row: -(row["support"] or 0))[:MAX_TABLE_ROWS]
-            sections += ["## Labels (validation)", ""]
-            sections += markdown_table(list(rows[0]), [list(row.values()) for row in frequent])
+            rows.sort(key=lambda row: -row["support"])
+            sections += ["## Labels (validation)", "", *table_of(rows)]
         usage, metrics = long_documents.usage(config) or USAGE, [*METRICS, "ece", "calibrated_ece"]
         title = "Multi-label text classification"
         return ModelCard(title, "text-classification", usage, metrics, sections, limits)

@@ -151,7 +151,9 @@ def ranking_by_label(probabilities: np.ndarray, targets: np.ndarray) -> np.ndarr
     defined = {roc_auc_score: some & (support < len(targets)), average_precision_score: some}
     for of_labels, (score, known) in zip(scores, defined.items(), strict=True):
         if known.any():
-            of_labels[known] = score(targets[:, known], probabilities[:, known], average=None)
+            # Of the order in memory of `[:, known]`, scikit-learn would copy the whole matrix for each label.
+            of_known = (matrix.compress(known, axis=1) for matrix in (targets, probabilities))
+            of_labels[known] = score(*of_known, average=None)
     return scores
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -113,7 +114,7 @@ class SingleLabel(Problem):
         more = classes.weighted_scores(self.confusion(predictions)) if len(labels) else {}
         return {**dict.fromkeys(self.shown_metrics), **scores, **more}
 
-    def confusion(self, predictions: Predictions) -> np.ndarray:
+    def confusion(self, predictions: Predictions) -> csr_array:
         found, true = predictions["logits"].argmax(axis=1), predictions["labels"]
         return classes.confusion_matrix(found, true, len(self.labels))
 
@@ -144,12 +145,8 @@ class SingleLabel(Problem):
         if best is None:
             return {}
         logits, true = best["logits"].astype(np.float64), best["labels"]
-        confusion = self.confusion(best)
-        metrics = {
-            "eval_per_class": classes.per_class_table(confusion, self.labels),
-            "eval_confusion_matrix": confusion.tolist(),
-            "eval_ece": top_label_error(logits, true),
-        }
+        metrics = classes.evaluation(self.confusion(best), self.labels)
+        metrics["eval_ece"] = top_label_error(logits, true)
         if self.arguments.calibration != "none" and len(true):
             self.temperature = fit_temperature(logits, true)
             held_out = logits.copy()

@@ -28,7 +28,7 @@ from samerun.data.tokens import Ragged
 from samerun.errors import SHOWN, InputError, described, more, nearest, quoted, raise_problems
 from samerun.export import check_agreement
 from samerun.models.adapters import loadable
-from samerun.reports.card import markdown_table
+from samerun.reports.card import table_of
 from samerun.reports.figures import NAME, bars, confusion
 from samerun.reports.page import worst_rows
 from samerun.task import ModelCard, ReportContent
@@ -397,7 +397,7 @@ def per_type(
             for rows in (predicted, truth)
         )
         confusion = confusion_matrix(found, true, len(labels))
-        seen = confusion.any(axis=0) | confusion.any(axis=1)
+        seen = confusion.sum(axis=0) + confusion.sum(axis=1) > 0
         rows = compress(per_class_table(confusion, list(labels)), seen)
         return {row.pop("label"): row for row in rows}
     if {*chain.from_iterable(truth), *chain.from_iterable(predicted)} <= {OUTSIDE}:
@@ -536,7 +536,6 @@ def model_card(folder: Path, limits: list[str]) -> ModelCard:
     rows = json.loads((folder / "metrics.json").read_text(encoding="utf-8")).get("eval_per_type")
     sections = []
     if rows:
-        table = markdown_table(list(rows[0]), [list(row.values()) for row in rows])
-        sections = ["## Types (validation)", "", *table]
+        sections = ["## Types (validation)", "", *table_of(rows)]
     metrics = ["loss", "precision", "recall", "f1", "f1_macro", "accuracy", "pipeline_agreement"]
     return ModelCard("Token classification", "token-classification", USAGE, metrics, sections, limits)

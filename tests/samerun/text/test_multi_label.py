@@ -408,7 +408,7 @@ def test_labels_to_be_trained(tmp_path):
 
 
 def test_the_cards_table_has_labels_by_support(tmp_path):
-    supports = {"rare": 1, "often": 9, "never": None}
+    supports = {"rare": 1, "often": 9, "never": 0}
     table = [{"label": name, "f1": 0.5, "support": support} for name, support in supports.items()]
     (tmp_path / "metrics.json").write_text(json.dumps({"eval_per_label": table}), encoding="utf-8")
     problem = MultiLabel(classify.Arguments())
