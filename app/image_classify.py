@@ -51,7 +51,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
 from torch.nn.functional import cross_entropy
 from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForImageClassification
 
@@ -212,7 +211,7 @@ class ImageClassification(ImageTask):
             replace_folder(path, partial(save_small_cnn, self.config, weights, check))
         else:
             self.save_best(path, model, weights, check)
-        return {} if best is None else classes.evaluation(self.confusion(best), self.labels)
+        return {} if best is None else classes.evaluation(classes.confusion_of(best), self.labels)
 
     def check_export(self, best: Predictions | None, folder: Path) -> None:
         """Loads an exported folder and compares its probabilities with the run's."""
@@ -226,11 +225,10 @@ class ImageClassification(ImageTask):
         expected = torch.as_tensor(best["logits"][rows]).double().softmax(-1)
         check_agreement("probabilities", exported, expected, self.tolerance(TOLERANCE))
 
-    def confusion(self, best: Predictions) -> csr_array:
-        return classes.confusion_matrix(best["logits"].argmax(axis=1), best["labels"], len(self.labels))
-
     def previews(self, best: Predictions) -> dict[str, str]:
-        return {"confusion matrix": "\n".join(classes.confusion_table(self.confusion(best), self.labels))}
+        return {
+            "confusion matrix": "\n".join(classes.confusion_table(classes.confusion_of(best), self.labels))
+        }
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         config = read_config(path)  # None unless it is a small CNN
@@ -248,7 +246,7 @@ class ImageClassification(ImageTask):
         return ({"image": split.images.name(row), **line} for row, line in enumerate(lines))
 
     def figures(self, best: Predictions, split: ImageSplit) -> ReportContent:
-        return classes.figures(self.confusion(best), self.labels)
+        return classes.figures(classes.confusion_of(best), self.labels)
 
     def card(self, folder: Path) -> ModelCard:
         sections = classes.card_sections(folder, self.labels)

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from samerun.errors import InputError
 from samerun.reports.card import markdown_table, table_of
 from samerun.reports.figures import confusion as confusion_figure
-from samerun.task import ReportContent
+from samerun.task import Predictions, ReportContent
 
 TOP = 5  # of top5_accuracy
 MAX_MATRIX, MAX_TABLE, MAX_FIGURE = 100, 20, 30  # classes of a matrix in metrics.json, tables, figures
@@ -33,6 +33,12 @@ def sorted_classes(names: Sequence[str], declared: Sequence[str] = (), unit: str
     if declared:
         return list(declared)
     return sorted(distinct, key=int) if all(name.isdecimal() for name in distinct) else distinct
+
+
+def confusion_of(predictions: Predictions) -> csr_array:
+    """`confusion_matrix` of `logits`, (rows, classes), and `labels`, (rows,) class numbers."""
+    logits = predictions["logits"]
+    return confusion_matrix(logits.argmax(axis=1), predictions["labels"], logits.shape[1])
 
 
 def confusion_matrix(predicted: np.ndarray, references: np.ndarray, num_classes: int) -> csr_array:

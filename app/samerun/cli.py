@@ -110,7 +110,7 @@ def set_quiet(arguments: Any) -> None:
 def shows_traces(argv: list[str]) -> bool:
     """Whether a command asks for stack traces, before its arguments are parsed."""
     words = " ".join(argv).replace("=", " ").replace("-", "_")
-    return "--debug" in argv or "__log_level debug" in words
+    return "__log_level debug" in words
 
 
 def with_standard_input(arguments: Any, names: list[str]) -> Any:

@@ -26,14 +26,14 @@ def export_model(
     model: Any,
     weights: dict[str, torch.Tensor],
     check: Callable[[Path], None],
-    processor: Any = None,
+    processor: Any,
     max_length: int | None = None,
 ) -> None:
     """Writes configuration, weights (fp32) and processor to the folder `path`; rank 0 only.
 
     `model` gives class and configuration, `weights` the full weights (`checkpoint.full_weights`). `check` is
     called with a temporary folder and raises if its model is not the trained one; then nothing is replaced.
-    `processor`: a tokenizer, an image processor or None. A tokenizer is saved with `max_length` in tokens, so
+    `processor`: a tokenizer or an image processor. A tokenizer is saved with `max_length` in tokens, so
     that `truncation=True` cuts as in training.
     """
     if max_length is not None:
@@ -45,8 +45,7 @@ def export_model(
 
     def fill(folder: Path) -> None:
         model.save_pretrained(folder, state_dict=weights)
-        if processor is not None:
-            processor.save_pretrained(folder)
+        processor.save_pretrained(folder)
         check(folder)
 
     replace_folder(path, fill)

@@ -7,6 +7,7 @@ The dry run works for every architecture, attention and loss: it counts the tens
 from __future__ import annotations
 
 import copy
+import random
 import sys
 import weakref
 from contextlib import nullcontext
@@ -236,7 +237,9 @@ class DryRun:
     quantization_savings: int = 0  # bytes that weights in 4 or 8 bits save compared with fp32
     largest_layer: int = 0  # elements of the largest layer that FSDP gathers on its own
     outside_layers: int = 0  # elements outside of these layers, which stay gathered during the pass
-    unused: frozenset[str] = frozenset()  # not among the trained: the loss does not depend on them
+    # Not among the trained: the loss does not depend on them. Empty for a model that draws by Python's
+    # `random`, which may leave out other layers in the next step.
+    unused: frozenset[str] = frozenset()
 
 
 def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRun:
@@ -247,6 +250,7 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
     kilobytes (docs/memory.md). For GPUs see `_GpuKernels`. Raises any exception of a model whose forward pass
     reads values.
     """
+    state = random.getstate()
     try:
         with torch.random.fork_rng([]), FakeTensorMode(allow_non_fake_inputs=True):
             # `deepcopy` takes tensors from here, so tied weights stay tied.
@@ -270,7 +274,8 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
                 )
     finally:
         _empty_caches(model)
-    unused = frozenset(counter.without_gradient)
+    unused = frozenset(counter.without_gradient if random.getstate() == state else ())
+    random.setstate(state)  # only rank 0 comes here
     layers = [] if layout.fsdp is None else layers_to_shard(model, layout.fsdp)
     in_layers = {parameter: parameter.numel() for layer in layers for parameter in layer.parameters()}
     total = sum(parameter.numel() for parameter in model.parameters())

@@ -26,7 +26,7 @@ import yaml
 
 from samerun.errors import InputError, nearest
 from samerun.files import read_text
-from samerun.trainer_names import BOOLEANS, OTHER_NAMES, Found, Values, join_parts, translated
+from samerun.trainer_names import BOOLEANS, TRAINER_NAMES, Found, Values, join_parts, translated
 
 T = TypeVar("T")
 # --help begins with these, some twenty for each task, and adds the task's own; `--help all` shows all.
@@ -80,7 +80,7 @@ def parse(
     cls: type[T], argv: list[str] | None = None, description: str = "", notes: list[str] | None = None
 ) -> T:
     """Builds `cls` from the command line and from the YAML file named by `--config`. --help prints the help
-    and exits. `notes` gets a line for each argument that was given by a name of before.
+    and exits. `notes` gets a line for each argument that is given twice.
 
     Raises `InputError` with every problem found: unknown names, missing or malformed values, values out of
     range.
@@ -88,7 +88,6 @@ def parse(
     problems: list[str] = []
     fields = cls.__dataclass_fields__
     found: Found = {}
-    renamed: dict[str, str] = {}  # what the names of before set, by their names in messages
     notes = [] if notes is None else notes
     given = _read_command_line(sys.argv[1:] if argv is None else argv, cls, problems, notes)
     if "help" in given:
@@ -98,8 +97,8 @@ def parse(
         file = os.path.expanduser(" ".join(given.pop("config")))
         if not file:
             raise InputError(*problems, "--config: has no value, expected a YAML file")
-        found = translated(_read_config(file, cls, problems), fields, f"{file}: ", problems, renamed)
-    found |= translated(given, fields, "--", problems, renamed)
+        found = translated(_read_config(file, cls, problems), fields, f"{file}: ", problems)
+    found |= translated(given, fields, "--", problems)
     join_parts(found, problems)
     arguments = {}
     for name, (values, source) in found.items():
@@ -109,8 +108,6 @@ def parse(
             problems.append(f"{source}: {error}")
     if problems:
         raise InputError(*problems)
-    for source, name in renamed.items():
-        notes.append(f"{source}: now --{name} {' '.join(found[name][0] or ['none'])}")
     return cls(**arguments)
 
 
@@ -370,7 +367,7 @@ def _read_command_line(
         positive = name.removeprefix("no_")
         if name in given and name in fields and kind_of(fields[name]).several is SpaceSeparated:
             notes.append(f"--{name} is given twice, the last one counts (several values: --{name} A B)")
-        if name in {*fields, *OTHER_NAMES, "help", "config"}:
+        if name in {*fields, *TRAINER_NAMES, "help", "config"}:
             given[name] = values
         elif positive in fields and kind_of(fields[positive]) == KINDS["bool"] and not equals:
             given[positive] = values = ["false"]
@@ -419,11 +416,11 @@ def _read_config(path: str, cls: type, problems: list[str]) -> dict[str, Values]
             metavar = kind_of(cls.__dataclass_fields__[name]).metavar
             hint = "; put quotes around a JSON object" if metavar == "JSON" else ""
             problems.append(f"{path}: {name}: expected one value, found a mapping{hint}")
-        elif isinstance(value, dict) and name not in OTHER_NAMES:
+        elif isinstance(value, dict) and name not in TRAINER_NAMES:
             problems.append(
                 f"{path}: {name} is a section; write arguments without sections, each as `name: value`"
             )
-        elif not is_ours and name not in OTHER_NAMES:
+        elif not is_ours and name not in TRAINER_NAMES:
             problems.append(f"{path}: unknown key {name}{_nearest(name, cls)}")
         elif value == []:
             problems.append(f"{path}: {name}: an empty list; write none, or leave it out")

@@ -12,7 +12,7 @@ from samerun.errors import EXIT_BAD_INPUT, EXIT_STOPPED, InputError, StopRequest
 from samerun.files import write_json
 from samerun.parsing import parse, validate
 from samerun.plan import Modes
-from samerun.trainer_names import OTHER_NAMES
+from samerun.trainer_names import TRAINER_NAMES
 
 PACKAGE = Path(__file__).resolve().parent
 # An installation has tasks in the package, a checkout in app/.
@@ -125,7 +125,7 @@ def chosen_words(words: list[str], is_chosen: Callable[[str], bool]) -> list[str
     for word in words:
         if word.startswith("--"):  # all words up to the next argument are values of this one
             name = word[2:].partition("=")[0].replace("-", "_")
-            other = OTHER_NAMES.get(name)
+            other = TRAINER_NAMES.get(name)
             is_kept = is_chosen((other and other.argument) or name)
         if is_kept:
             found.append(word)

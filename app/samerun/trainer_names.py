@@ -1,7 +1,6 @@
-"""Arguments of transformers' Trainer and example scripts that have another name here, or none, and names of
-before.
+"""Arguments of transformers' Trainer and example scripts that have another name here, or none.
 
-The tables say for each what it means here, or why it is refused and what to use instead.
+The table says for each what it means here, or why it is refused and what to use instead.
 """
 
 import re
@@ -22,7 +21,7 @@ class Name(NamedTuple):
     argument: str | None
     values: Mapping[str, str | None] = {}  # our value for theirs; None: the default or what is always done
     otherwise: str | None = None  # why other values are refused, and what to use; None: they are passed on
-    part: str = ""  # how the value is written as a part of the argument's, such as windows:stride={}
+    part: str = ""  # how the value is written as a part of the argument's, such as beta1={}
     accepted: str | None = None  # pattern of the values that `otherwise` is not for
 
     def translate(self, values: Values) -> tuple[str | None, Values]:
@@ -56,15 +55,13 @@ def translated(
     known: Collection[str],
     where: str,
     problems: list[str],
-    renamed: dict[str, str],
 ) -> Found:
     """The values by our names; parts keep their own (`join_parts`). `known`: the command's arguments;
-    `where`: before names in messages. Appends to `problems`, and to `renamed` what the names of before set,
-    by their names in messages."""
+    `where`: before names in messages. Appends to `problems`."""
     found: Found = {}
     for name, words in given.items():
         argument, values = name, words
-        source, spec = f"{where}{name}", OTHER_NAMES.get(name)
+        source, spec = f"{where}{name}", TRAINER_NAMES.get(name)
         if spec is not None and (name not in known or spec.argument == name):
             if values == [] and (name not in known or "true" in spec.values):
                 values = ["true"]
@@ -78,8 +75,6 @@ def translated(
             if argument not in known:
                 problems.append(f"{source} means --{argument}, which this command does not have")
                 continue
-            if name in NAMES_OF_BEFORE and argument != name:
-                renamed[source] = argument
             if spec.part:
                 argument = name
         if argument in found and _comparable(found[argument][0]) != _comparable(values):
@@ -95,29 +90,24 @@ def _comparable(values: Values) -> list[str | bool]:
 
 
 def join_parts(found: Found, problems: list[str]) -> None:
-    """Puts names of before into the arguments that they are parts of now: --long_documents windows --stride
-    64 becomes --long_documents windows:stride=64. Appends to `problems`."""
-    for name, spec in OTHER_NAMES.items():
+    """Puts names into the arguments that they are parts of here: --dataset_name glue --dataset_config_name
+    sst2 becomes --dataset_name glue:sst2. Appends to `problems`."""
+    for name, spec in TRAINER_NAMES.items():
         if not spec.part or name not in found:
             continue
         words, source = found.pop(name)
         values, whole = found.get(spec.argument, (None, source))
         text, value = ",".join(values or []), ",".join(words or [])
-        text = "" if text == BUFFER else text
         written = spec.part.format(value)
-        piece = re.sub(r"^\w+(?=[:@])", "", written)  # without what the argument has already
-        is_suffix = piece.startswith((":", "@"))
+        piece = written.removeprefix("NAME")
+        is_suffix = piece.startswith(":")
         if is_suffix and not text:
-            problems.append(f"{source} is now a part of another argument: --{spec.argument} {written}")
-            continue
-        if is_suffix and piece[0] in text and "=" not in piece:
+            problems.append(f"{source} is a part of another argument: --{spec.argument} {written}")
+        elif is_suffix and ":" in text:
             problems.append(f"{whole} {text} and {source} {value}: keep one")
-            continue
-        if not text or (is_suffix and piece[0] not in text):
-            joined = text + piece
         else:
-            joined = f"{text},{piece.removeprefix(':')}"
-        found[spec.argument] = [joined], whole
+            joined = f"{text}{piece}" if is_suffix or not text else f"{text},{piece}"
+            found[spec.argument] = [joined], whole
 
 
 BOOLEAN = "expected true or false"
@@ -128,7 +118,6 @@ LOW_RANK_OPTIMIZER = refused("GaLore and APOLLO are not supported; ds_configs/ze
 CHECKPOINTING_OPTIONS = only('{"use_reentrant":false}', "autograd is not re-entered; leave it out")
 TOKEN = refused("other users can see a token on a command line; set HF_TOKEN, or log in (hf auth login)")
 TRACKIO = refused("Trackio spaces are not supported; use --report_to trackio, --project_name and --run_name")
-BUFFER = "100000"  # rows of --streaming true
 UPLOADED_ONCE = "the best model is uploaded once, at the end of the run"
 
 TRAINER_NAMES: dict[str, Name] = {
@@ -137,7 +126,19 @@ TRAINER_NAMES: dict[str, Name] = {
     "max_steps": Name("max_steps", {"-1": None}),
     "optim": Name("optim", {"adamw_torch": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit"}),
     "resume_from_checkpoint": Name("resume_from_checkpoint", {"true": "auto", "false": None}),
+    "streaming": Name("streaming", {"true": "100000", "false": "none", "1": "1", "0": "0"}),
     # TrainingArguments: batch and optimization
+    "warmup_ratio": Name(
+        "warmup_steps",
+        {"0": "0"},
+        "expected a share of all steps, at least 0 and below 1; --warmup_steps takes shares, too",
+        accepted=r"0+(\.\d*)?|0*\.\d+|\d(\.\d+)?e-\d+",
+    ),
+    "adam_beta1": Name("optim_args", {"0.9": None}, part="beta1={}"),
+    "adam_beta2": Name("optim_args", {"0.999": None}, part="beta2={}"),
+    "adam_epsilon": Name("optim_args", {"1e-8": None, "1e-08": None}, part="eps={}"),
+    "load_in_4bit": Name("quantize", {"true": "4", "false": None}, BOOLEAN),
+    "load_in_8bit": Name("quantize", {"true": "8", "false": None}, BOOLEAN),
     "optim_target_modules": LOW_RANK_OPTIMIZER,
     "average_tokens_across_devices": only("true", "the loss is always the mean over the whole global batch"),
     "bf16": Name("mixed_precision", {"true": "bf16", "false": None}, BOOLEAN),
@@ -165,6 +166,7 @@ TRAINER_NAMES: dict[str, Name] = {
     "include_num_input_tokens_seen": only("false", "metrics.json has train_tokens_per_second; leave it out"),
     "log_level": Name("log_level", {"passive": None, "error": "warning", "critical": "warning"}),
     "log_level_replica": only("passive", "all processes have one --log_level"),
+    "debug": refused("--log_level debug logs more, and shows stack traces"),
     "disable_tqdm": refused("progress bars appear on terminals only; --log_level warning disables them"),
     "project": Name("project_name"),
     "trackio_space_id": TRACKIO,
@@ -239,6 +241,7 @@ TRAINER_NAMES: dict[str, Name] = {
     "deepspeed_config": Name("deepspeed"),  # as the deepspeed launcher calls it
     # Example scripts of transformers: run_classification.py, run_summarization.py,
     # run_image_classification.py
+    "dataset_config_name": Name("dataset_name", part="NAME:{}"),
     "do_regression": only("false", "--problem_type regression trains on numbers"),
     "forced_bos_token": refused("--target_lang, or generation_config.json, sets the first token of a title"),
     "ignore_mismatched_sizes": only("true", "a head for other labels is initialized again"),
@@ -278,66 +281,3 @@ TRAINER_NAMES: dict[str, Name] = {
     "validation_dir": Name("validation_file"),
     "validation_split_name": Name("dataset_split", part="validation={}"),
 }
-
-# Ours until version 1.0
-NAMES_OF_BEFORE: dict[str, Name] = {
-    "padding_free": Name(
-        "length_grouping",
-        {"auto": None, "false": None},
-        "batches are padded; little, with --length_grouping, the default: leave it out",
-    ),
-    "attention": Name(
-        "attn_implementation",
-        {"auto": None, "blocks": None, "transformers": "eager"},
-        "BigBird attends by gathered blocks; --attn_implementation eager is transformers' implementation",
-    ),
-    "kernels": Name(
-        "attn_implementation",
-        {"auto": None},
-        "--dropout_by torch is torch's dropout, --attn_implementation eager transformers' BigBird",
-    ),
-    "warmup_ratio": Name(
-        "warmup_steps",
-        {"0": "0"},
-        "expected a share of all steps, at least 0 and below 1; --warmup_steps takes shares, too",
-        accepted=r"0+(\.\d*)?|0*\.\d+|\d(\.\d+)?e-\d+",
-    ),
-    "load_in_4bit": Name("quantize", {"true": "4", "false": None}, BOOLEAN),
-    "load_in_8bit": Name("quantize", {"true": "8", "false": None}, BOOLEAN),
-    "adam_beta1": Name("optim_args", {"0.9": None}, part="beta1={}"),
-    "adam_beta2": Name("optim_args", {"0.999": None}, part="beta2={}"),
-    "adam_epsilon": Name("optim_args", {"1e-8": None, "1e-08": None}, part="eps={}"),
-    "focal_gamma": Name("loss_args", part="gamma={}"),
-    "focal_alpha": Name("loss_args", {"none": "none", "null": "none"}, part="alpha={}"),
-    "asl_gamma_neg": Name("loss_args", part="gamma_neg={}"),
-    "asl_gamma_pos": Name("loss_args", part="gamma_pos={}"),
-    "asl_margin": Name("loss_args", part="margin={}"),
-    "db_mu": Name("loss_args", part="mu={}"),
-    "db_lambda": Name("loss_args", part="lambda={}"),
-    "db_kappa": Name("loss_args", part="kappa={}"),
-    "threshold_objective": Name("threshold", {"f1": None}),
-    "threshold_target": Name("threshold", part="precision_at_recall:{}"),
-    "miss_cost": Name("threshold", part="cost:{}"),
-    "stride": Name("long_documents", part="windows:stride={}"),
-    "max_windows": Name("long_documents", part="windows:max={}"),
-    "window_pooling": Name("long_documents", part="windows:pooling={}"),
-    "base_global_batch_size": Name("lr_scaling", part="linear:{}"),
-    "pos_weight_cap": Name("pos_weight", part="balanced:{}"),
-    "dataset_config_name": Name("dataset_name", part="NAME:{}"),
-    "dataset_revision": Name("dataset_name", part="NAME@{}"),
-    "dataset_validation_split": Name("dataset_split", part="validation={}"),
-    "dataset_test_split": Name("dataset_split", part="test={}"),
-    "license": Name("model_card", part="license={}"),
-    "language": Name("model_card", part="{}"),
-    "quiet": Name("log_level", {"true": "warning", "false": None}, BOOLEAN),
-    "debug": Name("log_level", {"true": "debug", "false": None}, BOOLEAN),
-    "streaming": Name("streaming", {"true": BUFFER, "false": "none", "1": "1", "0": "0"}),
-    "streaming_buffer_rows": Name("streaming", part="{}"),
-    "shared_output_dir": Name("output_dir", {"true": None, "false": None}, BOOLEAN),  # found out
-    "keep_best": only("1", "best/ has the best model; --save_total_limit N keeps N checkpoints"),
-    "hub_dry_run": only("false", "--push_to_hub uploads best/, plots/ and README.md of --output_dir"),
-    "max_tokens_per_eval_batch": refused("--per_device_eval_batch_size bounds an evaluation batch"),
-    "num_res_units": only("2", "the network has 2 residual units per level"),
-    "use_rslora": only("false", "--lora_alpha times the square root of --lora_r is the same scale"),
-}
-OTHER_NAMES: dict[str, Name] = {**TRAINER_NAMES, **NAMES_OF_BEFORE}

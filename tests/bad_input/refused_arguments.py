@@ -51,12 +51,9 @@ COMMAND_LINE = [
 
 CONTRADICTIONS = [
     argument("setting of a loss out of range", r"--loss_args: margin: '1' is not a number at least 0",
-             loss="asymmetric", asl_margin=1),
-    argument("setting of a loss by both names", r"--loss_args: gamma is given twice; keep one", loss="focal",
-             loss_args="gamma=2", focal_gamma=1),
-    argument("two costs", r"--threshold cost:5 and --miss_cost 3: keep one", threshold="cost:5", miss_cost=3),
-    argument("stride without windows", r"--stride is now a part of .*: --long_documents windows:stride=4",
-             stride=4),
+             loss="asymmetric", loss_args="margin=1"),
+    argument("setting of a loss twice", r"--loss_args: gamma is given twice; keep one", loss="focal",
+             loss_args="gamma=2,gamma=1"),
     argument("windows of a text that is cut on the left",
              r"--truncation_side needs --long_documents truncate, but --long_documents is windows",
              truncation_side="left", long_documents="windows"),

@@ -13,6 +13,8 @@ from run_folders import contents, read_json
 
 from samerun.files import read_lines
 
+pytestmark = pytest.mark.slow
+
 CLASSIFY, TITLEGEN = ("classify",), ("titlegen",)
 PREDICT = {"do_train": "true", "do_predict": "true", "test_file": "test.csv"}
 TRAINED_ON = r"note           4 training rows"

@@ -25,7 +25,7 @@ from samerun.parsing import parse, validate
 from samerun.plan import BatchShape
 from samerun.text.labels import label_ids, read_label_file, read_labels
 from samerun.text.losses import positive_weights
-from samerun.trainer_names import OTHER_NAMES
+from samerun.trainer_names import TRAINER_NAMES
 
 quick = settings(
     max_examples=40, derandomize=True,
@@ -107,7 +107,7 @@ def test_any_weights_are_positive_or_refused(data):
 
 MODULES = st.sampled_from([classify, titlegen])
 NAMES = [field.name for module in (classify, titlegen) for field in dataclasses.fields(module.Arguments)]
-ARGUMENTS = st.sampled_from([*dict.fromkeys(NAMES), *OTHER_NAMES, "config", "lerning_rate", "", "-"])
+ARGUMENTS = st.sampled_from([*dict.fromkeys(NAMES), *TRAINER_NAMES, "config", "lerning_rate", "", "-"])
 NUMBERS = ["1", "0", "-1", "0.5", "1e-3", "1e999", "nan"]
 WORDS = [*NUMBERS, "none", "true", "no", "steps", "a,b", "train", ",", "a|b", "fp16"]
 VALUES = st.sampled_from(WORDS) | st.text(max_size=6)
@@ -117,7 +117,7 @@ YAML_VALUES = st.sampled_from(["!!int ''", "!!bool x", "&a [*a]", "2020-99-01", 
 @quick
 @given(MODULES, st.lists(st.builds("--{}={}".format, ARGUMENTS, VALUES) | VALUES, max_size=6))
 @example(classify, ["--seed", "1" * 5000])
-@example(classify, ["--long_documents=windows", "--stride", "4", "5", "--streaming_buffer_rows="])
+@example(classify, ["--long_documents=windows", "--adam_beta1", "4", "5", "--dataset_config_name="])
 def test_any_command_line_is_read_or_refused(module, argv):
     arguments = result_or_words(lambda: parse(module.Arguments, argv))
     if arguments is not None:

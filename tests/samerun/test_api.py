@@ -16,6 +16,8 @@ import samerun
 from samerun.__main__ import main
 from samerun.console import Phase
 
+pytestmark = pytest.mark.slow
+
 ROWS = [{"text": f"{word} {number}", "labels": [word]} for number in range(8) for word in ("good", "bad")]
 SETTINGS = {
     "num_train_epochs": 1,
@@ -129,7 +131,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 def test_several_processes_by_accelerates_launcher_for_notebooks(train, bert_folder, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
@@ -214,7 +215,6 @@ def test_a_tool_whose_library_is_missing_names_its_requirements(monkeypatch, cap
     assert "optuna is not installed: pip install -r requirements-sweep.txt" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_the_shell_completes_commands_and_arguments(tmp_path):
     (tmp_path / "samerun").write_text(f'#!/bin/sh\nexec {sys.executable} -m samerun "$@"\n')
     (tmp_path / "samerun").chmod(0o755)
@@ -225,7 +225,6 @@ def test_the_shell_completes_commands_and_arguments(tmp_path):
     assert shown("/bin/bash", "-c", script).splitlines() == ["classify", "--label_column --label_columns"]
 
 
-@pytest.mark.slow
 def test_the_notebook_runs(bert_folder, tmp_path, monkeypatch, environment, token_cache):
     examples = REPOSITORY / "examples"
     cells = json.loads((examples / "first_model.ipynb").read_text(encoding="utf-8"))["cells"]

@@ -97,7 +97,7 @@ def test_what_cannot_share_it_is_refused(monkeypatch):
 
 
 def test_a_request_for_stack_traces_is_seen_before_arguments_are_read():
-    for asked in ("--debug", "a --log_level debug b", "--log-level=debug"):
+    for asked in ("a --log_level debug b", "--log-level=debug"):
         assert shows_traces(asked.split())
     assert not shows_traces(["--log_level", "info"])
 

@@ -17,6 +17,8 @@ from samerun import machines
 from samerun.errors import InputError, process_name
 from samerun.machines import cause_of_failure, differences, meet, open_store
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def port():
@@ -98,7 +100,6 @@ def test_the_place_is_shown_where_long_values_differ():
     assert "'label 28', 'other'], but " in differences(infos)[0]
 
 
-@pytest.mark.slow
 def test_a_machine_that_does_not_come_is_named(job, port):
     job[machines.MACHINE_NAMES] = "node7,node9"
     ((problem,), other) = together([{}, {}, None, None], timeout=1, local=2).values()

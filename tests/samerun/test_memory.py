@@ -1,4 +1,5 @@
 import json
+import random
 from dataclasses import replace
 from functools import lru_cache, wraps
 from types import SimpleNamespace
@@ -276,6 +277,23 @@ def test_what_the_loss_does_not_depend_on_is_named_and_the_model_is_left_as_it_w
     # Attention caches hold no meta tensor.
     forward_and_backward(model.train(), TITLES, title_batch(2, 256, 12), None)
     assert all(p.grad is None or type(p.grad) is torch.Tensor for p in model.parameters())
+
+
+def test_layers_that_a_model_skips_at_random_are_not_called_unused():
+    class SkipsAtRandom(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.always, self.sometimes = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            x = self.always(x)
+            return x if random.random() < 2 else self.sometimes(x)
+
+    task = SimpleNamespace(loss_sum=lambda model, batch: model(**batch.inputs).sum())
+    state = random.getstate()
+    found = dry_run(SkipsAtRandom(), task, Batch(torch.arange(2), {"x": torch.ones(2, 4)}, None), ALONE)
+    assert found.unused == frozenset()
+    assert random.getstate() == state
 
 
 def test_a_layer_in_half_precision_takes_what_a_published_formula_says():

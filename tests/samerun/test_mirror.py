@@ -24,6 +24,8 @@ from samerun.files import read_lines
 from samerun.reports.tracker import show_image
 from samerun.tools.soak import differences
 
+pytestmark = pytest.mark.slow
+
 SUBMIT = mirror.Mirror.submit
 SECRET = "correct horse battery"
 

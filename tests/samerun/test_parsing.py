@@ -174,7 +174,7 @@ def test_help_shows_a_tasks_own_and_the_most_used_arguments_and_help_all_the_res
 
 
 def test_a_changed_argument_replaces_what_other_names_of_it_say():
-    words = "--bf16 --evaluation-strategy=steps --stride 64 --seed 3 --train_file a b"
-    changes = {"mixed_precision": "no", "long_documents": None, "train_file": "c"}
+    words = "--bf16 --evaluation-strategy=steps --adam_beta1 0.8 --seed 3 --train_file a b"
+    changes = {"mixed_precision": "no", "optim_args": None, "train_file": "c"}
     expected = "--evaluation-strategy=steps --seed 3 --mixed_precision no --train_file c"
     assert with_changes(words.split(), changes) == expected.split()

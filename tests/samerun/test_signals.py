@@ -19,6 +19,8 @@ from samerun.errors import InputError, StopRequested, TrainingError, process_nam
 from samerun.run_folder import status
 from samerun.signals import failures_end_the_job
 
+pytestmark = pytest.mark.slow
+
 BEGIN = """
 import os, signal, sys, time
 sys.path.insert(0, {app!r})

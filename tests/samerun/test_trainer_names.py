@@ -10,7 +10,7 @@ from transformers import Seq2SeqTrainingArguments
 
 from samerun.errors import InputError
 from samerun.parsing import parse
-from samerun.trainer_names import NAMES_OF_BEFORE, OTHER_NAMES, TRAINER_NAMES
+from samerun.trainer_names import TRAINER_NAMES
 
 TASKS = [module.Arguments for module in (classify, titlegen, image_classify, segment3d)]
 FIELDS = [{field.name for field in dataclasses.fields(task)} for task in TASKS]
@@ -36,7 +36,7 @@ def test_every_name_of_the_installed_trainer_is_accepted_or_refused_with_advice(
     names = [field.name for field in dataclasses.fields(Seq2SeqTrainingArguments)]
     assert len(names) > 90
     known = set.union(*FIELDS)
-    assert [name for name in names + OF_SCRIPTS if name not in known and name not in OTHER_NAMES] == []
+    assert [name for name in names + OF_SCRIPTS if name not in known and name not in TRAINER_NAMES] == []
     for name, spec in TRAINER_NAMES.items():
         if spec.argument is None:
             assert name not in known, name
@@ -111,47 +111,22 @@ def test_contradictions_and_names_of_other_tasks():
     ]
     (message,) = refusals("--max_seq_length", "9", task=image_classify.Arguments)
     assert message == "--max_seq_length means --max_length, which this command does not have"
-    assert refusals("--streaming_buffer_rows", "9", "--streaming", "8", task=classify.Arguments) == [
-        "--streaming: '8,9' is not a whole number at least 1"
-    ]
     (message,) = refusals("--hub_token", "hf_secret")
     assert "hf_secret" not in message
 
 
-GONE = ("hub_dry_run", "keep_best", "max_tokens_per_eval_batch", "num_res_units", "use_rslora")
-# Names of before -> how it is written now
-MERGED = {
+# Names of Trainer and of its scripts -> how it is written here
+WRITTEN = {
     "--warmup_ratio 0.1": "--warmup_steps 0.1",
     "--warmup_ratio 0": "--warmup_steps 0",
     "--lora_r 2 --load_in_4bit": "--lora_r 2 --quantize 4",
     "--load_in_8bit true": "--quantize 8",
     "--load_in_8bit false": "",
-    "--dataset_config_name sst2 --dataset_name glue --dataset_revision v1": "--dataset_name glue:sst2@v1",
-    "--dataset_split a --dataset_test_split c --dataset_validation_split b": (
-        "--dataset_split a,validation=b,test=c"
-    ),
-    "--quiet": "--log_level warning",
-    "--debug true": "--log_level debug",
-    "--attention transformers": "--attn_implementation eager",
-    "--kernels auto": "",
-    "--streaming true --streaming_buffer_rows 9": "--streaming 9",
-    "--license mit --language en,zh": "--model_card license=mit,en,zh",
-    "--language en zh --model_card fr": "--model_card fr,en,zh",
-    "--shared_output_dir true": "",
+    "--dataset_config_name sst2 --dataset_name glue": "--dataset_name glue:sst2",
+    "--train_split_name a --validation_split_name b": "--dataset_split a,validation=b",
+    "--streaming true": "--streaming 100000",
     "--deepspeed_config a.json": "--deepspeed a.json",
-    "--focal_gamma 1 --loss focal --focal_alpha none": "--loss focal --loss_args gamma=1,alpha=none",
     "--adam_beta1 0.9 --adam_beta2 0.98 --adam_epsilon 1e-6": "--optim_args beta2=0.98,eps=1e-6",
-    "--asl_gamma_neg 1 --asl_gamma_pos 2 --asl_margin 0.1": "--loss_args gamma_neg=1,gamma_pos=2,margin=0.1",
-    "--loss_args mu=1 --db_lambda 1 --db_kappa 0": "--loss_args mu=1,lambda=1,kappa=0",
-    "--pos_weight balanced --pos_weight_cap 5": "--pos_weight balanced:5",
-    "--threshold_objective f1 --threshold 0.3": "--threshold 0.3",
-    "--threshold_objective recall_at_precision --threshold_target 0.8": "--threshold recall_at_precision:0.8",
-    "--miss_cost 5 --threshold_objective cost": "--threshold cost:5",
-    "--long_documents windows --stride 64": "--long_documents windows:stride=64",
-    "--max_windows 4 --long_documents windows --window_pooling mean --stride 0": (
-        "--long_documents windows:stride=0,max=4,pooling=mean"
-    ),
-    "--lr_scaling sqrt --base_global_batch_size 8": "--lr_scaling sqrt:8",
 }
 
 
@@ -161,42 +136,21 @@ def test_a_warmup_of_the_whole_run_is_no_warmup_of_one_step():
     assert len(refusals("--warmup_ratio", "1")) == len(refusals("--warmup_ratio", "1.5")) == 1
 
 
-def test_names_that_set_nothing_are_not_noted(tmp_path):
-    (tmp_path / "a.yaml").write_text("load_in_8bit: false\nstride: 8\nfocal_alpha: null\n")
-    argv = ["--shared_output_dir=true", "--output_dir=a", "--lora_r=2", "--quantize=4", "--loss=focal"]
-    argv += ["--threshold_objective=f1", "--threshold=0.3", f"--config={tmp_path}/a.yaml"]
-    found = parse(classify.Arguments, [*argv, "--long_documents=windows"], notes=(notes := []))
-    assert notes == [
-        f"{tmp_path}/a.yaml: stride: now --long_documents windows:stride=8",
-        f"{tmp_path}/a.yaml: focal_alpha: now --loss_args alpha=none",
+@pytest.mark.parametrize("theirs", WRITTEN)
+def test_other_names_are_written_in_our_way(theirs):
+    assert parse(classify.Arguments, theirs.split()) == parse(classify.Arguments, WRITTEN[theirs].split())
+
+
+def test_parts_of_arguments_are_put_together_in_a_file_and_on_the_command_line(tmp_path):
+    (tmp_path / "a.yaml").write_text("adam_beta1: 0.8\nadam_beta2: 0.9\nwarmup_ratio: 0.2\n")
+    found = parse(classify.Arguments, [f"--config={tmp_path}/a.yaml", "--adam_beta2=0.95"])
+    assert (found.optim_args, found.warmup_steps) == ("beta1=0.8,beta2=0.95", 0.2)
+    assert refusals("--dataset_config_name", "sst2") == [
+        "--dataset_config_name is a part of another argument: --dataset_name NAME:sst2"
     ]
-    assert found.loss_arguments["focal_alpha"] is None
-
-
-@pytest.mark.parametrize("old", MERGED)
-def test_names_of_before_are_written_in_the_new_way(old, tmp_path):
-    notes, new = [], MERGED[old].split()
-    assert parse(classify.Arguments, old.split(), notes=notes) == parse(classify.Arguments, new)
-    assert not notes or f"now {new[-2]} {new[-1]}" in notes[-1]
-    assert bool(notes) == (new != [] and new[0] != "--deepspeed" and new[-1] != "0.3")
-    parse(classify.Arguments, new, notes=(of_new := []))
-    assert of_new == []
-
-
-def test_every_name_of_before_is_tried_and_a_file_may_have_them(tmp_path):
-    assert {name for name in NAMES_OF_BEFORE if not any(f"--{name}" in old for old in MERGED)} <= {
-        "padding_free", "attention", "db_mu", *GONE
-    }  # fmt: skip
-    assert [len(refusals("--lora_r", "2", f"--{name}", "3")) for name in GONE] == [1] * len(GONE)
-    assert parse(titlegen.Arguments, ["--use_rslora", "false"]) == titlegen.Arguments()
-    assert refusals("--padding_free") == [
-        "--padding_free: batches are padded; little, with --length_grouping, the default: leave it out"
+    assert refusals("--dataset_name", "glue:cola", "--dataset_config_name", "sst2") == [
+        "--dataset_name glue:cola and --dataset_config_name sst2: keep one"
     ]
-    assert parse(titlegen.Arguments, ["--padding_free", "auto"]) == titlegen.Arguments()
-    (tmp_path / "a.yaml").write_text("focal_gamma: 3\nfocal_alpha: 0.5\nwarmup_ratio: 0.2\n")
-    found = parse(classify.Arguments, [f"--config={tmp_path}/a.yaml", "--focal_gamma=1", "--loss=focal"])
-    assert (found.loss_args, found.warmup_steps) == ("gamma=1,alpha=0.5", 0.2)
-    assert found.loss_arguments == {"focal_gamma": 1.0, "focal_alpha": 0.5}
 
 
 @pytest.mark.parametrize(

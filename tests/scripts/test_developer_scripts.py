@@ -1,7 +1,6 @@
 """Scripts of developers: bench.py computes its numbers from what was measured, and runs quickly; scale.py at
 small sizes."""
 
-import importlib
 import json
 import sys
 from types import SimpleNamespace
@@ -120,14 +119,3 @@ def test_a_process_of_a_thousand_does_no_more_than_one_of_eight(tmp_path):
         assert [few[phase][i] for i in (0, 2, 4)] == [many[phase][i] for i in (0, 2, 4)], phase
     assert int(few["a step"][2]) >= 3  # targets, gradients, losses
     assert float(few["a step"][3]) < float(many["a step"][3]) < 1.2 * float(few["a step"][3])
-
-
-def test_the_other_tables(environment):
-    scale = importlib.import_module("scale")  # it sets variables
-    small = SimpleNamespace(rows=[1000], processes=[8, 300])
-    assert list(cells(scale.show_order(small)))[2:] == ["1,000"]
-    assert len(scale.show_shares(small)) == 2 + 4
-    assert list(cells(scale.show_scores(small)))[2:] == ["1,000"]
-    beats = cells(scale.show_heartbeat(small))
-    assert int(beats["300"][2]) == 300 * 76
-    assert int(beats["300"][4]) < 2 * int(beats["8"][4])  # another process reads a summary

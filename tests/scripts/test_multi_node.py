@@ -13,6 +13,8 @@ import time
 import pytest
 from launchers import SCRIPTS
 
+pytestmark = pytest.mark.slow
+
 SSH = """#!/usr/bin/env bash
 set -euo pipefail
 while [[ $1 == -* ]]; do if [[ $1 == -o ]]; then shift 2; else shift; fi; done
@@ -126,7 +128,6 @@ def test_the_exit_code_is_the_processes_own(place, code):
     assert (f"ended with exit code {code}" in err) == (code != 75)
 
 
-@pytest.mark.slow
 def test_the_first_failure_ends_the_others_and_is_the_exit_code(place):
     code, err = finish(place, *on("one,two", 2, "stub.py", "rank3=3"))
     assert code == 3
@@ -136,7 +137,6 @@ def test_the_first_failure_ends_the_others_and_is_the_exit_code(place):
     assert all(set(found[rank]["heard"]) == {"SIGTERM"} for rank in (0, 1, 2))
 
 
-@pytest.mark.slow
 def test_a_lost_process_is_started_again_at_most_three_times_without_a_new_checkpoint(place):
     code, err = finish(place, *on("one,two", 1, "stub.py", "69"), RESTART_SECONDS="0")
     assert code == 69
@@ -147,7 +147,6 @@ def test_a_lost_process_is_started_again_at_most_three_times_without_a_new_check
     assert (place / "asked").read_text().split().count("one") == 4 + 4 + 1
 
 
-@pytest.mark.slow
 def test_a_new_checkpoint_begins_the_count_of_losses_anew(place):
     code, err = finish(place, *on("one", 1, "stub.py", "saves"), RESTART_SECONDS="0")
     assert (code, err.count("(1 of at most 3"), err.count("starting again")) == (0, 5, 5)

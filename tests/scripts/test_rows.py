@@ -165,6 +165,7 @@ def test_labels_that_hold_the_separator_are_written_with_another(folds, capsys):
     assert {row["labels"] for row in rows_csv(folds)} == {"a|b;neg", "neg"}
 
 
+@pytest.mark.slow
 def test_validation_rows_of_a_training(tmp_path, script, monkeypatch, bert_folder):
     """The file, corrected or not, can be trained with."""
     monkeypatch.chdir(tmp_path)

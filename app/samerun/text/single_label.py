@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -111,12 +110,8 @@ class SingleLabel(Problem):
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
         logits, labels = predictions["logits"], predictions["labels"]
         scores = classes.single_label_scores(logits, labels, self.smoothing, self.weight)
-        more = classes.weighted_scores(self.confusion(predictions)) if len(labels) else {}
+        more = classes.weighted_scores(classes.confusion_of(predictions)) if len(labels) else {}
         return {**dict.fromkeys(self.shown_metrics), **scores, **more}
-
-    def confusion(self, predictions: Predictions) -> csr_array:
-        found, true = predictions["logits"].argmax(axis=1), predictions["labels"]
-        return classes.confusion_matrix(found, true, len(self.labels))
 
     def for_evaluate(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
         return predictions["logits"].argmax(axis=1), predictions["labels"]
@@ -130,7 +125,7 @@ class SingleLabel(Problem):
         losses = -np.log(np.maximum(softmax(logits)[np.arange(len(true)), true], 1e-12))
         names = {"label": true, "predicted": logits.argmax(axis=1)}
         columns = {header: [self.labels[label] for label in column] for header, column in names.items()}
-        figures, sections = classes.figures(self.confusion(best), self.labels)
+        figures, sections = classes.figures(classes.confusion_of(best), self.labels)
         return ReportContent(figures, [*sections, worst_texts(losses, columns, split)])
 
     def card(self, folder: Path, config: Any, limits: list[str]) -> ModelCard:
@@ -145,7 +140,7 @@ class SingleLabel(Problem):
         if best is None:
             return {}
         logits, true = best["logits"].astype(np.float64), best["labels"]
-        metrics = classes.evaluation(self.confusion(best), self.labels)
+        metrics = classes.evaluation(classes.confusion_of(best), self.labels)
         metrics["eval_ece"] = top_label_error(logits, true)
         if self.arguments.calibration != "none" and len(true):
             self.temperature = fit_temperature(logits, true)

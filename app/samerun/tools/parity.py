@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
 def read_options(argv: list[str]) -> argparse.Namespace:
     parser = task_scripts.tool_parser(__doc__)
     add = parser.add_argument
-    add("--setups", "--cells", metavar="NAME,...")  # --cells: before 0.9
+    add("--setups", metavar="NAME,...")
     add("--steps", type=task_scripts.at_least(1), default=6, metavar="N")
     add("--processes", type=task_scripts.at_least(2), default=2, metavar="N")
     add("--device", choices=("any", "cpu"), default="any")
