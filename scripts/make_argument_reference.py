@@ -120,7 +120,7 @@ def trainer_page() -> str:
     lines = ["", "| name | here |", "| --- | --- |"]
     for name, spec in sorted(TRAINER_NAMES.items()):
         if spec.part:
-            lines.append(f"| `{name}` | `--{spec.argument} {spec.part.format('NAME')}` |")
+            lines.append(f"| `{name}` | `--{spec.argument} {spec.part.format('VALUE')}` |")
         elif spec.argument is None or spec.values == {"true": None}:
             what = f"only `{next(iter(spec.values))}`" if spec.values else "refused"
             lines.append(f"| `{name}` | {what}: {spec.otherwise} |")

@@ -183,8 +183,8 @@ def fit_temperature(logits: np.ndarray, true: np.ndarray) -> float:
     section 4.2); 1 for few rows. `logits`: (rows, labels) float64; `true`: (rows,) label numbers."""
     if len(true) < MIN_CALIBRATION_ROWS:
         return 1.0
-    targets = np.eye(logits.shape[1])[true]
-    return float(lowest_temperatures(lambda t: (logits * (softmax(logits / t) - targets)).sum(), 1)[0])
+    of_true = logits[np.arange(len(true)), true].sum()
+    return float(lowest_temperatures(lambda t: (logits * softmax(logits / t)).sum() - of_true, 1)[0])
 
 
 def top_label_error(logits: np.ndarray, true: np.ndarray) -> float | None:
