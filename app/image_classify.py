@@ -226,9 +226,8 @@ class ImageClassification(ImageTask):
         check_agreement("probabilities", exported, expected, self.tolerance(TOLERANCE))
 
     def previews(self, best: Predictions) -> dict[str, str]:
-        return {
-            "confusion matrix": "\n".join(classes.confusion_table(classes.confusion_of(best), self.labels))
-        }
+        table = classes.confusion_table(classes.confusion_of(best), self.labels)
+        return {"confusion matrix": "\n".join(table)}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         config = read_config(path)  # None unless it is a small CNN

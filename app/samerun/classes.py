@@ -17,7 +17,7 @@ from samerun.task import Predictions, ReportContent
 
 TOP = 5  # of top5_accuracy
 MAX_MATRIX, MAX_TABLE, MAX_FIGURE = 100, 20, 30  # classes of a matrix in metrics.json, tables, figures
-MAX_PAIRS = 20  # classes that are taken for another
+MAX_PAIRS = 20  # errors that are listed
 MAX_PREDICTED = 10  # classes of a prediction
 SORTED_CELLS = 1 << 22  # of predictions, at once
 
@@ -136,16 +136,11 @@ def evaluation(confusion: csr_array, labels: list[str]) -> dict[str, Any]:
 
 def confused_pairs(confusion: csr_array, labels: list[str], unit: str = "rows") -> list[dict[str, Any]]:
     """The MAX_PAIRS most frequent errors: true class, predicted class, and number of rows, under `unit`."""
-    rows, columns = confusion.nonzero()
-    wrong = rows != columns
-    counts, pairs = (
-        confusion.data[wrong],
-        list(zip(rows[wrong].tolist(), columns[wrong].tolist(), strict=True)),
-    )
-    order = np.argsort(-counts, kind="stable")[:MAX_PAIRS].tolist()
-    return [
-        {"is": labels[pairs[n][0]], "predicted": labels[pairs[n][1]], unit: int(counts[n])} for n in order
-    ]
+    cells = confusion.tocoo()
+    wrong = np.flatnonzero(cells.row != cells.col)
+    chosen = wrong[np.argsort(-cells.data[wrong], kind="stable")[:MAX_PAIRS]]
+    found = zip(cells.row[chosen], cells.col[chosen], cells.data[chosen].tolist(), strict=True)
+    return [{"is": labels[row], "predicted": labels[column], unit: count} for row, column, count in found]
 
 
 def prediction_lines(
