@@ -16,8 +16,8 @@ from samerun.reports.figures import confusion as confusion_figure
 from samerun.task import Predictions, ReportContent
 
 TOP = 5  # of top5_accuracy
-MAX_MATRIX, MAX_TABLE, MAX_FIGURE = 100, 20, 30  # classes of a matrix in metrics.json, tables, figures
-MAX_PAIRS = 20  # errors that are listed
+# Classes of a confusion matrix in metrics.json, tables and figures; MAX_TABLE: also errors that are listed.
+MAX_MATRIX, MAX_TABLE, MAX_FIGURE = 100, 20, 30
 MAX_PREDICTED = 10  # classes of a prediction
 SORTED_CELLS = 1 << 22  # of predictions, at once
 
@@ -134,13 +134,13 @@ def evaluation(confusion: csr_array, labels: list[str]) -> dict[str, Any]:
     return {**table, "eval_confused_pairs": confused_pairs(confusion, labels)}
 
 
-def confused_pairs(confusion: csr_array, labels: list[str], unit: str = "rows") -> list[dict[str, Any]]:
-    """The MAX_PAIRS most frequent errors: true class, predicted class, and number of rows, under `unit`."""
+def confused_pairs(confusion: csr_array, labels: list[str]) -> list[dict[str, Any]]:
+    """The MAX_TABLE most frequent errors: true class, predicted class, number of rows."""
     cells = confusion.tocoo()
     wrong = np.flatnonzero(cells.row != cells.col)
-    chosen = wrong[np.argsort(-cells.data[wrong], kind="stable")[:MAX_PAIRS]]
+    chosen = wrong[np.argsort(-cells.data[wrong], kind="stable")[:MAX_TABLE]]
     found = zip(cells.row[chosen], cells.col[chosen], cells.data[chosen].tolist(), strict=True)
-    return [{"is": labels[row], "predicted": labels[column], unit: count} for row, column, count in found]
+    return [{"is": labels[row], "predicted": labels[column], "rows": count} for row, column, count in found]
 
 
 def prediction_lines(
@@ -160,23 +160,23 @@ def prediction_lines(
             }
 
 
-def confusion_table(confusion: csr_array, labels: list[str], unit: str = "images") -> list[str]:
+def confusion_table(confusion: csr_array, labels: list[str]) -> list[str]:
     """A confusion matrix as Markdown, one row per class; for many classes, a list of the most confused
     pairs."""
     if len(labels) <= MAX_TABLE:
         rows = [[f"**{x}**", *row] for x, row in zip(labels, confusion.toarray().tolist(), strict=True)]
         return markdown_table(["is \\ predicted", *labels], rows)
-    return table_of(confused_pairs(confusion, labels, unit))
+    return table_of(confused_pairs(confusion, labels))
 
 
-def card_sections(folder: Path, labels: list[str], unit: str = "images") -> list[str]:
+def card_sections(folder: Path, labels: list[str]) -> list[str]:
     """Confusion matrix and per-class metrics from metrics.json as Markdown; [] without an evaluation."""
     metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     table = metrics.get("eval_per_class")
     if not table:
         return []
     if matrix := metrics.get("eval_confusion_matrix"):
-        matrix_lines = confusion_table(csr_array(matrix), labels, unit)
+        matrix_lines = confusion_table(csr_array(matrix), labels)
     else:
         matrix_lines = table_of(metrics["eval_confused_pairs"])
     return [

@@ -274,8 +274,9 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
                 )
     finally:
         _empty_caches(model)
-    unused = frozenset(counter.without_gradient if random.getstate() == state else ())
-    random.setstate(state)  # only rank 0 comes here
+        draws = random.getstate() != state
+        random.setstate(state)  # only rank 0 comes here
+    unused = frozenset(() if draws else counter.without_gradient)
     layers = [] if layout.fsdp is None else layers_to_shard(model, layout.fsdp)
     in_layers = {parameter: parameter.numel() for layer in layers for parameter in layer.parameters()}
     total = sum(parameter.numel() for parameter in model.parameters())

@@ -67,18 +67,18 @@ def matrix(
     return figure
 
 
-def confusion(title: str, counts: Any, names: Sequence[str], most: int, *, percent: bool = False) -> Figure:
-    """The `most` classes with the most errors. `counts`: (true classes, predicted classes), may be sparse;
-    `percent`: shown as shares of the true class, like the colours."""
+def confusion(
+    title: str, counts: np.ndarray | csr_array, names: Sequence[str], most: int, *, percent: bool = False
+) -> Figure:
+    """The `most` classes with the most errors. `counts`: (true classes, predicted classes); `percent`: shown
+    as shares of the true class, like the colours."""
     counts = csr_array(counts)
     errors = counts.sum(axis=0) + counts.sum(axis=1) - 2 * counts.diagonal()
     chosen = np.sort(np.argsort(-errors, kind="stable")[:most])
     shown, of_class = counts[np.ix_(chosen, chosen)].toarray(), counts.sum(axis=1)[chosen]
     shares = shown / np.maximum(of_class[:, None], 1)
-    if percent:
-        shown = (shares * 100).round().astype(int)
-    ticks = [names[number] for number in chosen]
-    return matrix(title, shown, ticks, x="predicted", y="true", shares=shares)
+    shown = (shares * 100).round().astype(int) if percent else shown
+    return matrix(title, shown, [names[n] for n in chosen], x="predicted", y="true", shares=shares)
 
 
 def bars(title: str, x: str, names: Sequence[str], shares: Sequence[float], **more: Any) -> Figure:

@@ -129,7 +129,7 @@ class SingleLabel(Problem):
         return ReportContent(figures, [*sections, worst_texts(losses, columns, split)])
 
     def card(self, folder: Path, config: Any, limits: list[str]) -> ModelCard:
-        sections = classes.card_sections(folder, self.labels, "rows")
+        sections = classes.card_sections(folder, self.labels)
         usage = long_documents.usage(config) or USAGE
         metrics = [*self.shown_metrics, "ece", "calibrated_ece"]
         return ModelCard("Text classification", "text-classification", usage, metrics, sections, limits)
