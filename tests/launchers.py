@@ -147,9 +147,9 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """An unused port, below those that the system gives to other connections until a job begins to listen."""
+    """An unused port, above those of Slurm's jobs in tests and below those that the system gives to others."""
     while True:
-        port = random.SystemRandom().randrange(10_000, 32_768)
+        port = random.SystemRandom().randrange(12_000, 32_768)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

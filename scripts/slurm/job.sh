@@ -17,10 +17,10 @@ if [ $((SLURM_NTASKS % SLURM_NNODES)) -ne 0 ]; then
 fi
 export MASTER_ADDR=${machines[0]}
 export MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)) # differs between the jobs of a node; below the ephemeral ports
-SAMERUN_MACHINES=$(
-  IFS=,
-  echo "${machines[*]}"
-)
+while timeout 5 bash -c ": <>/dev/tcp/$MASTER_ADDR/$MASTER_PORT" 2>/dev/null; do # another program listens there
+  MASTER_PORT=$((10000 + RANDOM % 20000))
+done
+SAMERUN_MACHINES=$(IFS=, && echo "${machines[*]}")
 export SAMERUN_MACHINES
 export SAMERUN_LOSSES=$PWD/slurm-$SLURM_JOB_ID.losses # a line per loss; a new checkpoint removes the file
 
