@@ -10,6 +10,7 @@ Launchers start their workers by the same python. Tests of kills, signals and st
 import contextlib
 import ctypes
 import functools
+import gc
 import importlib
 import json
 import os
@@ -30,10 +31,12 @@ MODULES = {
     "deepspeed": "deepspeed.launcher.runner",
 }
 LIBRARIES = (
-    "accelerate.commands.launch", "datasets", "deepspeed", "sklearn.metrics", "torch.distributed.run",
-    "transformers.models.bert.modeling_bert", "transformers.trainer_pt_utils",
+    "accelerate.commands.launch", "datasets", "deepspeed", "numba.core.typing.builtins",
+    "sklearn.linear_model", "torch.distributed.run", "transformers.models.bert.modeling_bert",
+    "transformers.models.big_bird.modeling_big_bird", "transformers.pipelines",
 )  # fmt: skip
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+Request = tuple[int, str, list[str], str, dict[str, str]]  # process id, command, arguments, folder, variables
 KEPT: list[subprocess.Popen] = []  # or the server's standard input would be closed
 # {0}: an interpreter, {1}: the server's socket. -S and -I: it starts in a hundredth of a second.
 COMMAND = """#!{0} -ISE
@@ -81,7 +84,7 @@ def commands() -> Path:
     return folder
 
 
-def serve(address: str) -> tuple[int, str, list[str], str, dict[str, str]]:
+def serve(address: str) -> Request:
     """Forks for every request until standard input ends; returns the request, in the fork."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address + ".starting")
@@ -123,11 +126,9 @@ def serve(address: str) -> tuple[int, str, list[str], str, dict[str, str]]:
                 del running[client]
 
 
-def receive(
-    client: socket.socket,
-) -> tuple[tuple[int, str, list[str], str, dict[str, str]] | None, list[int]]:
-    """((process id, command, arguments, folder, variables), its standard input, output and errors).
-    None for the first if the process was killed before it had sent all of it."""
+def receive(client: socket.socket) -> tuple[Request | None, list[int]]:
+    """(the request, standard input, output and errors). None for the first if the process was killed before
+    it had sent all of it."""
     size, files, _, _ = socket.recv_fds(client, 8, 3)
     size = int.from_bytes(size, "big")
     data = client.recv(size, socket.MSG_WAITALL)
@@ -186,4 +187,6 @@ def become(process: int, command: str, arguments: list[str], folder: str, variab
 if __name__ == "__main__":
     for library in LIBRARIES:
         importlib.import_module(library)
+    sys.modules["numba"].njit(lambda: None)()  # its registries are filled at the first compilation
+    gc.freeze()  # a collection in a fork does not look at the libraries' objects
     become(*serve(sys.argv[1]))

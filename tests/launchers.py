@@ -147,7 +147,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """An unused port, above those of Slurm's jobs in tests and below those that the system gives to others."""
+    """An unused port, above those of the tests' Slurm jobs and below those that the system gives away."""
     while True:
         port = random.SystemRandom().randrange(12_000, 32_768)
         with socket.socket() as probe, contextlib.suppress(OSError):

@@ -142,10 +142,8 @@ def _all_processes(wanted: Callable[[psutil.Process], Any]) -> list[psutil.Proce
 @contextlib.contextmanager
 def running(folder: Path, home: Path) -> Iterator[Cluster]:
     """A cluster whose jobs start in `home`. At the end all of its processes are killed."""
-    host, ports = (
-        socket.gethostname().partition(".")[0],
-        [launchers.free_port() for _ in range(1 + len(NODES))],
-    )
+    host = socket.gethostname().partition(".")[0]
+    ports = [launchers.free_port() for _ in range(1 + len(NODES))]
     nodes = [
         f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} Weight={weight} {SIZE}"
         for (name, weight), port in zip(NODES.items(), ports[1:], strict=True)

@@ -280,15 +280,13 @@ def salloc(slurm, unbroken):
 
 def a_failed_training(slurm, unbroken):
     """The other process is only the victim."""
-    job = Job(slurm, "memory", variables={"FAILS": "1"}).submit()
-    said = job.ended("FAILED", 3)
+    said = Job(slurm, "memory", variables={"FAILS": "1"}).submit().ended("FAILED", 3)
     assert "error: step 5: out of memory" in said
     assert "requeue" not in said
 
 
 def a_wrong_argument(slurm, unbroken):
-    job = Job(slurm, "argument", learning_rat=1).submit()
-    said = job.ended("FAILED", 2)
+    said = Job(slurm, "argument", learning_rat=1).submit().ended("FAILED", 2)
     assert "--learning_rat" in said
     assert "requeue" not in said
 
