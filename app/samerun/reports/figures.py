@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import logging
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from scipy.sparse import csr_array
+
+from samerun.console import say
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,19 +99,56 @@ def bars(title: str, x: str, names: Sequence[str], shares: Sequence[float], **mo
 
 
 def as_image(figure: Figure) -> np.ndarray:
-    """The figure as (height, width, 3) uint8."""
+    """The figure as (height, width, 3) uint8. Matplotlib's own font has no Chinese, for example."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.text import Text
 
     figure.set_dpi(DPI)
     canvas = FigureCanvasAgg(figure)
-    canvas.draw()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        canvas.draw()
+        missing = {int(number) for x in found for number in re.findall(r"Glyph (\d+)", str(x.message))}
+        if missing and (font := font_with("".join(map(chr, sorted(missing))))):
+            for text in figure.findobj(Text):
+                text.set_fontfamily([*text.get_fontfamily(), font.family_name])
+            canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+@functools.cache
+def font_with(characters: str) -> Any:
+    """The installed font (matplotlib's `FT2Font`) with the most of these characters; None if none has any."""
+    from matplotlib.font_manager import findfont, findSystemFonts, fontManager, get_font
+
+    best, most = None, (0, False)
+    for path in [findfont("DejaVu Sans"), *sorted(findSystemFonts())]:
+        with contextlib.suppress(RuntimeError):
+            font = get_font(path)
+            font.set_size(FONT_SIZE, DPI)  # fails for emojis made of pixels
+            known = sum(font.get_char_index(ord(character)) > 0 for character in characters)
+            if known and (known, font.style_name == "Regular") > most:
+                best, most = font, (known, font.style_name == "Regular")
+    if best is None:
+        _note_squares()
+    else:
+        fontManager.addfont(best.fname)  # unknown to it if it was installed lately
+        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # says that it has one weight
+    return best
+
+
+@functools.cache
+def _note_squares() -> None:
+    say("note           figures have squares for characters that no font here has; install fonts-noto-cjk")
 
 
 def with_legend(image: np.ndarray, text: str, colours: Mapping[str, Sequence[int]]) -> np.ndarray:
     """Adds a title above an image, (height, width, 3) uint8, and a legend of its colours below it."""
     font, width = ImageFont.load_default(FONT_SIZE), image.shape[1]
-    entry_width = max([font.getlength(_ascii(name)) for name in colours], default=0) + 2 * LINE
+    others = "".join(sorted({character for name in colours for character in name if character > "~"}))
+    if others and (found := font_with(others)):
+        font = ImageFont.truetype(found.fname, FONT_SIZE)
+    entry_width = max([font.getlength(name[:NAME]) for name in colours], default=0) + 2 * LINE
     columns = max(1, int(width // entry_width))
     legend = Image.new("RGB", (width, LINE * -(-len(colours) // columns)), "white")
     draw = ImageDraw.Draw(legend)
@@ -112,14 +156,10 @@ def with_legend(image: np.ndarray, text: str, colours: Mapping[str, Sequence[int
         left, top = int(number % columns * entry_width), number // columns * LINE
         box = (left + 3, top + 4, left + LINE - 5, top + LINE - 4)
         draw.rectangle(box, fill=tuple(map(int, colour)), outline="black")
-        draw.text((left + LINE, top + 1), _ascii(name), fill="black", font=font)
+        draw.text((left + LINE, top + 1), name[:NAME], fill="black", font=font)
     title = Image.new("RGB", (width, LINE), "white")
     ImageDraw.Draw(title).text((3, 1), text, fill="black", font=font)
     return np.concatenate([np.asarray(title), image, np.asarray(legend)])
-
-
-def _ascii(name: str) -> str:
-    return name.encode("ascii", "replace").decode()[:NAME]
 
 
 def curves(history: list[dict[str, Any]], shown_metrics: tuple[str, ...]) -> dict[str, Figure]:

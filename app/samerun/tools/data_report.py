@@ -26,6 +26,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from samerun import task_scripts
 from samerun.console import plain_table
@@ -37,7 +38,7 @@ from samerun.images.data import map_rows
 from samerun.images.image_task import ImageTask
 from samerun.launch import Launch
 from samerun.plan import Modes
-from samerun.reports.figures import COLORS, DPI, NAME, bars, legend_below, new_figure
+from samerun.reports.figures import COLORS, NAME, as_image, bars, legend_below, new_figure
 from samerun.reports.page import render
 from samerun.task import ReportContent, Section, Task
 from samerun.text.text import TextTask
@@ -439,7 +440,7 @@ def write_page(path: Path, report: DataReport, notes: list[str]) -> None:
     plots = {}
     for name, figure in report.shown.figures.items():
         file = io.BytesIO()
-        figure.savefig(file, dpi=DPI)
+        Image.fromarray(as_image(figure)).save(file, "png")
         plots[name] = file.getvalue()
     more = [Section("Notes of the readers", "", ["note"], [[note] for note in notes])] if notes else []
     findings = [list(finding) for finding in report.findings] or [["nothing unusual", ""]]

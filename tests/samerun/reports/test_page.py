@@ -1,8 +1,11 @@
+from pathlib import Path
 from types import SimpleNamespace
 
+import matplotlib
 import numpy as np
 import pytest
 from linear_task import LinearTask
+from matplotlib import font_manager
 from run_folders import contents
 
 from samerun.files import foreign_files
@@ -44,6 +47,18 @@ def write(finished, arguments):
         pages.write_reports(run, arguments(output_dir=str(finished), **given), task, {"validation": range(3)})
 
     return reports
+
+
+def test_names_are_drawn_by_an_installed_font_that_has_their_characters(monkeypatch, capsys):
+    """Matplotlib comes with a font that has U+E00B and with one, the default, that lacks it."""
+    drawn = []
+    for fonts in ([], [str(Path(matplotlib.get_data_path(), "fonts", "ttf", "STIXNonUni.ttf"))]):
+        figures.font_with.cache_clear()
+        monkeypatch.setattr(font_manager, "findSystemFonts", lambda fonts=fonts: fonts)
+        for _ in range(2):
+            drawn.append(figures.as_image(figures.bars("a", "b", ["\ue00b"], [1.0])))
+    assert [np.array_equal(image, drawn[0]) for image in drawn] == [True, True, False, False]
+    assert capsys.readouterr().out.count("install fonts-noto-cjk") == 1
 
 
 def test_the_page_has_figures_tables_and_no_text_that_is_run(finished, write):
