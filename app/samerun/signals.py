@@ -64,7 +64,8 @@ class _Requests:
     reported: bool = False  # the reason of the end was printed
     stop_message: str = NOTHING_TO_SAVE
     before_stop: Callable[[], None] | None = None  # called before an immediate stop
-    watched: tuple[int, ...] = ()  # process ids of the parent and grandparent, as far as they are watched
+    ancestors: tuple[int, ...] = ()  # process ids of the parent and grandparent at the start
+    watched: int = 0  # of the ancestors
     # Held by the thread that reports a lost peer: the main thread or the heartbeat's.
     reporting: threading.Lock = field(default_factory=threading.Lock)
     ending: threading.Lock = field(default_factory=threading.Lock)  # by the thread that ends the process
@@ -89,7 +90,7 @@ def listen() -> Iterator[None]:
     if _is_listening():
         yield
         return
-    _requests = _Requests()
+    _requests = _Requests(ancestors=_ancestor_ids(2))
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     closed = threading.Event()
@@ -148,7 +149,7 @@ def exit_with(code: int, reported: bool = False) -> None:
 def forget() -> None:
     """Begins anew, for another run in this process."""
     global _requests
-    _requests = _Requests()
+    _requests = _Requests(ancestors=_ancestor_ids(2))
 
 
 def set_stop_message(message: str) -> None:
@@ -162,9 +163,9 @@ def set_time_limit(seconds: float | None) -> None:
 
 
 def watch_launcher(generations: int) -> None:
-    """Requests a stop when this process's parent dies (1), or its parent or grandparent (2): launchers that
-    are killed leave their workers behind."""
-    _requests.watched = _ancestor_ids(generations)
+    """Requests a stop if this process's parent has died since `listen` (1), or its parent or grandparent (2):
+    launchers that are killed leave their workers behind."""
+    _requests.watched = generations
 
 
 def on_immediate_stop(callback: Callable[[], None]) -> None:
@@ -193,7 +194,7 @@ def _watch(pipe: int, closed: threading.Event) -> None:
             if number in SIGNALS:  # libraries handle other signals, such as SIGCHLD
                 _receive(signal.Signals(number))
         # A process that loses its parent gets another one.
-        watched = _requests.watched
+        watched = _requests.ancestors[: _requests.watched]
         if watched and _requests.reason is None and _ancestor_ids(len(watched)) != watched:
             _request("the launcher is gone")
 

@@ -166,7 +166,7 @@ def test_under_nohup_a_closed_terminal_is_no_request():
 @pytest.mark.parametrize(("watched", "gone"), [(0, 1), (1, 1), (1, 2), (2, 2)])
 def test_a_launcher_that_is_gone(watched, gone):
     """Below this test's process: the command that users know, what it starts, and the worker. One of the
-    first two ends."""
+    first two ends while the worker imports libraries."""
     body = f"""
 (result, write_result), (go_on, goes), (end, ends) = os.pipe(), os.pipe(), os.pipe()
 for generation in (3, 2, 1):
@@ -176,10 +176,11 @@ else:
     os.close(ends)
     signals.POLL_SECONDS = 0.01
     with signals.listen():
-        signals.watch_launcher({watched})
         signals.defer()
         os.write(goes, b"!")
-        time.sleep(0.7)
+        time.sleep(0.5)
+        signals.watch_launcher({watched})
+        time.sleep(0.2)
         os.write(write_result, str(signals.requested()).encode())
     os._exit(0)
 if generation == 3:
