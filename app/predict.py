@@ -131,8 +131,8 @@ def print_predictions(options: argparse.Namespace) -> None:
     set_up_host()
     from samerun.serving.predictor import load_predictor
 
-    folder, pairs = str(temporary_folder("predict_")), options.text_pair
-    predictor = load_predictor(options.task, options.model, folder, options.task_arguments)
+    pairs = options.text_pair
+    predictor = load_predictor(options.task, options.model, options.task_arguments)
     items = options.text if pairs is None else list(zip(options.text, pairs, strict=True))
     for number, line in enumerate(predictor(items)):
         sys.stdout.write(as_line({"id": number, **line}))

@@ -22,7 +22,6 @@ sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unle
 
 from samerun.cli import prepare_process, set_up_host, shows_traces
 from samerun.errors import InputError
-from samerun.files import temporary_folder
 from samerun.signals import failures_end_the_job
 from samerun.task_scripts import at_least, parser, task_of
 
@@ -76,8 +75,8 @@ def bind_socket(host: str, port: int) -> socket.socket:
     return sock
 
 
-def make_server(options: argparse.Namespace, task_arguments: list[str], folder: str) -> Server:
-    """Loads the model. `folder`: for predicted files, such as masks. Raises `InputError`."""
+def make_server(options: argparse.Namespace, task_arguments: list[str]) -> Server:
+    """Loads the model. Raises `InputError`."""
     task = task_of(Path(options.model))
     set_up_host()
     try:
@@ -87,7 +86,7 @@ def make_server(options: argparse.Namespace, task_arguments: list[str], folder: 
     from samerun.serving.predictor import load_predictor
 
     task_arguments = [*(CANDIDATES if task == "titlegen" else []), *task_arguments]
-    predictor = load_predictor(task, options.model, folder, task_arguments)
+    predictor = load_predictor(task, options.model, task_arguments)
     megabytes = options.max_megabytes or MEGABYTES[predictor.task.input_kind]
     config = json.loads((Path(options.model) / "config.json").read_text(encoding="utf-8"))
     model = "/".join(Path(options.model).resolve().parts[-2:])  # clients need not see the full path
@@ -97,7 +96,7 @@ def make_server(options: argparse.Namespace, task_arguments: list[str], folder: 
     limits = Limits(*queue, megabytes, pixels, options.allowed_hosts)
     about = {"task": task, "model": model, "labels": labels}
     about["pairs"] = getattr(predictor.task, "reads_pairs", False)
-    return Server(predictor, Path(folder), about, limits)
+    return Server(predictor, about, limits)
 
 
 if __name__ == "__main__":
@@ -105,7 +104,7 @@ if __name__ == "__main__":
     with failures_end_the_job(debug=shows_traces(sys.argv)):
         options, task_arguments = parse_options()
         sock = bind_socket(options.host, options.port)
-        server = make_server(options, task_arguments, str(temporary_folder("serve_")))
+        server = make_server(options, task_arguments)
     sock.listen()  # before the message: whoever reads it may connect
     host = f"[{options.host}]" if ":" in options.host else options.host  # an IPv6 address has colons
     print(f"serving        {options.model} at http://{host}:{sock.getsockname()[1]}", flush=True)

@@ -9,13 +9,16 @@
 Arguments are those of the command line. Where they name files, they also take rows: a list of dicts, a
 `datasets.Dataset` or a pandas `DataFrame`. Errors are exceptions with the command line's messages
 (`samerun.InputError`, `samerun.TrainingError`); nothing here ends the process or handles signals, so that it
-works in any thread. Several processes: call `train` on each of them, for example through Accelerate's
-`notebook_launcher`.
+works in any thread, one training at a time. Several processes: call `train` on each of them, for example
+through Accelerate's `notebook_launcher`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import tempfile
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +26,15 @@ from typing import TYPE_CHECKING, Any
 
 from samerun import signals, task_scripts
 from samerun.cli import set_quiet
-from samerun.errors import InputError, in_short
-from samerun.files import as_line, finish_all, read_lines, temporary_folder
+from samerun.errors import SHOWN_AS, InputError, in_short
+from samerun.files import as_line, finish_all, read_lines
 from samerun.parsing import kind_of, parse, validate
 from samerun.run_folder import BEST, HISTORY, METRICS, REPORT, read_metrics, status
 
 if TYPE_CHECKING:
     from samerun.serving.predictor import Predictor
+
+_training = threading.Lock()  # Accelerate's state, torch's random generator and ours are the process's
 
 
 @dataclass(frozen=True)
@@ -72,25 +77,29 @@ def train(
     `InputError`, `TrainingError`, and `StopRequested` after `max_train_time`.
     """
     arguments_class, task_class = task_scripts.load(task_scripts.path_of(str(task)))
-    arguments = parse(arguments_class, _words(arguments_class, values))
-    validate(arguments)
-    set_quiet(arguments)
-    from samerun import launch, main, runtime, start
+    if not _training.acquire(blocking=False):
+        raise InputError("another training runs in this process: wait for its end, or start a process")
+    with contextlib.ExitStack() as at_end:
+        at_end.callback(_training.release)
+        arguments = parse(arguments_class, _words(arguments_class, values, at_end))
+        validate(arguments)
+        set_quiet(arguments)
+        from samerun import launch, main, runtime, start
 
-    launch.describe_group()
-    signals.forget()
-    runtime.forget_accelerator()
-    try:
-        job = task_class(arguments)
-        job.on_evaluation = on_evaluation
-        main.run_task(job, arguments)
-    except BaseException as error:
-        status.end("failed", in_short(error))
-        raise
-    finally:
-        finish_all()
-        start.unlock()
+        launch.describe_group()
+        signals.forget()
         runtime.forget_accelerator()
+        try:
+            job = task_class(arguments)
+            job.on_evaluation = on_evaluation
+            main.run_task(job, arguments)
+        except BaseException as error:
+            status.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed", in_short(error))
+            raise
+        finally:
+            finish_all()
+            start.unlock()
+            runtime.forget_accelerator()
     return TrainedRun(Path(arguments.output_dir))
 
 
@@ -101,8 +110,8 @@ def load(model: str | Path, **values: Any) -> Predictor:
 
     name = task_scripts.task_of(Path(model))
     arguments_class, _ = task_scripts.load(task_scripts.scripts()[name])
-    words = _words(arguments_class, values)
-    return load_predictor(name, str(model), str(temporary_folder("predict_")), words)
+    with contextlib.ExitStack() as at_end:
+        return load_predictor(name, str(model), _words(arguments_class, values, at_end))
 
 
 def predict(model: str | Path, items: Iterable[Any], **values: Any) -> list[dict[str, Any]]:
@@ -110,13 +119,15 @@ def predict(model: str | Path, items: Iterable[Any], **values: Any) -> list[dict
     return load(model, **values)(items)
 
 
-def _words(cls: type, values: dict[str, Any]) -> list[str]:
-    """The command line with these values. Rows are written to temporary files."""
+def _words(cls: type, values: dict[str, Any], at_end: contextlib.ExitStack) -> list[str]:
+    """The command line with these values. Rows are written to temporary files, which `at_end` removes."""
     words = []
     for name, value in values.items():
         field = cls.__dataclass_fields__.get(name)
         if field is not None and field.metadata["reads"] and not _is_plain(value):
-            value = _written(name, value)
+            folder = tempfile.TemporaryDirectory(prefix="rows_", ignore_cleanup_errors=True)
+            value = _written(Path(at_end.enter_context(folder)) / f"{name}.jsonl", value)
+            at_end.callback(SHOWN_AS.pop, value)
         parts = list(map(str, value)) if isinstance(value, list | tuple) else [str(value)]
         if isinstance(value, dict | bool):
             parts = [json.dumps(value)]
@@ -132,17 +143,17 @@ def _is_plain(value: Any) -> bool:
     return all(part is None or isinstance(part, str | Path) for part in parts)
 
 
-def _written(name: str, rows: Any) -> str:
-    path = temporary_folder("rows_") / f"{name}.jsonl"
+def _written(path: Path, rows: Any) -> str:
+    name = SHOWN_AS[str(path)] = path.stem
     if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # a DataFrame
         # An empty cell is NaN there, which JSON lacks; in a csv file it is an empty text.
         rows = rows.astype(object).where(rows.notna(), "").to_dict("records")
     with path.open("w", encoding="utf-8") as file:
-        for number, row in enumerate(rows):
+        for number, row in enumerate(rows, 1):
             if not isinstance(row, dict):
-                raise InputError(f"{name}: row {number} is not a dict of columns but {type(row).__name__}")
+                raise InputError(f"{name}:{number}: not a dict of columns but {type(row).__name__}")
             try:
                 file.write(as_line(row))
             except (TypeError, ValueError) as error:
-                raise InputError(f"{name}: row {number} cannot be written as JSON ({error})") from None
+                raise InputError(f"{name}:{number}: cannot be written as JSON ({error})") from None
     return str(path)

@@ -77,12 +77,18 @@ def test_a_run_whose_time_is_over_can_be_continued(train):
 
 def test_it_works_in_a_thread_and_goes_on_from_a_checkpoint(train):
     """As under Ray: signals can be handled in the main thread only."""
-    results, evaluations = [], {}
-    thread = threading.Thread(
-        target=lambda: results.append(train(save_steps=1, on_evaluation=evaluations.__setitem__))
-    )
+    results, evaluations, refused = [], {}, []
+
+    def evaluated(step, scores):
+        evaluations[step] = scores
+        with pytest.raises(samerun.InputError, match="another training runs in this process"):
+            train("other")
+        refused.append(step)
+
+    thread = threading.Thread(target=lambda: results.append(train(save_steps=1, on_evaluation=evaluated)))
     thread.start()
     thread.join()
+    assert refused == [2]
     assert {step: scores["loss"] for step, scores in evaluations.items()} == {
         2: results[0].metrics["eval_loss"]
     }
@@ -94,10 +100,10 @@ def test_it_works_in_a_thread_and_goes_on_from_a_checkpoint(train):
     ("given", "message"),
     [
         ({"learning_rat": 1}, r"unknown argument --learning_rat; did you mean --learning_rate\?"),
-        ({"train_file": [["a", "b"]]}, r"train_file: row 0 is not a dict of columns but list"),
-        ({"train_file": [{"text": {"a"}}]}, r"train_file: row 0 cannot be written as JSON"),
-        ({"train_file": [{"text": float("nan")}]}, r"train_file: row 0 cannot be written as JSON"),
-        ({"train_file": [{"text": "a"}]}, r"train_file\.jsonl:1: field 'labels' not found"),
+        ({"train_file": [["a", "b"]]}, r"train_file:1: not a dict of columns but list"),
+        ({"train_file": [{"text": {"a"}}]}, r"train_file:1: cannot be written as JSON"),
+        ({"train_file": [{"text": float("nan")}]}, r"train_file:1: cannot be written as JSON"),
+        ({"train_file": [{"text": "a"}]}, r"train_file:1: field 'labels' not found"),
         ({"output_dir": None}, r"output_dir is missing"),
         ({"optim_args": ["beta1=0.8", "eps=-1"]}, r"--optim_args: eps: '-1' is not a number above 0"),
     ],

@@ -1,6 +1,9 @@
 """A model that stays in memory and predicts without files, for predict.py --text and serve.py."""
 
+import shutil
+import weakref
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +13,7 @@ from samerun.data.batches import EvalBatches
 from samerun.errors import InputError
 from samerun.evaluate import ROWS, in_order
 from samerun.export import hide_library_bars
+from samerun.files import temporary_folder
 from samerun.kernels.common import row_lengths
 from samerun.launch import describe_launch
 from samerun.parsing import parse, validate
@@ -21,7 +25,8 @@ HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Predictor:
-    """Texts, or images as bytes -> the task's lines of predictions.jsonl, without ids."""
+    """Texts, or images as bytes -> the task's lines of predictions.jsonl, without ids. A mask is the bytes of
+    a PNG file."""
 
     def __init__(self, task: Task) -> None:
         """Raises `InputError` for a model that the task cannot load."""
@@ -48,7 +53,16 @@ class Predictor:
         if not items:
             return []
         split = self.task.rows_in_memory(items)
-        return list(self.task.lines(self._predict(split), split))
+        return [self._with_mask(line) for line in self.task.lines(self._predict(split), split)]
+
+    def _with_mask(self, line: dict[str, Any]) -> dict[str, Any]:
+        """The line with the mask instead of its file, and without the name of the image, which has none."""
+        line.pop("image", None)
+        if "mask" in line:
+            file = Path(self.task.arguments.output_dir) / line["mask"]
+            line["mask"] = file.read_bytes()
+            file.unlink()
+        return line
 
     def explain(self, item: Any, line: dict[str, Any]) -> dict[str, Any]:
         return self.task.explain(self.model, item, line)
@@ -67,16 +81,19 @@ class Predictor:
         return in_order(parts, len(split))
 
 
-def load_predictor(name: str, model: str, output_dir: str, argv: Sequence[str]) -> Predictor:
-    """The predictor of the task script app/`name`.py. `output_dir`: for predicted files, such as masks;
-    `argv`: arguments of the task. Raises `InputError`."""
+def load_predictor(name: str, model: str, argv: Sequence[str]) -> Predictor:
+    """The predictor of the task script app/`name`.py. `argv`: arguments of the task. Raises `InputError`."""
     arguments_class, task = task_scripts.load(task_scripts.scripts()[name])
     if task.input_kind is None:
         raise InputError(
             f"{model}: a model of {name} predicts files only; use python app/predict.py {model} "
             "FILE --output_dir FOLDER"
         )
-    fixed = ["--do_predict", "--report_to", "none", "--model_name_or_path", model, "--output_dir", output_dir]
+    folder = str(temporary_folder("predict_")) if task.input_kind == "images" else "."  # masks are files
+    fixed = ["--do_predict", "--report_to", "none", "--model_name_or_path", model, "--output_dir", folder]
     arguments = parse(arguments_class, [*fixed, *argv])
     validate(arguments)
-    return Predictor(task(arguments))
+    predictor = Predictor(task(arguments))
+    if task.input_kind == "images":
+        weakref.finalize(predictor, shutil.rmtree, folder, ignore_errors=True)
+    return predictor

@@ -3,6 +3,7 @@ time are predicted in one batch."""
 
 import asyncio
 import base64
+import contextlib
 import io
 import ipaddress
 import json
@@ -24,7 +25,7 @@ from samerun.serving.predictor import Predictor
 
 PAGE = Path(__file__).with_name("page.html")
 SHUTDOWN_SECONDS = 60  # in which open requests are answered
-READ_SECONDS = 30  # in which a connection's first request, and every body, must arrive
+READ_SECONDS = 30  # in which a connection's next request, and every body, must arrive
 MOST_CONNECTIONS = 512
 MOST_EXPLAINED = 32  # texts of a request
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")  # others may start programs, such as Ghostscript
@@ -48,21 +49,19 @@ class Limits(NamedTuple):
 
 
 class Server:
-    """Serves a predictor. `folder`: of predicted files, such as masks; `model_info`: facts about the model
-    for /health."""
+    """Serves a predictor. `model_info`: facts about the model for /health."""
 
-    def __init__(
-        self, predictor: Predictor, folder: Path, model_info: dict[str, Any], limits: Limits
-    ) -> None:
-        self._predictor, self._folder, self._model_info, self._limits = predictor, folder, model_info, limits
+    def __init__(self, predictor: Predictor, model_info: dict[str, Any], limits: Limits) -> None:
+        self._predictor, self._model_info, self._limits = predictor, model_info, limits
         self._takes = predictor.task.input_kind
         self._model_thread = ThreadPoolExecutor(1, "model")
         queue = partial(BatchQueue, thread=self._model_thread, queue_size=limits.queue_size)
         self._queue = queue(self._predict, max_batch=limits.max_batch, max_wait=limits.max_wait)
         # One at a time, between the batches of other requests: explaining a text takes several passes.
         self._explanations = queue(self._explain, max_batch=1, max_wait=0)
-        # Connections that have not sent a request, and when they will be closed.
+        # Connections without an open request, and when they will be closed.
         self._silent: dict[asyncio.Protocol, asyncio.TimerHandle] = {}
+        self._reading = 0  # requests whose body has not arrived
 
     def application(self) -> web.Application:
         size = int(self._limits.megabytes * 2**20)
@@ -76,9 +75,9 @@ class Server:
         return app
 
     async def serve(self, sock: socket.socket) -> None:
-        """Serves until SIGTERM or SIGINT, then answers the open requests."""
+        """Serves until SIGTERM, SIGINT or SIGHUP, then answers the open requests."""
         loop, stopped = asyncio.get_running_loop(), asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, stopped.set)
         runner = web.AppRunner(
             self.application(), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, handler_cancellation=True
@@ -87,16 +86,24 @@ class Server:
         listener = await loop.create_server(partial(self._accept, runner.server), sock=sock)
         await stopped.wait()
         listener.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(READ_SECONDS):
+                while self._reading:  # aiohttp would drop what still arrives
+                    await asyncio.sleep(0.05)
         await runner.cleanup()
 
     def _accept(self, server: web.Server) -> asyncio.Protocol:
-        """The protocol of a new connection. One without a request is closed after READ_SECONDS."""
+        """The protocol of a new connection."""
         if len(server.connections) >= MOST_CONNECTIONS:
             return _Busy()
         connection = server()
+        self._expect_request(connection)
+        return connection
+
+    def _expect_request(self, connection: Any) -> None:
+        """Closes the connection after READ_SECONDS without a request."""
         timer = asyncio.get_running_loop().call_later(READ_SECONDS, self._close_silent, connection)
         self._silent[connection] = timer
-        return connection
 
     def _close_silent(self, connection: Any) -> None:
         del self._silent[connection]
@@ -129,9 +136,13 @@ class Server:
             return _error(error.status, f"{found}; there are GET /, GET /health and POST /predict")
         except InputError as error:
             return _error(400, "; ".join(error.problems))
+        except web.RequestPayloadError as error:
+            return _error(400, f"the body cannot be read ({error})")
         except Exception:
             logging.getLogger(__name__).exception("a request failed")
             return _error(500, "the prediction failed; the server's output says why")
+        finally:
+            self._expect_request(request.protocol)
 
     @web.middleware
     async def _only_own_pages(self, request: web.Request, handler: Any) -> web.StreamResponse:
@@ -169,11 +180,14 @@ class Server:
         return _json({"status": "ok", "waiting": waiting, "takes": self._takes, **self._model_info})
 
     async def _answer(self, request: web.Request) -> web.Response:
+        self._reading += 1
         try:
             async with asyncio.timeout(READ_SECONDS):
                 body = await request.read()
         except TimeoutError:
             return _error(408, f"the body did not arrive within {READ_SECONDS} seconds")
+        finally:
+            self._reading -= 1
         if self._takes == "texts":
             items, explain = _parse_texts(body)
         else:
@@ -212,19 +226,14 @@ class Server:
     # In the model's thread
 
     def _predict(self, items: list[Any]) -> list[dict[str, Any]]:
-        return [self._with_mask(line) for line in self._predictor(items)]
+        lines = self._predictor(items)
+        for line in lines:
+            if "mask" in line:
+                line["mask"] = f"data:image/png;base64,{base64.b64encode(line['mask']).decode()}"
+        return lines
 
     def _explain(self, pairs: list[tuple[Any, dict[str, Any]]]) -> list[dict[str, Any]]:
         return [line | self._predictor.explain(item, line) for item, line in pairs]
-
-    def _with_mask(self, line: dict[str, Any]) -> dict[str, Any]:
-        """The line with the mask's content instead of its file name."""
-        line = {name: value for name, value in line.items() if name != "image"}  # the image has no file name
-        if "mask" in line:
-            file = self._folder / line["mask"]
-            line["mask"] = f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
-            file.unlink()
-        return line
 
 
 class _Busy(asyncio.Protocol):

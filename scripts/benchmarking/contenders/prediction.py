@@ -46,7 +46,7 @@ def ours(settings: dict[str, Any]) -> Predict:
 
     options = {"max_length": settings["max_length"], "mixed_precision": settings["precision"]}
     argv = as_words(options | settings["choice"])
-    predictor = load_predictor("classify", settings["classifier"], settings["folder"], argv)
+    predictor = load_predictor("classify", settings["classifier"], argv)
     return lambda texts: [line["probabilities"] for line in predictor(texts)]
 
 

@@ -43,11 +43,11 @@ class Predictor:
 LIMITS = Limits(4, 0.01, 6, 0.01)
 
 
-def served(check, predictor, folder, limits=LIMITS):
+def served(check, predictor, limits=LIMITS):
     """Runs `check(client)` against a server."""
 
     async def run():
-        server = TestServer(Server(predictor, folder, {"task": "any"}, limits).application())
+        server = TestServer(Server(predictor, {"task": "any"}, limits).application())
         async with TestClient(server) as client:
             await check(client)
 
@@ -59,14 +59,14 @@ async def post(client, body):
     return response.status, await response.json()
 
 
-def answers(predictor, folder, *bodies, limits=LIMITS):
+def answers(predictor, *bodies, limits=LIMITS):
     """(status, content) of the answers to these bodies, one after the other."""
     found = []
 
     async def check(client):
         found.extend([await post(client, body) for body in bodies])
 
-    served(check, predictor, folder, limits)
+    served(check, predictor, limits)
     return found
 
 
@@ -74,7 +74,7 @@ async def waiting(client):
     return (await (await client.get("/health")).json())["waiting"]
 
 
-def test_requests_are_answered_together_each_with_its_own_and_a_bad_one_costs_the_others_nothing(tmp_path):
+def test_requests_are_answered_together_each_with_its_own_and_a_bad_one_costs_the_others_nothing():
     predictor = Predictor()
 
     async def check(client):
@@ -93,10 +93,10 @@ def test_requests_are_answered_together_each_with_its_own_and_a_bad_one_costs_th
         several = await post(client, {"texts": ["a", "b"], "explain": True})
         assert several == (200, {"predictions": [{"title": "a", "words": "A"}, {"title": "b", "words": "B"}]})
 
-    served(check, predictor, tmp_path)
+    served(check, predictor)
 
 
-def test_a_full_queue_refuses_and_goes_on(tmp_path):
+def test_a_full_queue_refuses_and_goes_on():
     predictor = Predictor()
 
     async def check(client):
@@ -111,7 +111,7 @@ def test_a_full_queue_refuses_and_goes_on(tmp_path):
         assert len((await first)[1]["predictions"]) == 6
         assert (await post(client, {"text": "b"}))[0] == 200
 
-    served(check, predictor, tmp_path)
+    served(check, predictor)
 
 
 @pytest.mark.parametrize(
@@ -130,20 +130,20 @@ def test_a_full_queue_refuses_and_goes_on(tmp_path):
         ({"text": "a" * 20_000}, 413, "the request has more than 0.01 MB"),
     ],
 )
-def test_what_cannot_be_answered_is_explained(body, status, message, tmp_path):
-    (found, answer), (then, _) = answers(Predictor(), tmp_path, body, {"text": "a"})
+def test_what_cannot_be_answered_is_explained(body, status, message):
+    (found, answer), (then, _) = answers(Predictor(), body, {"text": "a"})
     assert (found, then) == (status, 200)
     assert message in answer["error"]
 
 
-def test_pairs_of_texts_are_items(tmp_path):
+def test_pairs_of_texts_are_items():
     pairs, pair = {"texts": ["a", "b"], "text_pairs": ["c", "d"]}, {"text": "a", "text_pair": "c"}
     first, second = {"title": "('a', 'c')"}, {"title": "('b', 'd')"}
     expected = [(200, {"predictions": lines}) for lines in ([first, second], [first])]
-    assert answers(Predictor(), tmp_path, pairs, pair) == expected
+    assert answers(Predictor(), pairs, pair) == expected
 
 
-def test_requests_that_wait_are_answered_before_the_server_ends(tmp_path):
+def test_requests_that_wait_are_answered_before_the_server_ends():
     predictor = Predictor()
 
     async def check(client):
@@ -155,14 +155,13 @@ def test_requests_that_wait_are_answered_before_the_server_ends(tmp_path):
         await client.server.close()
         assert [status for status, _ in await asyncio.gather(*asked)] == [200] * 6
 
-    served(check, predictor, tmp_path)
+    served(check, predictor)
 
 
-def test_masks_come_with_the_answer(tmp_path):
+def test_masks_come_with_the_answer():
     class Drawing(Predictor):
         def __call__(self, items):
-            (tmp_path / "0.png").write_bytes(b"png")
-            return [{"image": "image 0", "mask": "0.png", "shares": {"sky": 1.0}}]
+            return [{"mask": b"png", "shares": {"sky": 1.0}}]
 
     async def check(client):
         line = {"mask": "data:image/png;base64,cG5n", "shares": {"sky": 1.0}}
@@ -171,8 +170,7 @@ def test_masks_come_with_the_answer(tmp_path):
         assert "http://" not in page  # nothing is loaded from elsewhere
         assert "https://" not in page
 
-    served(check, Drawing("images"), tmp_path)
-    assert not list(tmp_path.iterdir())
+    served(check, Drawing("images"))
 
 
 def image(kind, size=(4, 3)):
@@ -191,9 +189,9 @@ def image(kind, size=(4, 3)):
         (b"", 400),
     ],
 )
-def test_images_of_few_formats_and_pixels_are_decoded(body, status, tmp_path):
+def test_images_of_few_formats_and_pixels_are_decoded(body, status):
     limits = Limits(4, 0, 6, 0.01, pixels=12)
-    assert answers(Predictor("images"), tmp_path, body, limits=limits)[0][0] == status
+    assert answers(Predictor("images"), body, limits=limits)[0][0] == status
 
 
 @pytest.mark.parametrize(
@@ -212,17 +210,17 @@ def test_images_of_few_formats_and_pixels_are_decoded(body, status, tmp_path):
         ({"Host": "localhost:8000", "Origin": "https://models.example"}, 200),
     ],
 )
-def test_pages_of_other_sites_cannot_ask(headers, status, tmp_path, monkeypatch):
+def test_pages_of_other_sites_cannot_ask(headers, status, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "MyMachine")
 
     async def check(client):
         response = await client.post("/predict", data='{"text": "a"}', headers=headers)
         assert response.status == status
 
-    served(check, Predictor(), tmp_path, Limits(4, 0, 6, 0.01, hosts=("Models.example",)))
+    served(check, Predictor(), Limits(4, 0, 6, 0.01, hosts=("Models.example",)))
 
 
-def test_explanations_let_others_pass_and_end_with_their_client(tmp_path):
+def test_explanations_let_others_pass_and_end_with_their_client():
     predictor, explained, go_on = Predictor(), [], threading.Semaphore(0)
 
     def explain(item, line):
@@ -248,10 +246,10 @@ def test_explanations_let_others_pass_and_end_with_their_client(tmp_path):
         assert (await post(client, {"texts": ["d"], "explain": True}))[0] == 200
         assert len(explained) < 32
 
-    served(check, predictor, tmp_path, Limits(4, 0, 40, 0.01))
+    served(check, predictor, Limits(4, 0, 40, 0.01))
 
 
-def test_slow_and_many_connections_are_closed(tmp_path, monkeypatch):
+def test_slow_and_many_connections_are_closed(monkeypatch):
     monkeypatch.setattr(web, "READ_SECONDS", 0.3)
     monkeypatch.setattr(web, "MOST_CONNECTIONS", 2)
     sock = socket.socket()
@@ -264,17 +262,29 @@ def test_slow_and_many_connections_are_closed(tmp_path, monkeypatch):
         return await asyncio.wait_for(reader.read(12), 30), writer
 
     async def check():
-        serving = asyncio.create_task(Server(Predictor(), tmp_path, {}, Limits(4, 0, 6, 1)).serve(sock))
+        serving = asyncio.create_task(Server(Predictor(), {}, Limits(4, 0, 6, 1)).serve(sock))
         while not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             await asyncio.sleep(0.01)
         assert (await answer(b"POST /predict HTTP/1.1\r\n"))[0] == b""  # never asks
         head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
-        (first, one), (second, two) = [await answer(head, b"{") for _ in range(2)]
+        (first, one), (second, two) = await asyncio.gather(answer(head, b"{"), answer(head, b"{"))
         assert first == second == b"HTTP/1.1 408"
         assert (await answer(b""))[0] == b"HTTP/1.1 503"
         one.close()
         two.close()
+        monkeypatch.setattr(web, "MOST_CONNECTIONS", 9)
+        again = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\nPOST /predict HTTP/1.1\r\n"
+        reader, writer = await asyncio.open_connection(*sock.getsockname())
+        writer.write(again)
+        assert (await asyncio.wait_for(reader.read(), 30)).startswith(b"HTTP/1.1 200")
+        monkeypatch.setattr(web, "READ_SECONDS", 30)
+        reader, writer = await asyncio.open_connection(*sock.getsockname())
+        writer.write(head)
+        await asyncio.sleep(0.2)
         os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.2)
+        writer.write(b'{"text":1}')
+        assert await asyncio.wait_for(reader.read(12), 30) == b"HTTP/1.1 400"  # not 408
         await asyncio.wait_for(serving, 30)
 
     asyncio.run(check())
