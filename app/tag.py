@@ -178,8 +178,12 @@ class TokenClassification(TextTask):
         lengths = None if has_windows else lengths_of(ids, "right")
         return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels, lengths)
 
-    def rows_in_memory(self, items: Sequence[str]) -> TextSplit:
-        return super().rows_in_memory([f"{RAW}{text}" for text in items])
+    def rows_in_memory(self, items: Sequence[str | list[str]]) -> TextSplit:
+        """`items`: texts or lists of words."""
+        for number, item in enumerate(items):
+            if not isinstance(item, str) and (problem := next(tags.word_problems(item), None)):
+                raise InputError(f"text {number}{problem}")
+        return super().rows_in_memory([f"{RAW}{x}" if isinstance(x, str) else "\n".join(x) for x in items])
 
     # Training
 

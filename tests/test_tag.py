@@ -188,12 +188,15 @@ def test_every_trained_weight_of_a_longformer_gets_a_gradient(command, environme
 def test_a_text_in_memory_is_tagged_at_its_own_places(command, environment, token_cache):
     task, _, model = loaded(command, use_cpu="true")
     text = "Anna  Berg's bank,北京."
-    split = task.rows_in_memory([text, ""])
+    split = task.rows_in_memory([text, "", ["Anna", "Berg"]])
     with torch.no_grad():
         outputs = {
-            name: values.numpy() for name, values in task.predict(model, split.collate(np.arange(2))).items()
+            name: values.numpy() for name, values in task.predict(model, split.collate(np.arange(3))).items()
         }
-    first, empty = task.lines(outputs, split)
+    first, empty, words = task.lines(outputs, split)
+    assert words["tokens"] == ["Anna", "Berg"]
+    with pytest.raises(InputError, match="text 0 is missing, expected a list of words"):
+        task.rows_in_memory([None])
     assert first["text"] == text
     assert first["tokens"] == ["Anna", "Berg", "'", "s", "bank", ",", "北", "京", "."]
     assert len(first["tags"]) == 9

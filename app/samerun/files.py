@@ -28,7 +28,7 @@ from samerun.errors import InputError, is_out_of_space
 
 LIST = ".files.json"
 # Folders that a crash of `replace_folder`, or of a copy for other machines, leaves.
-UNFINISHED = re.compile(r"\.(step_\d+|best|kept_weights)\.(.*unfinished|old|of_rank_0_for_\d+)")
+UNFINISHED = re.compile(r"\.(step_\d+|best)\.(.*unfinished|old|of_rank_0_for_\d+)")
 LOCK_CONTENT = re.compile(r"(process \d+ on .*)?")
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -135,12 +135,13 @@ def add_to_list(folder: Path, names: Iterable[str]) -> None:
     """Lists files as the run's own, before they are written. Creates the folder, but not the one above it: a
     run whose folder was moved away must not go on in a new one."""
     folder.mkdir(exist_ok=True)
-    known, listed = _listed(folder), set(names)
-    if not listed <= known:
-        write_json(folder / LIST, sorted(known | listed))
+    known, more = own_names(folder), set(names)
+    if not more <= known:
+        write_json(folder / LIST, sorted(known | more))
 
 
-def _listed(folder: Path) -> set[str]:
+def own_names(folder: Path) -> set[str]:
+    """The names in a folder's list, none without one."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         return set(json.loads((folder / LIST).read_text(encoding="utf-8")))
     return set()
@@ -166,8 +167,8 @@ def foreign_files(place: Path) -> list[Path]:
         if path.name == first_list:  # of a crash before a folder had its list
             own.add(path)
         elif path.name == LIST:
-            listed = [path, *(path.parent / name for name in _listed(path.parent))]
-            own.update(listed, (name.with_name(f".unfinished_{name.name}") for name in listed))
+            names = [path, *(path.parent / name for name in own_names(path.parent))]
+            own.update(names, (name.with_name(f".unfinished_{name.name}") for name in names))
     return [path for path in files if path not in own]
 
 

@@ -239,6 +239,11 @@ TRAINER_NAMES: dict[str, Name] = {
     "save_safetensors": only("true", "weights are written as safetensors"),
     "use_mps_device": refused("Accelerate chooses the device; --use_cpu keeps a run off it"),
     "deepspeed_config": Name("deepspeed"),  # as the deepspeed launcher calls it
+    # Hand-written scripts
+    "batch_size": refused("--per_device_train_batch_size is of one process, --global_batch_size of all"),
+    "epochs": Name("num_train_epochs"),
+    "lr": Name("learning_rate"),
+    "max_len": Name("max_length"),
     # Example scripts of transformers: run_classification.py, run_summarization.py,
     # run_image_classification.py
     "dataset_config_name": Name("dataset_name", part="NAME:{}"),

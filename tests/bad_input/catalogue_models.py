@@ -141,6 +141,7 @@ DAMAGED: dict[str, Callable[[Path], object]] = {
     "pickle": weights_as_pickle,
     "harmful_pickle": harmful_pickle,
     "no_tokenizer": remove_tokenizer,
+    "copied_in_part": write(".files.json", b'["tokenizer.model"]'),
     "broken_tokenizer": write("tokenizer.json", b'{"version": "1.0", oops'),
     "larger_vocabulary": larger_tokenizer,
     "nan_weights": nan_weights,

@@ -54,6 +54,7 @@ FOLDERS = [
           r"model models/harmful_pickle: its weights are a pickle .*convert them to safetensors"),
     model("no_tokenizer",
           r"tokenizer models/no_tokenizer: its vocabulary is empty; the folder lacks tokenizer\.json"),
+    model("copied_in_part", r"tokenizer models/copied_in_part: tokenizer\.model is missing, which"),
     model("broken_tokenizer", r"tokenizer models/broken_tokenizer: .*the folder holds: "),
     model("larger_vocabulary",
           r"token ids up to \d+, the model only \d+ embeddings; they do not belong together"),

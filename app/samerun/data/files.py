@@ -127,7 +127,7 @@ def _delimited_rows(
     if not header:
         raise InputError(f"{path}: no rows: only blank lines")
     _check_columns(header, required, names, problems, header_line)
-    mark = next((mark for mark in "\t;|," if mark in header[0]), None)
+    mark = next((mark for mark in "\t;|,，；" if mark in header[0]), None)
     if len(header) == 1 and problems.total and mark:
         advice = "save it with commas as .csv or with tabs as .tsv"
         problems.add(header_line, f"{mark!r} seems to separate the cells: {advice}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, compress
 from typing import Any
+from unicodedata import category, normalize
 
 import numpy as np
 
@@ -86,7 +87,7 @@ def read_labels(table: Table, arguments: Any, notes: list[str]) -> Labelled | No
         notes.append(f"{table.path}: {repeated} row(s) name a label twice; it counts once")
     if set(first_rows) == {"a text"} and max(map(len, rows)) == 1 and not declared:
         only_labels = [names[0] for names in rows if names]
-        for mark in set(",;") - {separator}:
+        for mark in set(",;|，；、｜") - {separator}:
             joined = [label for label in only_labels if mark in label]
             parts = {part.strip() for label in joined for part in label.split(mark)}
             if 4 * len(joined) > len(only_labels) or not parts.isdisjoint(only_labels):
@@ -213,9 +214,10 @@ def choose_labels(
         raise InputError(f"{path}: no row has a label; name the labels with --label_file if that is intended")
     forms: dict[str, list[str]] = {}
     for label in labels:
-        forms.setdefault(label.casefold(), []).append(label)
+        visible = "".join(x for x in normalize("NFKC", label) if category(x) != "Cf")
+        forms.setdefault(visible.casefold(), []).append(label)
     if several := [repr(names)[1:-1] for names in forms.values() if len(names) > 1]:
-        notes.append(f"labels that differ in case alone are different labels: {'; '.join(several[:3])}")
+        notes.append(f"labels that look alike are different labels: {'; '.join(several[:3])}")
     if own is not None and not arguments.label_file and set(own) == set(labels):
         return own
     if own in (None, labels) or arguments.from_scratch:

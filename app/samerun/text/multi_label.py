@@ -109,7 +109,8 @@ class MultiLabel(Problem):
         if "validation" in ids and not len(ids["validation"].values):
             self.default_metric = "loss"  # precision is undefined without a label
         note_labels(tables, ids, self.labels, notes)
-        if self.arguments.problem_type is None and (ids["train"].lengths == 1).all() and len(self.labels) > 1:
+        is_single = self.arguments.problem_type is None and (ids["train"].lengths == 1).all()
+        if is_single and len(self.labels) > 1 and not any("--label_separator" in note for note in notes):
             notes.append(
                 "every training row has exactly one label; --problem_type single_label trains labels that "
                 "exclude each other"

@@ -37,7 +37,7 @@ from samerun.text.long_documents import LongDocuments
 from samerun.text.tokenizer import IDS_ALONE, WIDE, WORD
 
 OUTSIDE = "O"
-PREFIXED = re.compile(r"[BILUES]-.+")
+PREFIXED = re.compile(r"[BILMUES]-.+")
 RAW = "\2"  # begins the text of a sentence that was not split into words by its file
 WORD_OR_SYMBOL = re.compile(rf"{WORD}|[^\w\s]")
 WIDE_CHARACTER = re.compile(f"[{WIDE}]")
@@ -99,7 +99,7 @@ def as_sentences(table: Table, words_column: str, tags_column: str, takes_texts:
         if isinstance(words, str) and takes_texts and not has_tags:
             cells.append(f"{RAW}{words}" if words else "")
             continue
-        found = [f"{words_column}{problem}" for problem in _word_problems(words)]
+        found = [f"{words_column}{problem}" for problem in word_problems(words)]
         if has_tags and not found:
             found = [f"{tags_column}{problem}" for problem in _tag_problems(of_row, words)]
         problems += [f"{table.where(row)}: {problem}" for problem in found]
@@ -109,7 +109,7 @@ def as_sentences(table: Table, words_column: str, tags_column: str, takes_texts:
     return replace(table, rows=rows.add_column(words_column, cells, new_fingerprint="words", feature=texts))
 
 
-def _word_problems(words: Any) -> Iterator[str]:
+def word_problems(words: Any) -> Iterator[str]:
     if not isinstance(words, list):
         hint = "; use a jsonl, parquet or .conll file" if isinstance(words, str) else ""
         yield f" is {described(words)}, expected a list of words{hint}"
@@ -163,7 +163,7 @@ def _are_prefixed(tags: Collection[str]) -> bool:
 
 def read_tags(table: Table, words_column: str, tags_column: str, notes: list[str]) -> Tagged | None:
     """The tags of a table of `as_sentences`; None without a column of tags. Tags of names are recognised as
-    IOB1, IOB2, or BILOU and IOBES, checked, and turned into IOB2, with a note; other tags stay. Raises
+    IOB1, IOB2, or BILOU, IOBES and BMES, checked, and turned into IOB2, with a note; other tags stay. Raises
     `InputError` with row and word of each tag that does not fit the scheme."""
     if tags_column not in table.columns:
         return None
@@ -176,7 +176,7 @@ def read_tags(table: Table, words_column: str, tags_column: str, notes: list[str
     if bare := names - prefixed - {OUTSIDE}:
         scheme, wrong = "", {tag: f"{tag!r} has no B- or I- before it, as others have" for tag in bare}
         found = [[(n, wrong[tag]) for n, tag in enumerate(tags) if tag in wrong] for tags in rows]
-    elif {tag[0] for tag in prefixed} & set("LUES"):
+    elif {tag[0] for tag in prefixed} & set("LMUES"):
         scheme, found = "BILOU", [list(_bilou_problems(tags)) for tags in rows]
     else:
         scheme, found = _iob_problems(rows)
@@ -195,12 +195,12 @@ def read_tags(table: Table, words_column: str, tags_column: str, notes: list[str
 
 
 def _unified(tag: str) -> str:
-    """The tag with E- for L- and S- for U-."""
-    return {"L": "E", "U": "S"}.get(tag[0], tag[0]) + tag[1:] if PREFIXED.fullmatch(tag) else tag
+    """The tag with I- for M-, E- for L- and S- for U-."""
+    return {"M": "I", "L": "E", "U": "S"}.get(tag[0], tag[0]) + tag[1:] if PREFIXED.fullmatch(tag) else tag
 
 
 def _bilou_problems(tags: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """(word, what is wrong) of a row in BILOU or IOBES."""
+    """(word, what is wrong) of a row in BILOU, IOBES or BMES."""
     for number, (last, tag) in enumerate(pairwise(map(_unified, [OUTSIDE, *tags, OUTSIDE]))):
         is_open, goes_on = last[:2] in ("B-", "I-"), tag[:2] in ("I-", "E-")
         if is_open and (not goes_on or last[2:] != tag[2:]):
@@ -226,7 +226,7 @@ def _iob_problems(rows: Sequence[Sequence[str]]) -> tuple[str, list[list[tuple[i
 
 
 def as_iob2(tags: Sequence[str]) -> tuple[str, ...]:
-    """Tags of IOB1, BILOU or IOBES in IOB2."""
+    """Tags of IOB1, BILOU, IOBES or BMES in IOB2."""
     found = []
     for last, tag in pairwise(map(_unified, [OUTSIDE, *tags])):
         goes_on = tag[0] in "IE" and last[2:] == tag[2:] and last[0] in "BI"

@@ -31,7 +31,7 @@ from samerun.data.tables import (
 )
 from samerun.data.tokens import Ragged, encode_cached
 from samerun.embeddings import occurring_ids
-from samerun.errors import InputError, raise_problems
+from samerun.errors import InputError, described, raise_problems
 from samerun.export import export_model
 from samerun.kernels.bigbird import choose_attention, padding_of, use_bigbird_attention
 from samerun.kernels.last_layer import use_first_token
@@ -290,10 +290,9 @@ class TextTask(Task):
         if name == "train" and hasattr(arguments, "long_documents") and self.pair_column is None:
             lost = self.share_of_tokens_lost(texts, encoded["input_ids"], np.flatnonzero(encoded["cut"]))
             if lost > MUCH_LOST:
-                notes.append(
-                    f"{table.path}: about {lost:.0%} of the tokens are cut off; --long_documents windows "
-                    "reads whole texts"
-                )
+                has_windows = self.long_documents.method == "windows"
+                wider = "a larger --max_length" if has_windows else "--long_documents windows"
+                notes.append(f"{table.path}: about {lost:.0%} of the tokens are cut off; {wider} reads more")
         # Blank training rows were dropped; second texts are read as they are.
         if name != "train" and (blank := sum(map(is_blank, texts))):
             notes.append(
@@ -396,9 +395,10 @@ class TextTask(Task):
     def rows_in_memory(self, items: Sequence[str | tuple[str, str]]) -> TextSplit:
         """`items`: texts, or pairs of texts for a model that reads pairs."""
         for number, item in enumerate(items):
-            if isinstance(item, str) is self.reads_pairs:
+            is_pair = isinstance(item, tuple | list) and list(map(type, item)) == [str, str]
+            if not (is_pair if self.reads_pairs else isinstance(item, str)):
                 advice = "a text and a text_pair" if self.reads_pairs else "one text, without a text_pair"
-                raise InputError(f"text {number}: the model reads {advice}")
+                raise InputError(f"text {number} is {described(item)}: the model reads {advice}")
             try:
                 "".join(item).encode()
             except UnicodeEncodeError:

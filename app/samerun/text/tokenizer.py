@@ -22,7 +22,7 @@ from samerun.data.cache import content_key, get_or_create
 from samerun.data.tables import Cells
 from samerun.data.tokens import Ragged
 from samerun.errors import InputError, listed, nearest, raise_problems
-from samerun.files import read_text
+from samerun.files import own_names, read_text
 from samerun.models.pretrained import explain_failed_load
 
 MAX_UNKNOWN_SHARE = 0.1  # of the tokens of a file, special tokens included, before a note
@@ -78,6 +78,9 @@ def load_tokenizer(arguments: Any, train_texts: Sequence[Cells], notes: list[str
         raise InputError(
             "no tokenizer: give --model_name_or_path, --tokenizer_name or --tokenizer_type train"
         )
+    for file in sorted(own_names(Path(name))):
+        if file.startswith("tokenizer") and not Path(name, file).exists():  # without it, other ids
+            raise InputError(f"tokenizer {name}: {file} is missing, which the run had written; copy it, too")
     try:
         if arguments.tokenizer_type == "jieba":
             tokenizer = jieba_tokenizer(name, arguments.user_dictionary, notes)

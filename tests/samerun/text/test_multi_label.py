@@ -156,6 +156,16 @@ def test_a_class_is_one_label_and_all_names_of_its_column_are_labels():
     assert notes == []
 
 
+@pytest.mark.parametrize("mark", [";", "、"])
+def test_labels_that_seem_to_be_joined_or_look_alike_are_noted(mark):
+    notes = []
+    found = read([f"体育{mark}新闻", "体育", "体育\u200b", "体育\u200b"], notes)
+    choose_labels(classify.Arguments(model_name_or_path="x"), None, found.names, notes)
+    assert len(notes) == 2
+    assert notes[0].endswith(f"1 labels hold {mark!r}; is --label_separator {mark!r} meant?")
+    assert notes[1] == "labels that look alike are different labels: '体育', '体育\\u200b'"
+
+
 def test_rows_of_each_label_are_equally_likely():
     targets = Ragged.of([[0], [0], [0, 1], [], [], [0]])
     weights = class_balanced(targets, 3)  # nobody has the third; having none is one more

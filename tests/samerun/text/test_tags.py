@@ -16,12 +16,13 @@ from samerun.text.tags import PADDING, RAW, SPECIAL, SentenceWindows
 from samerun.text.tokenizer import train_tokenizer
 
 COLUMNS = ("tokens", "tags")
-IOB2 = ("B-X", "I-X", "O", "B-X", "B-X", "B-Y")
+IOB2 = ("B-X", "I-X", "I-X", "O", "B-X", "B-X", "B-Y")
 SAME = {
     "IOB2": IOB2,
-    "IOB1": ("I-X", "I-X", "O", "I-X", "B-X", "I-Y"),
-    "BILOU": ("B-X", "L-X", "O", "U-X", "U-X", "U-Y"),
-    "IOBES": ("B-X", "E-X", "O", "S-X", "S-X", "S-Y"),
+    "IOB1": ("I-X", "I-X", "I-X", "O", "I-X", "B-X", "I-Y"),
+    "BILOU": ("B-X", "I-X", "L-X", "O", "U-X", "U-X", "U-Y"),
+    "IOBES": ("B-X", "I-X", "E-X", "O", "S-X", "S-X", "S-Y"),
+    "BMES": ("B-X", "M-X", "E-X", "O", "S-X", "S-X", "S-Y"),
 }
 
 
