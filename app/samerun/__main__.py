@@ -22,7 +22,6 @@ from samerun import __version__
 from samerun.files import shipped
 from samerun.task_scripts import parser, run_tool, scripts, tools
 
-OLD_NAMES = {"compare": "diff"}
 CONFIGS = ("accelerate_configs", "ds_configs")
 COMPLETION = """_samerun() {{
   local name=${{COMP_WORDS[1]}} word=${{COMP_WORDS[COMP_CWORD]}} words=
@@ -38,7 +37,7 @@ def main() -> None:
     files = scripts() | tools()
     # deepspeed inserts --local_rank before the name
     given = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
-    name = OLD_NAMES.get(given, given.replace("-", "_"))
+    name = given.replace("-", "_")
     if name in {*files, "configs"}:
         sys.argv.remove(given)
     if name in {*tools(), "configs"}:

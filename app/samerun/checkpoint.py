@@ -206,7 +206,6 @@ def load_state(path: Path, run_fingerprint: dict[str, Any]) -> TrainState:
     )
     check_same_run(saved, run_fingerprint, f"checkpoint {path} is of another run", advice)
     state = json.loads((path / STATE).read_text(encoding="utf-8"))
-    state.pop("kept", None)  # of --keep_best, in earlier versions
     unknown = state.keys() - {field.name for field in fields(TrainState)}
     if unknown:
         raise InputError(

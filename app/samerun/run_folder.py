@@ -48,7 +48,6 @@ START_FILES = (STATUS, HISTORY, SPEED, TRACKERS, TENSORBOARD, PROFILE)  # a fail
 # run.json is the last that is removed: it says that the others are a run's.
 OURS = (
     *(METRICS, PREDICTIONS, MASKS, CARD, REPORT, BEST_PREDICTIONS, BEST),
-    *("bootstrap_validation.npz", "bootstrap_test.npz", "kept_weights", "best_models"),  # of earlier versions
     *(CHECKPOINTS, PLOTS),
     *(*START_FILES, RUN_FILE),
 )

@@ -142,9 +142,8 @@ def task_to_read(script: Path, words: list[str]) -> tuple[Any, Modes]:
 
 def write_settings(file: Path, arguments: dict[str, Any]) -> None:
     """Writes arguments, as run.json has them, to a file for --config."""
-    known = {name: value for name, value in arguments.items() if name != "keep_best"}  # of earlier versions
-    objects = {name: json.dumps(value) for name, value in known.items() if isinstance(value, dict)}
-    write_json(file, known | objects)
+    objects = {name: json.dumps(value) for name, value in arguments.items() if isinstance(value, dict)}
+    write_json(file, arguments | objects)
 
 
 def run_tool(main: Callable[[list[str]], int], argv: list[str]) -> int:

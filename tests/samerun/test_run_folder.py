@@ -20,7 +20,7 @@ def train(folder):
     (folder / "README.md").write_text(f"# A model\n\n- {run_folder.CARD_MARK}, so\n")
     (folder / "predictions.jsonl").write_text("{}\n")
     run_folder.record_predictions(folder, folder / "predictions.jsonl")
-    for name in ("best", "checkpoints/step_3", "checkpoints/step_5.left_behind", "best_models/step_3"):
+    for name in ("best", "checkpoints/step_3", "checkpoints/step_5.left_behind"):
         replace_folder(folder / name, lambda place: (place / "model.safetensors").touch())
     for name in ("plots/loss.png", "predictions/a.png"):
         add_to_list((folder / name).parent, [(folder / name).name])
