@@ -31,9 +31,11 @@ def say(*lines: str) -> None:
 
 
 def plain_table(header: list[str], rows: list[list[str]]) -> list[str]:
-    """Lines of a table with columns of equal widths."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = [map(str.ljust, row, widths) for row in [header, *rows]]
+    """Lines of a table with columns of equal widths, in which a Chinese character counts twice."""
+    from rich.cells import cell_len, set_cell_size
+
+    widths = [max(map(cell_len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [map(set_cell_size, row, widths) for row in [header, *rows]]
     return ["  ".join(cells).rstrip() for cells in lines]
 
 
