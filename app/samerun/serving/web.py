@@ -78,7 +78,8 @@ class Server:
         """Serves until SIGTERM, SIGINT or SIGHUP, then answers the open requests."""
         loop, stopped = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, stopped.set)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # by nohup
+                loop.add_signal_handler(number, stopped.set)
         runner = web.AppRunner(
             self.application(), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, handler_cancellation=True
         )
@@ -142,7 +143,8 @@ class Server:
             logging.getLogger(__name__).exception("a request failed")
             return _error(500, "the prediction failed; the server's output says why")
         finally:
-            self._expect_request(request.protocol)
+            if request.keep_alive:
+                self._expect_request(request.protocol)
 
     @web.middleware
     async def _only_own_pages(self, request: web.Request, handler: Any) -> web.StreamResponse:
