@@ -206,7 +206,7 @@ def open_run(
     lines = [*run.summary(), *(describe(plan) if plan else [])]
     if plan and arguments.max_steps and is_given(arguments, "num_train_epochs"):
         notes = [*notes, f"--max_steps {arguments.max_steps} decides; --num_train_epochs is not read"]
-    lines += [f"note           {note}" for note in [*notes, *changes]]
+    lines += [f"note           {note}" for note in dict.fromkeys([*notes, *changes])]
     if opened.complete:
         lines.append(f"training       is complete in {folder}; nothing to do")
     elif plan and (opened.resume is not None or arguments.resume_from_checkpoint is not None):
