@@ -43,7 +43,7 @@ from samerun.task import Section
 from samerun.text.multi_label_scores import sigmoid
 from samerun.text.single_label import softmax
 from samerun.tools.data_report import Rows, joined, of_text_split, of_texts
-from samerun.tools.trials import task_of_run
+from samerun.tools.trials import hash_of_rows, read_rows, task_of_run
 
 MAX_TEXT = 300
 SHOWN = 10  # rows on the console
@@ -116,8 +116,9 @@ def _of_folds(folder: Path, task: Any) -> HeldOut:
     labels = list(dict.fromkeys(name for names in named for name in names))
     given = np.array([[name in names for name in labels] for names in given_names])
     probabilities = np.array([[line["probabilities"].get(name, 0.0) for name in labels] for line in lines])
-    if len(lines) != len(tables["train"]):
-        raise InputError(f"{folder}: the training file has changed since; it has {len(tables['train'])} rows")
+    known = json.loads((folder / "command.json").read_text(encoding="utf-8"))["rows"]
+    if len(lines) != len(tables["train"]) or hash_of_rows(*read_rows(task)) != known:
+        raise InputError(f"{folder}: the training file has changed since; cross-validate it again")
     rows = {name: of_texts(_texts(task, table), None, None) for name, table in tables.items()}
     return HeldOut(task, "train", labels, given, probabilities, tables, rows)
 
@@ -132,8 +133,9 @@ def _of_training(folder: Path, task: Any) -> HeldOut:
     rows = {name: of_text_split(task, split) for name, split in data.splits.items()}
     with np.load(path) as stored:
         logits, targets = stored["logits"].astype(np.float64), stored["labels"]
-    if len(logits) != len(tables["validation"]):
-        raise InputError(f"{folder}: the validation rows have changed since")
+    known = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))["fingerprint"]
+    if data.fingerprint["validation_content"] != known["validation_content"]:
+        raise InputError(f"{folder}: the validation rows have changed since; train again")
     probabilities = sigmoid(logits) if targets.ndim == 2 else softmax(logits)
     if targets.ndim == 1:
         targets = np.eye(logits.shape[1])[targets]

@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from samerun import task_scripts
+from samerun.data.cache import content_hash, content_key
+from samerun.data.splits import expand_patterns
 from samerun.errors import InputError
 from samerun.task import check_metric, higher_is_better
 from samerun.tools.trials import Command, claim, has_runs, print_table, run_all, run_script
@@ -45,6 +47,7 @@ def read_space(searches: list[str]) -> Space:
     space: Space = {}
     for text in searches:
         name, _, values = text.partition("=")
+        name = name.replace("-", "_")
         is_range = values.count(":") in (1, 2) and "," not in values
         *log, low, high = values.split(":") if is_range else ("", "")
         try:
@@ -113,9 +116,8 @@ def run_trial(study: optuna.Study, command: Command, folder: Path, space: Space,
         metrics = command.run(folder / f"trial_{trial.number}", trial.params)
     except InputError as error:
         metrics, refusal = None, error
-    # A run whose validation rows do not have the metric chose its model by the loss.
-    has_it = metrics is not None and f"eval_{study.user_attrs['metric']}" in metrics
-    value = metrics.get("best_metric") if has_it else None
+    # Not best_metric: a run whose validation rows do not have the metric chose its model by the loss.
+    value = (metrics or {}).get(f"eval_{study.user_attrs['metric']}")
     if value is None:
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
         print(f"trial {trial.number} failed: {folder / f'trial_{trial.number}.log'}", flush=True)
@@ -145,14 +147,19 @@ def report(study: optuna.Study, command: Command, folder: Path, space: Space) ->
 def sweep(options: argparse.Namespace, command: Command, folder: Path) -> None:
     """Runs the remaining trials, stopped ones first. Raises `InputError`, `StopRequested`."""
     space = read_space(options.search)
-    for changes in [{}, *({name: value} for name, values in space.items() for value in _values(values))]:
-        arguments = command.arguments(changes)
+    for changes in ({name: value} for name, values in space.items() for value in _values(values)):
+        command.arguments(changes)
+    arguments = command.arguments({})
     plain = replace(arguments, metrics=None, metric_for_best_model=None)  # --metrics are slow to load
     task = command.task_class(plain)
     metric = (arguments.metric_for_best_model or task.default_metric).removeprefix("eval_")
     if task.metric_names:
         check_metric(metric, task.metric_names, arguments)
-    claim(folder, command)
+    data = []
+    for name in ("train_file", "validation_file"):
+        paths = expand_patterns(f"--{name}", getattr(arguments, name) or ())
+        data += [content_hash(path) for path, _ in paths if Path(path).is_file()]
+    claim(folder, command, data=content_key(data))
     study = open_study(folder, space, metric, higher_is_better(task, metric), options.seed)
     stopped = [trial for trial in study.trials if trial.state == optuna.trial.TrialState.RUNNING]
     remaining = [*stopped, *[None] * (options.trials - len(study.trials))]

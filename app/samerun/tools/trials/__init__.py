@@ -217,13 +217,17 @@ def open_rows(
         raise InputError("--streaming is not supported, because all rows are read at once; leave it out")
     task = command.task_class(arguments)
     splits, labels, names = read_rows(task)
-    content = json.dumps([splits, labels, names], sort_keys=True, default=str).encode()
-    claim(folder, command, **settings, rows=hashlib.sha256(content).hexdigest())
+    claim(folder, command, **settings, rows=hash_of_rows(splits, labels, names))
     if names and not arguments.label_file and not getattr(arguments, "label_columns", None):
         write_text(folder / "labels.txt", "".join(f"{name}\n" for name in names))  # a part may lack one
     if "validation" in splits:
         write_lines(folder / "validation.jsonl", splits["validation"])
     return task, splits["train"], labels
+
+
+def hash_of_rows(*rows: Any) -> str:
+    """`rows`: what `read_rows` returns."""
+    return hashlib.sha256(json.dumps(rows, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def files_of(folder: Path, **files: Path) -> dict[str, Any]:
