@@ -59,6 +59,7 @@ from samerun.images.segmentation import (
     by_class,
     iou,
     largest_logit,
+    mean_loss,
     pack,
     report_content,
     scored_outputs,
@@ -255,7 +256,7 @@ class Segmentation(ImageTask):
     def score(self, predictions: Predictions, split: ImageSplit) -> dict[str, float | None]:
         self.check_logits(predictions, split)
         scores = segmentation_scores(predictions["counts"].sum(0), self.classes.names)
-        return {"loss": float(predictions["loss"].mean(dtype=np.float64)), **scores}
+        return {"loss": mean_loss(predictions), **scores}
 
     def baseline(self, split: ImageSplit, seconds: float) -> dict[str, float | None]:
         train = self.splits.get("train")

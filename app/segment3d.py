@@ -56,6 +56,7 @@ from samerun.images.segmentation import (
     dice,
     iou,
     largest_logit,
+    mean_loss,
     mean_of_defined,
     report_content,
     scored_outputs,
@@ -209,7 +210,7 @@ class VolumeSegmentation(Task):
     def score(self, predictions: Predictions, split: Split) -> dict[str, float | None]:
         """Each class's metrics as means over volumes, and their means over classes."""
         self.check_logits(predictions, split)
-        scores: dict[str, float | None] = {"loss": float(predictions["loss"].mean(dtype=np.float64))}
+        scores: dict[str, float | None] = {"loss": mean_loss(predictions)}
         for kind, values in self.values_by_kind(predictions).items():
             means = [mean_of_defined(of_class) for of_class in values.T]
             scores[f"mean_{kind}"] = mean_of_defined(np.array(means, dtype=np.float64))

@@ -347,9 +347,9 @@ def image_extensions() -> frozenset[str]:
 
 
 def images_below(folder: Path, notes: list[str]) -> list[Path]:
-    """All images below a folder by extension, sorted by path. Skips hidden files, and other files with a
-    note."""
-    files = sorted(path for path in _files_below(folder) if not path.name.startswith("."))
+    """All images below a folder by extension, sorted by path. Skips hidden files and folders, and other files
+    with a note."""
+    files = sorted(_files_below(folder))
     others = [path.name for path in files if path.suffix.lower() not in image_extensions()]
     if others:
         notes.append(
@@ -365,6 +365,8 @@ def _files_below(folder: Path, above: frozenset[str] = frozenset()) -> Iterator[
     if place in above:
         return
     for path in paths_in(folder):
+        if path.name.startswith("."):  # such as .ipynb_checkpoints
+            continue
         if path.is_dir():
             yield from _files_below(path, above | {place})
         elif path.is_file():
@@ -399,7 +401,7 @@ def class_folders(folder: Path, notes: list[str]) -> tuple[list[Path], list[str]
             f"{folder}: holds splits ({splits}), not classes; give each by itself, such as "
             f"--train_file {subfolders[0]}"
         )
-    files = [path for path in paths_in(folder) if path.is_file()]
+    files = [path for path in paths_in(folder) if path.is_file() and not path.name.startswith(".")]
     beside = [path.name for path in files if path.suffix.lower() in image_extensions()]
     if beside:
         raise InputError(

@@ -96,7 +96,10 @@ def _split_folders(root: Path, split: str, is_own: bool) -> tuple[Path, Path | N
 
 
 def _pairs(folder: Path, masks: Path | None, base: str | None, notes: list[str]) -> data.Examples:
-    image_paths = _by_name(folder, CITYSCAPES_SUFFIXES[0], notes)
+    if masks is None:
+        image_paths = {str(path): path for path in data.images_below(folder, notes)}
+    else:
+        image_paths = _by_name(folder, CITYSCAPES_SUFFIXES[0], notes)
     if not image_paths:
         raise InputError(f"{folder}: holds no images")
     ids = data.named_from(base, folder, [str(path.relative_to(folder)) for path in image_paths.values()])

@@ -193,6 +193,12 @@ def scored_outputs(
     return {"loss": loss(logits[None], truth[None])[0], **count_classes(predicted, truth, num_classes)}
 
 
+def mean_loss(predictions: Predictions) -> float | None:
+    """The mean of the images or volumes with an element that counts; None without one."""
+    losses = predictions["loss"][predictions["counts"][..., TRUE].sum(axis=-1) > 0]
+    return float(losses.mean(dtype=np.float64)) if len(losses) else None
+
+
 def largest_logit(logits: torch.Tensor) -> torch.Tensor:
     """() the largest absolute value. It is NaN if any logit is, which a mask would not show."""
     return torch.stack(logits.aminmax()).abs().amax()

@@ -63,7 +63,10 @@ def decode(encoded: Encoded, name: str, mode: str) -> Image.Image:
 
 def decode_mask(encoded: Encoded, name: str) -> Image.Image:
     """A mask of class numbers in mode "L" or, above 255, "I": the values of a grey image, or the indices (not
-    the colours) of one with a palette. Raises `InputError`, starting with `name`, for colours."""
+    the colours) of one with a palette. Raises `InputError`, starting with `name`, for colours and JPEG."""
+    with _opened(encoded, name) as file:
+        if file.format == "JPEG":
+            raise InputError(f"{name}: a JPEG file, which changes class numbers; save masks as PNG files")
     image = _decoded(encoded, name)
     if image.mode in ("L", "I"):
         return image

@@ -44,15 +44,15 @@ config = json.load(open("best/config.json"))
 model = UNet(**config["unet"]).eval()
 model.load_state_dict(load_file("best/model.safetensors"))
 image = nibabel.as_closest_canonical(nibabel.load("image.nii.gz"))
-voxels = torch.from_numpy(image.get_fdata(dtype="float32").copy())[None, None]
+voxels = torch.from_numpy(image.get_fdata(dtype="float32").reshape(image.shape[:3]).copy())[None, None]
 voxels = (voxels - voxels.mean()) / voxels.std(correction=0)
-zooms = zip(image.shape, image.header.get_zooms(), config["spacing"])
+zooms = zip(image.shape[:3], image.header.get_zooms(), config["spacing"])
 voxels = interpolate(voxels, [max(1, round(n * old / new)) for n, old, new in zooms], mode="trilinear")
 with torch.no_grad():
     logits = sliding_window_inference(
         voxels, config["patch_size"], 4, model, overlap=config["overlap"], mode="gaussian"
     )
-logits = interpolate(logits, image.shape, mode="trilinear")[0]
+logits = interpolate(logits, image.shape[:3], mode="trilinear")[0]
 # In RAS orientation; config["classes"] names them.
 classes = logits.argmax(0) if len(logits) > 1 else (logits[0] > 0).long()"""
 

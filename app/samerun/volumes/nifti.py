@@ -28,7 +28,7 @@ class Header:
     shape: tuple[int, int, int]
     spacing: tuple[float, float, float]  # voxel size in mm
     codes: str  # the file's own orientation, such as LPS
-    origin: tuple[float, ...]  # of the file's own grid, in mm
+    corners: tuple[tuple[float, ...], ...]  # of the file's own grid, the first and three others, in mm
 
 
 def read_header(path: Path) -> Header:
@@ -49,17 +49,18 @@ def read_header(path: Path) -> Header:
     orientation = io_orientation(image.affine)
     sizes = nibabel.affines.voxel_sizes(image.affine)
     axes = np.argsort(orientation[:, 0])
+    corners = np.vstack([np.zeros(3), np.diag(shape) - np.eye(3)])
     return Header(
         shape=tuple(int(shape[axis]) for axis in axes),
         spacing=tuple(float(sizes[axis]) for axis in axes),
         codes="".join(nibabel.aff2axcodes(image.affine)),
-        origin=tuple(float(x) for x in image.affine[:3, 3]),
+        corners=tuple(map(tuple, nibabel.affines.apply_affine(image.affine, corners).tolist())),
     )
 
 
 def check_pair(image: Path, label: Path, notes: list[str]) -> None:
-    """Raises `InputError` if an image and its label differ in size, voxel size or orientation. Notes
-    different origins."""
+    """Raises `InputError` if an image and its label differ in size, voxel size or orientation. Notes another
+    origin or rotation."""
     image_header, label_header = read_header(image), read_header(label)
     for name, expected, found, tolerance in (
         ("size", image_header.shape, label_header.shape, 0),
@@ -75,9 +76,10 @@ def check_pair(image: Path, label: Path, notes: list[str]) -> None:
         raise InputError(
             f"{label}: orientation {label_header.codes}, but {image_header.codes} in its image {image}"
         )
-    if not np.allclose(image_header.origin, label_header.origin, atol=min(image_header.spacing)):
+    if not np.allclose(image_header.corners, label_header.corners, atol=min(image_header.spacing)):
         notes.append(
-            f"{label}: another origin than its image's, which is ignored: voxels are matched by their index"
+            f"{label}: another origin or rotation than its image's, which is ignored: voxels are matched by "
+            "their index"
         )
 
 

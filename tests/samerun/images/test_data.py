@@ -76,6 +76,9 @@ def test_a_folder_a_class(tmp_path):
     write_folder(tmp_path)
     (tmp_path / "dark" / "readme.txt").write_text("no image")
     (tmp_path / "dark" / ".hidden.png").write_text("no image either")
+    (tmp_path / "dark" / ".ipynb_checkpoints").mkdir()
+    for name in ("._beside.png", "dark/.ipynb_checkpoints/copy.png"):
+        (tmp_path / name).write_text("nor this")
     notes = []
     found = read(tmp_path, notes=notes)
     assert found.labels == ["dark"] * 12 + ["light"] * 12

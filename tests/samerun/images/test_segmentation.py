@@ -41,6 +41,10 @@ def test_scores_and_confusions_are_scikit_learns(space, monkeypatch):
         assert np.array_equal(found[row]["counts"][:, segmentation.TRUE], np.bincount(flat[0], minlength=4))
     monkeypatch.setattr(segmentation, "MAX_CONFUSION", 3)  # too many classes for a matrix
     assert set(count_classes(*rows[0], 4)) == {"counts"}
+    counts = np.zeros((2, 4, 3), dtype=int)
+    counts[0, 1, segmentation.TRUE] = 5
+    assert segmentation.mean_loss({"loss": np.array([3.0, 0.0]), "counts": counts}) == 3.0
+    assert segmentation.mean_loss({"loss": np.zeros(1), "counts": counts[1:]}) is None
 
 
 def test_the_commonest_class_of_training_scores_its_share_of_the_truth():

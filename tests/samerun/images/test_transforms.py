@@ -69,6 +69,8 @@ def test_a_mask_of_any_kind_gives_its_class_numbers(tmp_path):
     for mask in (palette, *map(Image.fromarray, (numbers, numbers.astype(bool), deep))):
         found = np.asarray(decode_mask(saved(tmp_path / "mask.png", mask), "x"))
         np.testing.assert_array_equal(found, deep if found.max() > 1 else numbers)
+    with pytest.raises(InputError, match="x: a JPEG file, which changes class numbers"):
+        decode_mask(saved(tmp_path / "mask.jpg", Image.fromarray(numbers)), "x")
 
 
 def varied(augmentation, row, image, mask=None):

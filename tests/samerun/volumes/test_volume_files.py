@@ -2,6 +2,7 @@
 
 import shutil
 
+import nibabel
 import numpy as np
 import pytest
 
@@ -125,7 +126,10 @@ def test_a_label_belongs_to_the_grid_of_its_image(folder, write):
     write(label, ones, codes="LPS")
     assert problem(folder).startswith("labels/v0.nii.gz: orientation LPS, but RAS in its image")
     write(label, ones, (1.0, 1.0, 1.005), origin=(0, 30, 0))  # rounded, and with another origin
-    assert any("another origin than its image's" in note for note in load(folder)[1])
+    assert any("another origin or rotation than its image's" in note for note in load(folder)[1])
+    turned = nibabel.Nifti1Image(ones, np.array([[0.8, -0.6, 0, 0], [0.6, 0.8, 0, 0], *np.eye(4)[2:]]))
+    nibabel.save(turned, label)
+    assert any("another origin or rotation than its image's" in note for note in load(folder)[1])
 
 
 def test_a_number_that_is_no_class_may_be_ignored(folder, write):
