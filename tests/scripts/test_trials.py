@@ -163,6 +163,10 @@ def test_a_sweep_refuses_other_choices_and_a_folder_in_use(command, tmp_path, ca
         assert run_tool(sweep.main, ["--trials", "2", "--search", first, *command]) == 2
     assert "in use by another run" in capsys.readouterr().err
     assert run_tool(sweep.main, ["--trials", "2", "--search", first, *command]) == 0
+    with (tmp_path / "train.jsonl").open("a") as file:
+        file.write("\n")
+    assert run_tool(sweep.main, ["--trials", "3", "--search", first, *command]) == 2
+    assert "has runs with other data; name another folder" in capsys.readouterr().err
 
 
 def test_folds_hold_every_row_once_and_their_predictions_are_in_its_order(command, tmp_path, capsys):
@@ -244,7 +248,7 @@ def test_a_space_has_the_kinds_that_are_written():
     assert (type(space["b"]).__name__, type(space["c"]).__name__) == ("IntDistribution", "FloatDistribution")
     assert (space["d"].log, space["d"].high) == (True, 1e-3)
     with pytest.raises(InputError, match="is given twice"):
-        sweep.read_space(["a=1,2", "a=1,2"])
+        sweep.read_space(["a-b=1,2", "a_b=1,2"])
     with pytest.raises(InputError, match="each trial has a folder of its own"):
         sweep.read_space(["output_dir=a,b"])
 
