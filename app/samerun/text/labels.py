@@ -87,7 +87,7 @@ def read_labels(table: Table, arguments: Any, notes: list[str]) -> Labelled | No
         notes.append(f"{table.path}: {repeated} row(s) name a label twice; it counts once")
     if set(first_rows) == {"a text"} and max(map(len, rows)) == 1 and not declared:
         only_labels = [names[0] for names in rows if names]
-        for mark in set(",;|，；、｜") - {separator}:
+        for mark in sorted(set(",;|，；、｜") - {separator}):
             joined = [label for label in only_labels if mark in label]
             parts = {part.strip() for label in joined for part in label.split(mark)}
             if 4 * len(joined) > len(only_labels) or not parts.isdisjoint(only_labels):
