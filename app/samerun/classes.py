@@ -11,6 +11,7 @@ from scipy.sparse import csr_array
 from torch.nn.functional import cross_entropy
 
 from samerun.errors import InputError
+from samerun.predictions import by_name
 from samerun.reports.card import markdown_table, table_of
 from samerun.reports.figures import confusion as confusion_figure
 from samerun.task import Predictions, ReportContent
@@ -155,7 +156,7 @@ def prediction_lines(
         for number, (row, order) in enumerate(zip(probabilities, best, strict=True), start):
             yield {
                 "label": labels[order[0]],
-                "probabilities": {labels[chosen]: round(float(row[chosen]), 6) for chosen in order},
+                "probabilities": by_name([labels[chosen] for chosen in order], row[order]),
                 **({} if references is None else {"reference": labels[references[number]]}),
             }
 

@@ -39,6 +39,14 @@ def plain_table(header: list[str], rows: list[list[str]]) -> list[str]:
     return ["  ".join(cells).rstrip() for cells in lines]
 
 
+def number_text(value: Any) -> str:
+    """A number in a table or a message: "-" for None, integers whole, others with four decimals, or with
+    four digits where decimals would show little."""
+    if not isinstance(value, float):
+        return "-" if value is None else str(value)
+    return f"{value:.4f}" if value == 0 or 0.01 <= abs(value) < 1e5 else f"{value:.4g}"
+
+
 def duration(seconds: float) -> str:
     """In hours, minutes or seconds, whichever is at least 2."""
     units = ((3600, "hours"), (60, "minutes"), (1, "seconds"))

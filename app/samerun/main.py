@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from samerun import checkpoint, mirror, runtime, signals, start
-from samerun.console import Phase, duration, plain_table
+from samerun.console import Phase, duration, number_text, plain_table
 from samerun.evaluate import eval_rows, evaluate, open_saved_parts, predict, score
 from samerun.export import hide_library_bars, push_to_hub
 from samerun.plan import Modes, make_plan
@@ -123,7 +123,8 @@ def baseline_remark(task: Task, metrics: dict[str, Any]) -> list[str]:
         return []
     if ours > simple if higher_is_better(task, name) else ours < simple:
         return []
-    return [f"{task.baseline_name} is not worse: {name} {simple:.4f}. {task.baseline_advice}".rstrip()]
+    problem = f"{task.baseline_name} is not worse: {name} {number_text(simple)}."
+    return [f"{problem} {task.baseline_advice}".rstrip()]
 
 
 def predict_test(run: Run, arguments: Any, task: Task, model: Any, data: Data) -> dict[str, Any]:
@@ -175,7 +176,7 @@ def metrics_table(scores: dict[str, dict[str, Any]], names: tuple[str, ...]) -> 
     rows = [name for name in names if any(known.get(name) is not None for known in shown.values())]
     columns = [["", *rows]]
     for split, known in shown.items():
-        cells = [split, *("-" if known.get(name) is None else f"{known[name]:.4f}" for name in rows)]
+        cells = [split, *(number_text(known.get(name)) for name in rows)]
         columns.append([cell.rjust(max(map(len, cells))) for cell in cells])
     header, *body = map(list, zip(*columns, strict=True))
     lines = plain_table(header, body)

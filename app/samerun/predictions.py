@@ -33,6 +33,11 @@ def path_of(arguments: Any) -> Path:
     return Path(arguments.output_dir) / _beside_a_run(arguments, run_folder.PREDICTIONS)
 
 
+def by_name(names: Iterable[str], values: Iterable[float]) -> dict[str, float]:
+    """The values of a line by name, with the seven digits of fp32."""
+    return {name: float(f"{value:.7g}") for name, value in zip(names, values, strict=True)}
+
+
 def metrics_name(arguments: Any) -> str:
     """The name of this command's metrics file in the run's folder."""
     return _beside_a_run(arguments, run_folder.METRICS)

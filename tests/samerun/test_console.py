@@ -132,6 +132,22 @@ def test_a_rate_counts_neither_earlier_steps_nor_phases_inside(clock):
     training.stop()
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (12, "12"),
+        (0.0, "0.0000"),
+        (-0.51236, "-0.5124"),
+        (0.000012345, "1.234e-05"),
+        (12345678.9, "1.235e+07"),
+        (float("nan"), "nan"),
+    ],
+)
+def test_numbers_of_any_size_are_shown(value, text):
+    assert console.number_text(value) == text
+
+
 ON_A_TERMINAL = """
 from samerun import console
 from samerun.console import Phase

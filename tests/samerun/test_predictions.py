@@ -41,6 +41,11 @@ def test_columns_of_a_table(lines, expected, tmp_path):
     ]
 
 
+def test_small_probabilities_stay_apart():
+    values = predictions.by_name(["x", "y"], np.array([1.23456789e-9, 1.23456e-9]))
+    assert values == {"x": 1.234568e-9, "y": 1.23456e-9}
+
+
 def test_predictions_of_ours_are_replaced_and_nothing_else(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()

@@ -47,7 +47,7 @@ def test_runs_are_compared_by_metrics_arguments_and_rows(tmp_path, capsys):
     assert "--output_dir:" not in said
     assert f"[0] 400 rows of predictions.jsonl, bootstrap\n  accuracy{right.mean():>36.4f}   95 % 0.5" in said
     assert "[1] minus [0], the same rows, paired bootstrap" in said
-    assert f"{better.mean() - right.mean():+.4f}" in said
+    assert f"{better.mean() - right.mean():.4f}" in said
 
 
 def test_the_first_step_and_the_facts_that_differ_are_named(tmp_path, capsys):

@@ -11,7 +11,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from samerun.console import say
+from samerun.console import number_text, say
 from samerun.data.splits import parts_of
 from samerun.files import write_text
 from samerun.run_folder import BEST, CARD, CARD_MARK, METRICS, PLOTS, foreign, read_metrics
@@ -143,8 +143,7 @@ def class_tables(folder: Path, classes: Sequence[str], columns: dict[str, str]) 
 
 
 def _cell(value: Any) -> str:
-    text = "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
-    return text.replace("|", "\\|").replace("\n", " ")
+    return number_text(value).replace("|", "\\|").replace("\n", " ")
 
 
 def _facts(run: dict[str, Any], values: dict[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from samerun.console import Phase, duration, say
+from samerun.console import Phase, duration, number_text, say
 from samerun.errors import in_short
 from samerun.files import path_in_errors, write_text
 from samerun.reports import figures
@@ -80,7 +80,7 @@ def _draw_figures(run: Run, folder: Path, task: Task, splits: Mapping[str, Split
 def worst_rows(losses: np.ndarray, columns: Mapping[str, Sequence[str]]) -> Section:
     """The table of the rows with the largest `losses`, (rows,). `columns`: the rows' cells, by header."""
     worst = [
-        [f"{losses[row]:.4f}", *(cells[row][:MAX_CHARACTERS] for cells in columns.values())]
+        [number_text(float(losses[row])), *(cells[row][:MAX_CHARACTERS] for cells in columns.values())]
         for row in np.argsort(-losses, kind="stable")[:MAX_ROWS].tolist()
     ]
     return Section("Worst validation rows", "By loss, worst first.", ["loss", *columns], worst)
@@ -132,10 +132,10 @@ def summary(run: dict[str, Any], values: dict[str, Any], metrics: Sequence[str],
     if values.get("best_metric") is not None:
         best, last = values["best_step"], values.get("train_steps")
         which = "that of the last step" if best == last else f"that of step {best} of {last}"
-        score = f"{best_by} ({values['best_metric']:.4f})"
+        score = f"{best_by} ({number_text(values['best_metric'])})"
         sentences.append(f"The best model is {which}, selected by {score} on the validation rows.")
     scores = by_split(values)["test"]
-    known = [f"{name} {scores[name]:.4f}" for name in metrics if isinstance(scores.get(name), float)]
+    known = [f"{name} {number_text(scores[name])}" for name in metrics if isinstance(scores.get(name), float)]
     if known:
         sentences.append(f"On the test rows: {', '.join(known[:4])}.")
     return sentences

@@ -14,7 +14,7 @@ import numpy as np
 from accelerate.tracking import TensorBoardTracker
 from PIL import Image
 
-from samerun.console import Phase, say
+from samerun.console import Phase, number_text, say
 from samerun.files import add_to_list, as_line, path_in_errors, read_lines, write_json, write_text
 from samerun.run_folder import HISTORY, PLOTS, SPEED, TENSORBOARD, TRACKERS, read_metrics, status
 
@@ -125,14 +125,15 @@ class Tracker:
                 if values := metrics if purged else new:
                     tracker.log(values, step=event["step"])
         if shown:
-            values = ", ".join(f"{key} {event[key]:.4f}" for key in shown if event.get(key) is not None)
+            known = [key for key in shown if event.get(key) is not None]
+            values = ", ".join(f"{key} {number_text(event[key])}" for key in known)
             step = f"step {event['step']}"
             self.say(f"{step:<15}epoch {event['epoch']:.2f}, {values}")
 
     def advance(self, loss: float | None, rows_per_step: float) -> None:
         self.progress.done += 1  # before the rate is read: it counts this step
         speed = f", {rows_per_step * self.progress.rate:,.1f} samples/s"
-        self.progress.update(0, None if loss is None else f"loss {loss:.4f}{speed}")
+        self.progress.update(0, None if loss is None else f"loss {number_text(loss)}{speed}")
 
     def say(self, line: str) -> None:
         if self.is_main:

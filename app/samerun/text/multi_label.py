@@ -23,6 +23,7 @@ from samerun.data.tokens import Ragged
 from samerun.errors import InputError, listed, raise_problems
 from samerun.models.pretrained import labels_of, own_labels
 from samerun.plan import ENOUGH_UPDATES
+from samerun.predictions import by_name
 from samerun.reports.card import table_of
 from samerun.task import ModelCard, Predictions, ReportContent
 from samerun.text import long_documents
@@ -172,8 +173,7 @@ class MultiLabel(Problem):
         for row, logits in enumerate(predictions["logits"]):
             probabilities = sigmoid(logits)
             labels = list(compress(self.labels, probabilities >= self.thresholds))
-            rounded = (round(probability, 6) for probability in probabilities.tolist())
-            line = {"labels": labels, "probabilities": dict(zip(self.labels, rounded, strict=True))}
+            line = {"labels": labels, "probabilities": by_name(self.labels, probabilities)}
             if split.labelled:
                 line["reference"] = list(compress(self.labels, predictions["labels"][row]))
             yield line

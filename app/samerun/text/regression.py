@@ -20,6 +20,7 @@ from samerun.errors import InputError, described, listed, raise_problems
 from samerun.kernels.common import send
 from samerun.models.pretrained import labels_of, load_config, own_labels
 from samerun.parsing import is_given
+from samerun.predictions import by_name
 from samerun.reports.figures import BLUE, GREY, new_figure
 from samerun.task import ModelCard, Predictions, ReportContent
 from samerun.text import long_documents
@@ -199,9 +200,9 @@ class Regression(Problem):
 
     def lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
         for row, values in enumerate(predictions["logits"]):
-            line = {"values": named(self.labels, values)}
+            line = {"values": by_name(self.labels, values)}
             if split.labelled:
-                line["reference"] = named(self.labels, predictions["labels"][row])
+                line["reference"] = by_name(self.labels, predictions["labels"][row])
             yield line
 
     def figures(self, best: Predictions, split: TextSplit) -> ReportContent:
@@ -227,7 +228,8 @@ class Regression(Problem):
     # The exported model
 
     def fit(self, best: Predictions | None, split: TextSplit | None) -> dict[str, Any]:
-        return {"target_mean": named(self.labels, self.mean), "target_std": named(self.labels, self.scale)}
+        facts = {"target_mean": self.mean, "target_std": self.scale}
+        return {name: by_name(self.labels, values) for name, values in facts.items()}
 
     def exported_outputs(self, logits: np.ndarray) -> np.ndarray:
         return logits
@@ -255,11 +257,6 @@ class Regression(Problem):
             _, layer = output_layer(model, len(self.labels))
             # Not by a matrix product, which autocast would round: near 2000 to a multiple of 8.
             layer.forward = lambda x: (x.float()[..., None, :] * layer.weight).sum(-1) + layer.bias
-
-
-def named(columns: list[str], values: np.ndarray) -> dict[str, float]:
-    """The values by column, with the seven digits of fp32."""
-    return {column: float(f"{value:.7g}") for column, value in zip(columns, values, strict=True)}
 
 
 def regression_scores(

@@ -32,7 +32,7 @@ from samerun import task_scripts
 from samerun.console import plain_table
 from samerun.data.cache import content_key
 from samerun.data.tokens import Ragged
-from samerun.errors import InputError
+from samerun.errors import InputError, listed
 from samerun.files import write_json, write_text
 from samerun.images.data import map_rows
 from samerun.images.image_task import ImageTask
@@ -54,7 +54,6 @@ FEW_ROWS = 10  # a label with fewer training rows is rare
 MUCH_TRUNCATED = 0.05  # share of rows
 MOST_LABELS_OF_A_ROW = 50  # label pairs of rows with more are not counted
 SMALL_SHARE = 0.01  # of the area: a smaller class hardly influences means over pixels
-MOST_NAMES = 5
 ADVICE = {
     "repeated": "Leave repetitions out: they weigh several times in the loss and in metrics.",
     "contradicting": "Correct them: no model can be right about both.",
@@ -337,7 +336,7 @@ def _label_findings(counts: dict[str, Counter[str]], pairs: Counter[tuple[str, s
         "together": (same, "pairs of labels always come together"),
     }
     return [
-        Finding(f"{len(names)} {what}: {shortened(names)}", ADVICE[kind])
+        Finding(f"{len(names)} {what}: {listed(names)}", ADVICE[kind])
         for kind, (names, what) in found.items()
         if names
     ]
@@ -395,7 +394,7 @@ def class_findings(areas: Areas) -> list[Finding]:
             findings.append(Finding(found, ADVICE["single"]))
         missing = [name for name, total in zip(names, counts.sum(axis=0), strict=True) if not total]
         if missing and split != "test":
-            found = f"no {split} mask has the class {shortened(missing)}"
+            found = f"no {split} mask has the class {listed(missing)}"
             findings.append(Finding(found, ADVICE[f"no {split}"]))
     if "train" in areas:
         names, counts = areas["train"]
@@ -403,7 +402,7 @@ def class_findings(areas: Areas) -> list[Finding]:
         small = [f"{name} ({share:.2%})" for name, share in shares if 0 < share < SMALL_SHARE]
         if small:
             found = f"{len(small)} classes have less than {SMALL_SHARE:.0%} of the training area"
-            findings.append(Finding(f"{found}: {shortened(small)}", ADVICE["small"]))
+            findings.append(Finding(f"{found}: {listed(small)}", ADVICE["small"]))
     return findings
 
 
@@ -429,10 +428,6 @@ def _largest_shares(of: str, split: str, names: Sequence[str], counts: np.ndarra
     chosen = np.argsort(-shares, kind="stable")[:MOST_LABELS]
     ticks = [names[number][:NAME] for number in chosen]
     return bars(f"Shares of the {of} ({split})", "share", ticks, shares[chosen])
-
-
-def shortened(names: list[str]) -> str:
-    return f"{', '.join(names[:MOST_NAMES])}{', ...' if len(names) > MOST_NAMES else ''}"
 
 
 def write_page(path: Path, report: DataReport, notes: list[str]) -> None:

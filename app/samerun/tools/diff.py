@@ -23,6 +23,7 @@ from seqeval.metrics.sequence_labeling import get_entities
 
 from samerun import task_scripts
 from samerun.classes import confusion_matrix, decision_scores
+from samerun.console import number_text
 from samerun.errors import InputError
 from samerun.files import read_lines
 from samerun.reports.tracker import read_history
@@ -274,13 +275,13 @@ def report(runs: list[dict[str, Any]]) -> list[str]:
     ]
     lines += ["", f"{'metric':<36}{''.join(f'{name:>14}' for name in names)}"]
     for name in metrics:
-        lines.append(f"{name:<36}" + "".join(f"{run['metrics'][name]:>14.4f}" for run in runs))
+        lines.append(f"{name:<36}" + "".join(f"{number_text(run['metrics'][name]):>14}" for run in runs))
     for name, run in zip(names, runs, strict=True):
         if run["resampled"]:
             lines += ["", f"{name} {len(run['rows'])} rows of {run['predictions']}, bootstrap"]
         for metric, values in run["resampled"].items():
-            low, high = interval(values)
-            lines.append(f"  {metric:<34}{values[0]:>10.4f}   95 % {low:.4f} to {high:.4f}")
+            own, low, high = map(number_text, (values[0], *interval(values)))
+            lines.append(f"  {metric:<34}{own:>10}   95 % {low} to {high}")
     for name, run in zip(names[1:], runs[1:], strict=True):
         if not run["resampled"] or run["rows"] != runs[0]["rows"]:
             problem = "predicted different rows, or one has no predictions*.jsonl of labelled rows"
@@ -289,8 +290,9 @@ def report(runs: list[dict[str, Any]]) -> list[str]:
         lines += ["", f"{name} minus [0], the same rows, paired bootstrap"]
         ours, theirs = run["resampled"], runs[0]["resampled"]
         for metric in (name for name in theirs if name in ours):
-            difference, low, high, p = paired_difference(ours[metric], theirs[metric])
-            lines.append(f"  {metric:<34}{difference:>+10.4f}   95 % {low:+.4f} to {high:+.4f}   p {p:.4f}")
+            *found, p = paired_difference(ours[metric], theirs[metric])
+            difference, low, high = map(number_text, found)
+            lines.append(f"  {metric:<34}{difference:>10}   95 % {low} to {high}   p {p:.4f}")
     return lines
 
 

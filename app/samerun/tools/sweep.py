@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from samerun import task_scripts
+from samerun.console import number_text
 from samerun.data.cache import content_hash, content_key
 from samerun.data.splits import expand_patterns
 from samerun.errors import InputError
@@ -126,7 +127,7 @@ def run_trial(study: optuna.Study, command: Command, folder: Path, space: Space,
     else:
         study.tell(trial.number, value)
         values = ", ".join(f"{name} {own}" for name, own in trial.params.items())
-        print(f"trial {trial.number}: {value:.4f} by {values}", flush=True)
+        print(f"trial {trial.number}: {number_text(value)} by {values}", flush=True)
 
 
 def report(study: optuna.Study, command: Command, folder: Path, space: Space) -> None:

@@ -24,7 +24,7 @@ import psutil
 
 from samerun import task_scripts
 from samerun.cli import SPINS
-from samerun.console import plain_table
+from samerun.console import number_text, plain_table
 from samerun.data.splits import read_split
 from samerun.errors import EXIT_BAD_INPUT, EXIT_STOPPED, InputError, StopRequested, collecting, raise_problems
 from samerun.files import lock, write_json, write_text
@@ -190,12 +190,8 @@ def _status(folder: Path) -> tuple[str | None, int]:
 
 
 def print_table(header: list[str], rows: list[list[Any]]) -> None:
-    """Prints a table; floats with four decimals."""
-    cells = [
-        [f"{cell:.4f}" if isinstance(cell, float) else "-" if cell is None else str(cell) for cell in row]
-        for row in rows
-    ]
-    print("", *plain_table(header, cells), sep="\n")
+    """Prints a table."""
+    print("", *plain_table(header, [list(map(number_text, row)) for row in rows]), sep="\n")
 
 
 # The rows of a text task
