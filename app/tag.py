@@ -19,13 +19,14 @@ from dataclasses import dataclass
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
+from samerun.arguments import SmoothingArguments
 from samerun.cli import read_arguments
 from samerun.parsing import option
 from samerun.text.arguments import TextArguments
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(TextArguments):
+class Arguments(SmoothingArguments, TextArguments):
     """Tags"""
 
     text_column: str = option("tokens", help="column of the words, a list (also: --tokens_column)")

@@ -20,13 +20,14 @@ from dataclasses import dataclass
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
+from samerun.arguments import SmoothingArguments
 from samerun.cli import read_arguments
 from samerun.parsing import changed_option, is_given, option
 from samerun.text.arguments import SearchArguments, SourceArguments, TextArguments
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(SourceArguments, SearchArguments, TextArguments):
+class Arguments(SourceArguments, SearchArguments, SmoothingArguments, TextArguments):
     """Titles"""
 
     title_column: str = option("title", help="column of the title")

@@ -226,6 +226,19 @@ class BatchArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SmoothingArguments:
+    """Label smoothing"""
+
+    label_smoothing_factor: float = option(
+        0.0,
+        at_least=0,
+        below=1,
+        needs="loss=bce",
+        help="label smoothing: weight of the uniform distribution in the targets",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimizationArguments:
     """Optimization"""
 
@@ -263,13 +276,6 @@ class OptimizationArguments:
         settings={"linear": {"": BASE_BATCH}, "sqrt": {"": BASE_BATCH}},
         help="scale --learning_rate by the global batch size divided by 32, or by its square root; "
         "linear:64: divided by 64, if the rate was chosen for that",
-    )
-    label_smoothing_factor: float = option(
-        0.0,
-        at_least=0,
-        below=1,
-        needs="loss=bce",
-        help="label smoothing: weight of the uniform distribution in the targets",
     )
     dropout_by: str | None = option(
         choices=("row", "torch"),

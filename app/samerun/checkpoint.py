@@ -33,6 +33,7 @@ from samerun.files import (
     Background,
     as_json,
     file_record,
+    own_names,
     recover_folder,
     remove_folder,
     replace_folder,
@@ -56,10 +57,13 @@ KEY_NAMES = {
     "model": "the model's files",
     "decoder": "the decoder's files",
     "label_list": "the label list",
+    "threshold": "--threshold",
+    "calibration": "--calibration",
     "sampling": "how rows are drawn (--sampling)",
     "tokenizer": "the tokenizer",
     "stream": "what is streamed (--train_file, --dataset_name)",
     "mixing": "how the training files are mixed (--mixing_weights)",
+    "training_rows": "the number of training rows",
     "train_content": "the content of the training rows (--train_file, or --seed)",
     "validation_content": "the content of the validation rows (--validation_file, or --seed)",
 }
@@ -91,6 +95,7 @@ class TrainState:
     unevaluated: bool = False  # the run stopped before it finished the evaluation due at `step`
     loss_scale: dict[str, Any] | None = None
     stream: Any = None  # start of the current epoch's rows (see `data.stream`)
+    unused_decay: float = 1.0  # product of the updates' weight decay, for embeddings that do not occur
     dropout_by: str | None = None  # row, torch; None in checkpoints from before there was dropout by row
 
     def count_tokens(self, tokens: int | None, padded_tokens: int | None) -> None:
@@ -244,6 +249,9 @@ def _problem_of_best(folder: Path, best_step: int) -> str | None:
     exported = read_metrics(folder / METRICS).get("best_step")
     if exported not in (None, best_step):
         return f"was replaced by that of step {exported}"
+    missing = [name for name in own_names(folder / BEST) if not (folder / BEST / name).exists()]
+    if missing:
+        return f"lacks {min(missing)}"
     for file in (folder / BEST).glob("*.safetensors"):
         try:
             with safe_open(file, "pt"):  # checks the file size against its header

@@ -112,7 +112,8 @@ def in_order(parts: list[Predictions], num_rows: int) -> Predictions:
     order = np.concatenate([arrays.pop(ROWS) for arrays in parts])
     if not np.array_equal(np.sort(order), np.arange(num_rows)):
         raise TrainingError(
-            f"evaluation saw {len(order)} rows instead of each of {num_rows} once; please report this"
+            f"evaluation saw {len(order)} rows instead of each of {num_rows} once: `collate` must give a "
+            "batch the numbers of its rows (Batch.rows)"
         )
     places = np.argsort(order)
     return {

@@ -113,7 +113,7 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
 
     problems = _unsupported_launchers(world_size)
     torch_compile = _torch_compile(problems)
-    if world_size > 1 and not is_planned:
+    if (world_size > 1 or "LOCAL_RANK" in os.environ) and not is_planned:
         problems += _missing_addresses(world_size)
     file, config = _read_deepspeed_config(arguments, problems)
     settings = fsdp.read_settings(os.environ, problems)

@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from samerun import deepspeed
+from samerun.errors import TrainingError
 from samerun.fsdp import FsdpSettings, layers_to_shard
 from samerun.kernels.dropout import dropout_by_row, torch_attention, torch_dropout
 from samerun.plan import BatchShape
@@ -240,6 +241,7 @@ class DryRun:
     # Not among the trained: the loss does not depend on them. Empty for a model that draws by Python's
     # `random`, which may leave out other layers in the next step.
     unused: frozenset[str] = frozenset()
+    uncalled: frozenset[str] = frozenset()  # of `unused`, those of modules that were not called
 
 
 def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRun:
@@ -263,6 +265,9 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
                 autocast = torch.autocast("cpu", dtype=layout.autocast)
                 hollow.forward = convert_outputs_to_fp32(autocast(hollow.forward))
             inputs = {name: _empty(tensor, layout) for name, tensor in batch.inputs.items()}
+            called: set[str] = set()
+            for name, module in hollow.named_modules():
+                module.register_forward_pre_hook(lambda *_, name=name: called.add(name))
             labels = None if batch.labels is None else torch.empty_like(batch.labels, device="cpu")
             hollow_batch = replace(batch, rows=torch.empty_like(batch.rows), inputs=inputs, labels=labels)
             kernels = _GpuKernels(layout.autocast) if layout.on_gpu else nullcontext()
@@ -294,7 +299,26 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
         largest_layer=max((sum(p.numel() for p in layer.parameters()) for layer in layers), default=0),
         outside_layers=total - sum(in_layers.values()),
         unused=unused,
+        uncalled=frozenset(name for name in unused if name.rpartition(".")[0] not in called),
     )
+
+
+def freeze_unused(model: nn.Module, passed: DryRun) -> None:
+    """Freezes the parameters that the loss does not depend on: DDP refuses parameters without gradients, ZeRO
+    would let them decay. A module of theirs that the dry run did not call raises `TrainingError` if a later
+    batch does call it: training would leave it as it is without a word."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(parameter.requires_grad and name not in passed.unused)
+    for name in passed.uncalled:
+        model.get_submodule(name.rpartition(".")[0]).register_forward_pre_hook(partial(_refuse_call, name))
+
+
+def _refuse_call(name: str, module: nn.Module, args: Any) -> None:
+    if module.training:
+        raise TrainingError(
+            f"this batch uses {name}, which was frozen, as the largest batch does not. Let each batch use "
+            "the same weights, for example by adding 0 times the sum of the others to the loss"
+        )
 
 
 def _empty(tensor: Tensor, layout: Layout) -> Tensor:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from samerun import checkpoint, run_folder
-from samerun.checkpoint import MANIFEST, check_same_run
+from samerun.checkpoint import LEFT_BEHIND, MANIFEST, check_same_run, list_checkpoints, step_of
 from samerun.console import say
 from samerun.errors import InputError
 from samerun.files import as_json, files_at
@@ -146,7 +146,11 @@ class Mirror:
         """Fetches the newest whole snapshot, if it is of a later step than `folder`. Returns a note, if it
         did. Raises `InputError` if neither has a whole checkpoint."""
         local_step, damaged = _local_step(folder, self.fingerprint), []
-        while self.complete and self.complete[-1].step > local_step:
+        newest = local_step
+        if local_step >= 0:  # the run may have gone back to an earlier step, and was lost before an upload
+            left_behind = map(step_of, list_checkpoints(folder / CHECKPOINTS, LEFT_BEHIND))
+            newest = max([local_step, *left_behind])
+        while self.complete and self.complete[-1].step > newest:
             snapshot = self.complete[-1]
             problem = self._fetch(snapshot, folder)
             if problem is None:

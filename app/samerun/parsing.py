@@ -87,6 +87,8 @@ def parse(
     """
     problems: list[str] = []
     fields = cls.__dataclass_fields__
+    if plain := [name for name, field in fields.items() if not field.metadata]:
+        raise TypeError(f"{cls.__name__}: declare {', '.join(plain)} by samerun.option")
     found: Found = {}
     notes = [] if notes is None else notes
     given = _read_command_line(sys.argv[1:] if argv is None else argv, cls, problems, notes)

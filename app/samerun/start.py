@@ -172,7 +172,10 @@ def make_fingerprint(arguments: Any, plan: Plan | None, name: str, data: Data) -
     own = {"task": name, **data.fingerprint}
     if plan is None:
         return own
-    mixture = data.splits["train"].mixture
+    train = data.splits["train"]
+    if train.stream is None:  # for tasks that name nothing of their data
+        own["training_rows"] = len(train)
+    mixture = train.mixture
     if mixture is not None:
         own["mixing"] = [list(mixture.weights), np.bincount(mixture.source).tolist()]
     order = {"global_batch_size": plan.batch.global_batch_size, "length_grouping": arguments.length_grouping}
@@ -256,6 +259,11 @@ def _take_folder(
     if path is not None:
         notes += _changed_arguments(path.parent.parent / RUN_FILE, arguments, plan)
         step = checkpoint.load_state(path, fingerprint).step
+        before = run_folder.read_if_whole(folder / RUN_FILE)
+        if before and step >= plan.total_steps:  # nothing is left to train: only the data read now are new
+            paths = names_of(arguments, reads=True)
+            own = before["arguments"] | {name: description["arguments"][name] for name in paths}
+            description = {**before, "arguments": own}
     _begin(folder, description, step)
     return OpenedRun(fingerprint, resume=path), notes
 

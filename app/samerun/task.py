@@ -200,7 +200,10 @@ class Task(ABC):
     metric_names: tuple[str, ...] = ()  # choices of --metric_for_best_model; empty if they depend on the data
     # Metrics besides those with "loss" in their names of which lower values are better, also for one column
     # (mse_price).
-    lower_is_better: Iterable[str] = ("mse", "mae")
+    lower_is_better: Iterable[str] = (
+        *("mse", "mae", "rmse", "rmsle", "mape", "error", "brier", "ece"),
+        *("perplexity", "ppl", "nll", "wer", "cer"),
+    )
     named_metrics: Iterable[str] = ()  # of one class, tag or column, as "f1" of f1_PERSON: higher is better
     # Settings that change the scale of the metric "loss", set by `load`. Losses of other settings are never
     # compared.

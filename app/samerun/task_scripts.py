@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import inspect
 import json
 import sys
 from collections.abc import Callable
@@ -36,6 +37,11 @@ def scripts() -> dict[str, Path]:
     """The files of the tasks, of predict and of serve, by name."""
     folder = next(folder for folder in TASK_FOLDERS if (folder / "predict.py").is_file())
     return {path.stem: path for path in sorted(folder.glob("*.py"))}
+
+
+def is_ours(task_class: type) -> bool:
+    """Whether a task comes with the application."""
+    return Path(inspect.getfile(task_class)).resolve() in scripts().values()
 
 
 def tools() -> dict[str, Path]:

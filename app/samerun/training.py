@@ -7,6 +7,7 @@ gradient of the mean over the global batch, also for the incomplete last batch o
 
 import contextlib
 import math
+import random
 import statistics
 import time
 from collections.abc import Iterator
@@ -21,9 +22,10 @@ import torch
 from accelerate.utils.memory import clear_device_cache
 from torch.profiler import record_function
 
-from samerun import checkpoint, fsdp, machines, mirror, signals
+from samerun import checkpoint, fsdp, machines, mirror, signals, task_scripts
 from samerun.checkpoint import CheckpointTarget, TrainState
 from samerun.console import Phase
+from samerun.contract import losses_add_up
 from samerun.data.batches import TrainBatches, train_loader
 from samerun.embeddings import train_occurring
 from samerun.errors import EXIT_STOPPED, InputError, StopRequested, TrainingError, in_short, is_out_of_memory
@@ -35,7 +37,7 @@ from samerun.kernels.dropout import dropout_by_row, use_row_modules
 from samerun.kernels.masks import use_known_masks
 from samerun.launch import Launch
 from samerun.layers import checkpoint_activations, compile_layers, has_statistics, use_all_layers
-from samerun.memory import dry_run, layout_of, memory_lines
+from samerun.memory import DryRun, dry_run, freeze_unused, layout_of, memory_lines
 from samerun.optimizer import WeightAverage, averaged, build_optimizer, set_learning_rate, state_bytes
 from samerun.parsing import as_dict
 from samerun.plan import Plan
@@ -79,6 +81,7 @@ class Training:
         self.evaluation_stalls: list[float] = []  # likewise each evaluation, with the export of a best model
         self.forecast: float | None = None  # train_runtime, from the first steps
         self.passes: Passes | None = None
+        self.unused_decay_rate = 0.0  # of the embeddings of tokens that do not occur, at the peak
         self.greater_is_better = higher_is_better(task, task.best_metric)
         place, dropout_by = None, "row" if run.launch.dropout_by_row else "torch"
         self._train_occurring(model)
@@ -132,10 +135,8 @@ class Training:
         if embedding is not None:
             name = next(name for name, weight in model.named_parameters() if weight is embedding.weight)
             rate = self.plan.learning_rate * self.task.learning_rate_scale(model, name)
-            rate *= self.arguments.weight_decay
-            embedding.decay = lambda: math.prod(
-                1 - rate * self.plan.lr_multiplier(update) for update in range(self.state.updates)
-            )
+            self.unused_decay_rate = rate * self.arguments.weight_decay
+            embedding.decay = lambda: self.state.unused_decay
             self.run.print(f"embeddings     {embedding.in_words()}")
 
     def _prepare_model(self, model: torch.nn.Module) -> None:
@@ -152,14 +153,15 @@ class Training:
             else "dropout        by torch: another number of processes or micro-batches draws other masks "
             "(--dropout_by row)"
         )
+        if by_row and any(isinstance(x, torch.nn.RNNBase) and x.dropout for x in model.modules()):
+            run.print("note           dropout between the layers of an RNN is torch's, not by row")
         if use_all_layers(model):
             run.print("note           LayerDrop is off: all processes must train all layers in each step")
         if arguments.gradient_checkpointing or run.launch.recomputes_activations:
             checkpoint_activations(model, dropout_by_row=by_row)
-        unused = run.from_rank0(partial(self._estimate_memory, model))
-        for name, parameter in model.named_parameters():
-            # DDP refuses parameters without gradients, ZeRO would let them decay.
-            parameter.requires_grad_(parameter.requires_grad and name not in unused)
+        passed = run.from_rank0(partial(self._estimate_memory, model))
+        if passed is not None:
+            freeze_unused(model, passed)
         compiles = arguments.torch_compile or run.launch.torch_compile
         if compiles and run.launch.zero_stage == 3:
             # ZeRO-3's hooks around every module break the graph into hundreds of pieces, and torch recompiles
@@ -168,21 +170,21 @@ class Training:
         elif compiles:
             compile_layers(model)
 
-    def _estimate_memory(self, model: torch.nn.Module) -> frozenset[str]:
-        """Prints the estimate. Returns `DryRun.unused`."""
+    def _estimate_memory(self, model: torch.nn.Module) -> DryRun | None:
+        """Prints the estimate. None if the dry run fails."""
         layout = layout_of(self.run.launch, self.plan.batch, state_bytes(self.arguments, model))
         try:
             batch = self.batches.largest_micro_batch()
             passed = dry_run(model, self.task, batch, layout)
         except Exception as error:  # for example, the forward pass reads values of tensors
             reason = f"a dry run of the model fails ({type(error).__name__})"
-            self.run.print(f"memory         no estimate: {reason}")
-            return frozenset()
+            self.run.print(f"memory         no estimate: {reason}; weights without a gradient stay trained")
+            return None
         self.run.print(*memory_lines(passed, layout))
         if passed.unused:
             count, example = len(passed.unused), min(passed.unused)
             self.run.print(f"note           the loss does not depend on {count} weight(s), such as {example}")
-        return passed.unused
+        return passed
 
     def _idle_step(self) -> None:
         """Does a step at learning rate 0, which creates the optimizer's state."""
@@ -208,9 +210,11 @@ class Training:
         signals.defer()
         if stop_requested(run):
             stop_run(run, f"before step {state.step + 1}; there was nothing new to save")
-        self._fit_into_memory()
-        self.passes = self._recorded_passes()
         self.model.train()
+        additive = task_scripts.is_ours(type(self.task)) or self._losses_add_up()
+        if additive:
+            self._fit_into_memory()
+        self.passes = self._recorded_passes()
         stopped_early = state.unevaluated and self._evaluate_and_save(eval_due=True)
         if not stopped_early:
             self._run_steps(clock)
@@ -223,6 +227,12 @@ class Training:
         synchronise_buffers(run, self.model)
         signals.exit_with(EXIT_STOPPED)  # everything is on disk
         return {**self._train_metrics(clock), "train_fit_runtime": time.perf_counter() - started}
+
+    def _losses_add_up(self) -> bool:
+        with buffers_kept(self.model):
+            adds_up = losses_add_up(self.run, self.model, self.task, self.batches.largest_micro_batch())
+        self.model.train()
+        return adds_up
 
     def _recorded_passes(self) -> Passes | None:
         """CUDA graphs, if they are wanted and can be recorded here."""
@@ -333,6 +343,7 @@ class Training:
         # step was called.
         skipped = scale_fell if run.deepspeed_config is None else run.accelerator.optimizer_step_was_skipped
         if run.launch.precision != "fp16" or not skipped:
+            state.unused_decay *= 1 - self.unused_decay_rate * self.plan.lr_multiplier(state.updates)
             state.updates += 1
             state.skipped_in_a_row = 0
             if self.average is not None:
@@ -473,7 +484,7 @@ class Training:
     def _write_best(self, weights: dict[str, torch.Tensor], predictions: Predictions | None) -> None:
         task, plain = self.task, self.run.unwrapped(self.model)
         begin_best(self.folder, self.state.best_step)
-        merge_metrics(self.folder, task.export(self.folder / BEST, plain, weights, predictions))
+        merge_metrics(self.folder, task.export(self.folder / BEST, plain, weights, predictions) or {})
         if predictions is None:
             return
         for name, preview in task.previews(predictions).items():
@@ -591,7 +602,6 @@ class Training:
         has_batch_norm = any(map(has_statistics, self.model.modules()))
         if run.deepspeed_config is not None or run.fsdp is not None or has_batch_norm:
             return
-        self.model.train()
         batch = self.batches.largest_micro_batch()
         while run.any(not self._fits(batch)):
             self.plan = self.batches.plan = replace(self.plan, batch=self.plan.batch.halved())
@@ -714,12 +724,16 @@ def _clip(run: Run, model: Any, max_norm: float) -> torch.Tensor:
 
 def seed_step(seed: int, step: int, rank: int, dropout_by_row: bool) -> None:
     """Makes dropout a function of (seed, step), or of (seed, step, rank) if it is torch's, so that
-    checkpoints need no random state. A GPU's own generator always depends on the rank."""
+    checkpoints need no random state. A GPU's own generator always depends on the rank. numpy and Python's
+    `random` are for models and losses that draw by them."""
     place = [seed, step] if dropout_by_row else [seed, step, rank]
+    number = _random_number(place)
+    random.seed(number)
+    np.random.seed(number % 2**32)
     if torch.accelerator.is_available():
         torch.manual_seed(_random_number([seed, step, rank]))
     # Alone it saves 0.2 ms: manual_seed visits every kind of device.
-    torch.default_generator.manual_seed(_random_number(place))
+    torch.default_generator.manual_seed(number)
 
 
 def _random_number(place: list[int]) -> int:

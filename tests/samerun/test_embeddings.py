@@ -3,6 +3,7 @@
 import copy
 import math
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from samerun.checkpoint import TrainState
 from samerun.data.tokens import Ragged
 from samerun.embeddings import train_occurring, with_others, without_others
 from samerun.errors import TrainingError
@@ -103,11 +105,16 @@ def test_shared_and_frozen_embeddings_stay():
 
 
 def test_the_others_get_the_weight_decay_of_all_updates():
+    """Each by the learning rate and the weight decay that it had."""
     plan = SimpleNamespace(learning_rate=0.1, lr_multiplier=lambda update: 1 / (update + 1))
-    run, asked, model = SimpleNamespace(is_main=True, print=print), task(weight_decay=0.5), bag()
+    run, asked, model = Mock(is_main=True, deepspeed_config=None), task(weight_decay=0.5), bag()
+    run.accelerator.optimizer_step_was_skipped = False
     asked.learning_rate_scale = lambda _, name: {"0.weight": 2}[name]
-    known = {"run": run, "task": asked, "arguments": asked.arguments, "plan": plan}
-    Training._train_occurring(SimpleNamespace(**known, state=SimpleNamespace(updates=2)), model)
+    known = {"run": run, "task": asked, "arguments": asked.arguments, "plan": plan, "average": None}
+    training = SimpleNamespace(**known, state=TrainState())
+    Training._train_occurring(training, model)
+    for _ in range(2):
+        Training._count_update(training, False)
     assert model[0].decay() == pytest.approx((1 - 0.1) * (1 - 0.05))
 
 

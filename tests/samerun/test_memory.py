@@ -13,11 +13,22 @@ from torch.nn import functional
 from transformers import BertConfig, BertForSequenceClassification
 
 import samerun.kernels.dropout
+from samerun.errors import TrainingError
 from samerun.fsdp import FsdpSettings
 from samerun.kernels import block_attention
 from samerun.kernels.dropout import dropout_by_row
 from samerun.layers import checkpoint_activations
-from samerun.memory import GIB, OUTSIDE_TENSORS, DryRun, Layout, dry_run, estimate, layout_of, memory_lines
+from samerun.memory import (
+    GIB,
+    OUTSIDE_TENSORS,
+    DryRun,
+    Layout,
+    dry_run,
+    estimate,
+    freeze_unused,
+    layout_of,
+    memory_lines,
+)
 from samerun.models.adapters import limit_training
 from samerun.optimizer import build_optimizer
 from samerun.plan import BatchShape
@@ -294,6 +305,28 @@ def test_layers_that_a_model_skips_at_random_are_not_called_unused():
     found = dry_run(SkipsAtRandom(), task, Batch(torch.arange(2), {"x": torch.ones(2, 4)}, None), ALONE)
     assert found.unused == frozenset()
     assert random.getstate() == state
+
+
+def test_a_layer_that_only_some_batches_call_is_not_left_out_silently():
+    class ByLength(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.short, self.long, self.pooler = (nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x):
+            self.pooler(x)
+            return self.long(x) if len(x) > 2 else self.short(x)
+
+    model, task = ByLength(), SimpleNamespace(loss_sum=lambda model, batch: model(**batch.inputs).sum())
+    found = dry_run(model, task, Batch(torch.arange(3), {"x": torch.ones(3, 4)}, None), ALONE)
+    assert found.uncalled == {"short.weight", "short.bias"}
+    assert found.unused == found.uncalled | {"pooler.weight", "pooler.bias"}
+    freeze_unused(model, found)
+    assert {name for name, x in model.named_parameters() if x.requires_grad} == {"long.weight", "long.bias"}
+    model(torch.ones(3, 4))
+    with pytest.raises(TrainingError, match=r"this batch uses short\.\w+, which was frozen"):
+        model(torch.ones(2, 4))
+    model.eval()(torch.ones(2, 4))
 
 
 def test_a_layer_in_half_precision_takes_what_a_published_formula_says():

@@ -130,6 +130,18 @@ def test_of_the_folder_and_the_mirror_the_later_one_wins(train, straight, tmp_pa
     assert differences(straight, tmp_path / "later") == []
 
 
+def test_an_earlier_checkpoint_of_the_folder_wins_over_the_steps_that_it_leaves_behind(train, tmp_path):
+    assert train().code == 0
+    checkpoints = tmp_path / "run" / "checkpoints"
+    earlier = "--resume_from_checkpoint", str(checkpoints / "step_4")
+    rate = "--learning_rate", "0.02"
+    assert train("run", *earlier, *rate, until=4, to="").code == 75  # lost before an upload
+    assert (checkpoints / "step_6.left_behind").exists()
+    ended = train("run", *RESUME, *rate)
+    assert f"resume         {checkpoints / 'step_4'}" in ended.out
+    assert "fetched" not in ended.out
+
+
 def test_a_mirror_has_one_run(train, tmp_path):
     assert train(until=2).code == 75
     before = snapshots(tmp_path)

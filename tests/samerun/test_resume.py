@@ -90,7 +90,7 @@ def test_the_fingerprint_is_the_tasks_and_the_order_of_rows(arguments):
     data, asked = Data({"train": split}, {"labels": 3}), arguments(seed=7, length_grouping=False)
     found = start.make_fingerprint(asked, make_plan(22), "linear", data)
     order = {"global_batch_size": 8, "length_grouping": False, "seed": 7}
-    assert found == {**own, **order, "optim": "adamw_torch_fused", "ema_decay": None}
+    assert found == {**own, "training_rows": 22, **order, "optim": "adamw_torch_fused", "ema_decay": None}
     data.splits["train"] = replace(split, mixture=Mixture(np.arange(22) % 2, (0.25, 0.75)))
     assert start.make_fingerprint(asked, make_plan(22), "linear", data) == {
         **found, "mixing": [[0.25, 0.75], [11, 11]],
@@ -295,7 +295,7 @@ def test_changed_arguments_are_named(opened, request, capsys):
     opened()
     request.getfixturevalue("finished")
     changed = {"resume_from_checkpoint": "auto", "learning_rate": 0.5, "gradient_checkpointing": True}
-    opened(**changed)
+    opened(**changed, epochs=3)
     changes = "--learning_rate was 5e-05, is now 0.5; --gradient_checkpointing was false, is now true"
     assert f"note           changed since the checkpoint: {changes}\n" in capsys.readouterr().out
     opened(**changed, epochs=3)

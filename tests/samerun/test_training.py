@@ -155,8 +155,10 @@ class Scripted(LinearTask):
 
 
 @pytest.fixture
-def begin(start_run, tmp_path, arguments):
-    """A function that prepares a training with its linear `layer` and the steps of its `best` models."""
+def begin(start_run, tmp_path, arguments, monkeypatch):
+    """A function that prepares a training with its linear `layer` and the steps of its `best` models. Its
+    task counts as one of ours, whose calls are not preceded by those of `samerun.contract`."""
+    monkeypatch.setattr("samerun.task_scripts.is_ours", lambda task_class: True)
 
     def prepare(data=None, task=None, plan=None, **given):
         x, y = data or points(22)
@@ -428,7 +430,9 @@ def test_skipped_fp16_updates_are_counted_and_too_many_end_the_run(config):
         run = SimpleNamespace(
             launch=SimpleNamespace(precision="fp16"), accelerator=accelerator, deepspeed_config=config
         )
-        training = SimpleNamespace(run=run, state=state, average=None)
+        training = SimpleNamespace(
+            run=run, state=state, average=None, unused_decay_rate=0.0, plan=make_plan(22)
+        )
         Training._count_update(training, scale_fell=not skipped if config else skipped)
 
     state = TrainState()

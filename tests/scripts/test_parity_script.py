@@ -133,6 +133,7 @@ def outcomes(**changed):
         ("no", {"metrics": 1e-4, "eval_losses": 1e-4}, "differs", False),
         ("no", {"metrics": 2e-3}, "differs", False),
         ("bf16", {"losses": 2e-2}, "rounding of bf16", True),
+        ("bf16", {"losses": 0.3}, "differs", False),
         ("bf16", {"same_rows": False}, "rounding of bf16; other rows or learning rates", False),
         ("no", None, "failed: error: no (x.log)", False),
     ],

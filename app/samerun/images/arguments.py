@@ -10,6 +10,7 @@ from samerun.arguments import (
     ModelArguments,
     OptimizationArguments,
     RunArguments,
+    SmoothingArguments,
 )
 from samerun.parsing import SpaceSeparated, changed_option, option
 
@@ -25,7 +26,13 @@ FORMS = (
 
 @dataclass(frozen=True, kw_only=True)
 class ImageArguments(
-    LaunchArguments, RunArguments, OptimizationArguments, BatchArguments, ModelArguments, DataArguments
+    LaunchArguments,
+    RunArguments,
+    OptimizationArguments,
+    SmoothingArguments,
+    BatchArguments,
+    ModelArguments,
+    DataArguments,
 ):
     """Images"""
 

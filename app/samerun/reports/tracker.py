@@ -125,8 +125,7 @@ class Tracker:
                 if values := metrics if purged else new:
                     tracker.log(values, step=event["step"])
         if shown:
-            known = [key for key in shown if event.get(key) is not None]
-            values = ", ".join(f"{key} {number_text(event[key])}" for key in known)
+            values = ", ".join(f"{key} {number_text(event[key])}" for key in shown if key in event)
             step = f"step {event['step']}"
             self.say(f"{step:<15}epoch {event['epoch']:.2f}, {values}")
 

@@ -11,6 +11,7 @@ from samerun.arguments import (
     ModelArguments,
     OptimizationArguments,
     RunArguments,
+    SmoothingArguments,
 )
 from samerun.parsing import Setting, SpaceSeparated, is_given, option, read_settings
 
@@ -152,7 +153,7 @@ class ProblemArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossArguments:
+class LossArguments(SmoothingArguments):
     """Loss and sampling"""
 
     loss: str | None = option(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,11 @@ class MultiLabel(Problem):
             )
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"label_list": list(self.labels), "sampling": self.arguments.sampling}
+        # Thresholds and temperatures are exported with the best model, which a resumed run may keep.
+        fixed, objective = self.tuner.fixed, asdict(self.tuner.objective)
+        threshold = objective if fixed is None else fixed.tolist()
+        decisions = {"threshold": threshold, "calibration": self.tuner.calibration}
+        return {"label_list": list(self.labels), "sampling": self.arguments.sampling, **decisions}
 
     # Training
 

@@ -87,7 +87,12 @@ class SingleLabel(Problem):
             )
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"problem_type": self.name, "label_list": self.labels, "sampling": self.arguments.sampling}
+        return {
+            "problem_type": self.name,
+            "label_list": self.labels,
+            "sampling": self.arguments.sampling,
+            "calibration": self.arguments.calibration,
+        }
 
     # Training
 

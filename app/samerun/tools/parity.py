@@ -46,6 +46,7 @@ from samerun.tools.moving.setups import (
 
 DIFFERS = 1
 ADAM_TOLERANCE = 1e-3  # of weights, if all else is equal: rounding enlarged by Adam (see `verdict`)
+HALF_TOLERANCE = 0.1  # of losses in fp16 and bf16
 RANKING_TOLERANCE = 1e-3  # of metrics, if all else is equal: rounding that swaps rows of nearly equal scores
 
 
@@ -191,6 +192,8 @@ def verdict(setup: Setup, difference: Difference) -> tuple[str, bool]:
     """
     d = difference
     if setup.precision != "no":
+        if d.losses > HALF_TOLERANCE:
+            return "differs", False
         note = "" if d.same_rows and d.same_learning_rates else "; other rows or learning rates"
         return f"rounding of {setup.precision}{note}", d.same_rows
     if d.is_rounding():

@@ -158,7 +158,7 @@ def sweep(options: argparse.Namespace, command: Command, folder: Path) -> None:
         check_metric(metric, task.metric_names, arguments)
     data = []
     for name in ("train_file", "validation_file"):
-        paths = expand_patterns(f"--{name}", getattr(arguments, name) or ())
+        paths = expand_patterns(f"--{name}", getattr(arguments, name, None) or ())
         data += [content_hash(path) for path, _ in paths if Path(path).is_file()]
     claim(folder, command, data=content_key(data))
     study = open_study(folder, space, metric, higher_is_better(task, metric), options.seed)

@@ -10,6 +10,7 @@ from samerun.arguments import (
     LaunchArguments,
     OptimizationArguments,
     RunArguments,
+    SmoothingArguments,
 )
 from samerun.images.arguments import problems_of_masks
 from samerun.parsing import SpaceSeparated, changed_option, option
@@ -69,6 +70,7 @@ class VolumeArguments(
     LaunchArguments,
     RunArguments,
     OptimizationArguments,
+    SmoothingArguments,
     BatchArguments,
     NetworkArguments,
     VolumeDataArguments,

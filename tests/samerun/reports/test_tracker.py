@@ -114,7 +114,7 @@ def test_shown_figures_go_to_the_console(tmp_path, capsys):
     with tracking(tmp_path) as tracker:
         tracker.log(event(4, eval_loss=0.25, eval_auc=None), shown=("eval_loss", "eval_auc", "eval_nothing"))
         tracker.log(event(5))
-    assert capsys.readouterr().out == "step 4         epoch 0.40, eval_loss 0.2500\n"
+    assert capsys.readouterr().out == "step 4         epoch 0.40, eval_loss 0.2500, eval_auc -\n"
 
 
 def test_an_image_is_a_file_and_goes_to_tensorboard(tmp_path):
