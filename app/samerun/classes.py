@@ -19,7 +19,7 @@ from samerun.task import Predictions, ReportContent
 TOP = 5  # of top5_accuracy
 # Classes of a confusion matrix in metrics.json, tables and figures; MAX_TABLE: also errors that are listed.
 MAX_MATRIX, MAX_TABLE, MAX_FIGURE = 100, 20, 30
-MAX_PREDICTED = 10  # classes of a prediction
+ALL_PREDICTED, MAX_PREDICTED = 100, 10  # classes of a prediction: all of up to 100, otherwise ten
 SORTED_CELLS = 1 << 22  # of predictions, at once
 
 
@@ -147,12 +147,13 @@ def confused_pairs(confusion: csr_array, labels: list[str]) -> list[dict[str, An
 def prediction_lines(
     logits: np.ndarray, labels: list[str], references: np.ndarray | None
 ) -> Iterator[dict[str, Any]]:
-    """Yields the predicted class of each row and the highest probabilities, best first. `logits`: (rows,
-    classes). `references`: (rows,) the true classes, if they are known."""
+    """Yields the predicted class of each row and the probabilities, highest first; of many classes the
+    highest ones. `logits`: (rows, classes). `references`: (rows,) the true classes, if they are known."""
+    shown = len(labels) if len(labels) <= ALL_PREDICTED else MAX_PREDICTED
     step = max(1, SORTED_CELLS // len(labels))
     for start in range(0, len(logits), step):
         probabilities = torch.as_tensor(logits[start : start + step]).double().softmax(-1).numpy()
-        best = np.argsort(-probabilities, axis=1, kind="stable")[:, :MAX_PREDICTED]
+        best = np.argsort(-probabilities, axis=1, kind="stable")[:, :shown]
         for number, (row, order) in enumerate(zip(probabilities, best, strict=True), start):
             yield {
                 "label": labels[order[0]],

@@ -107,6 +107,15 @@ def test_of_many_classes_the_errors_are_listed(tmp_path):
     assert len(figures(confusion, labels).figures["confusion_matrix"].axes[0].get_yticklabels()) == MAX_FIGURE
 
 
+@pytest.mark.parametrize(("number", "shown"), [(100, 100), (101, 10)])
+def test_lines_have_all_probabilities_unless_classes_are_many(number, shown):
+    logits = np.random.default_rng(0).normal(size=(1, number))
+    (line,) = prediction_lines(logits, list(map(str, range(number))), None)
+    probabilities = list(line["probabilities"].values())
+    assert probabilities == sorted(probabilities, reverse=True)
+    assert len(probabilities) == shown
+
+
 def test_lines_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
     logits, references = rows(20)
     labels = list("abcdefg")
