@@ -51,6 +51,7 @@ def score(task: Task, predictions: Predictions, split: Split) -> dict[str, float
     if task.additional_metrics:
         references = task.for_evaluate(predictions, split)
         scores |= compute_additional(task.additional_metrics, *references, taken=scores)
+    scores = {name: x.item() if hasattr(x, "item") else x for name, x in scores.items()}  # of numpy or torch
     return {name: x if x is not None and math.isfinite(x) else None for name, x in scores.items()}
 
 

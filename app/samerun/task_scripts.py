@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import inspect
 import json
 import sys
 from collections.abc import Callable
@@ -41,7 +40,8 @@ def scripts() -> dict[str, Path]:
 
 def is_ours(task_class: type) -> bool:
     """Whether a task comes with the application."""
-    return Path(inspect.getfile(task_class)).resolve() in scripts().values()
+    file = getattr(sys.modules[task_class.__module__], "__file__", None)  # none in a notebook
+    return file is not None and Path(file).resolve() in scripts().values()
 
 
 def tools() -> dict[str, Path]:

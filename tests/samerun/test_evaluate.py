@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -37,8 +38,14 @@ def test_placeholders_are_no_rows(start_run, monkeypatch):
 
 def test_a_score_that_is_no_number_is_none():
     task = LinearTask()
-    task.score = lambda *_: {"auc": float("nan"), "perplexity": float("inf"), "f1": None, "rows": 3}
-    assert evaluation.score(task, {}, None) == {"auc": None, "perplexity": None, "f1": None, "rows": 3}
+    task.score = lambda *_: {
+        "auc": torch.tensor(torch.nan),
+        "ppl": float("inf"),
+        "f1": None,
+        "r": np.float32(3),
+    }
+    scores = evaluation.score(task, {}, None)
+    assert json.dumps(scores) == '{"auc": null, "ppl": null, "f1": null, "r": 3.0}'
 
 
 class Wide(LinearTask):
