@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from samerun import signals, task_scripts
 from samerun.cli import set_quiet
+from samerun.console import STDOUT
 from samerun.errors import SHOWN_AS, InputError, in_short
 from samerun.files import as_line, finish_all, read_lines
 from samerun.parsing import kind_of, parse, validate
@@ -39,24 +41,30 @@ _training = threading.Lock()  # Accelerate's state, torch's random generator and
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A finished run."""
+    """A finished run. `metrics_file`: the name of its metrics file. `predictions`: the file of its
+    predictions; None without them."""
 
     output_dir: Path
+    metrics_file: str = METRICS
+    predictions: Path | None = None
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """The content of metrics.json: `train_*`, `eval_*`, `test_*`, `best_step`, `best_metric`."""
-        return read_metrics(self.output_dir / METRICS)
+        """The content of metrics.json: `train_*`, `eval_*`, `test_*`, `best_step`, `best_metric`. Of a call
+        that only predicts or evaluates in the folder of a run, that of metrics_NAME.json."""
+        return read_metrics(self.output_dir / self.metrics_file)
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """The lines of history.jsonl."""
-        return list(read_lines(self.output_dir / HISTORY))
+        """The lines of history.jsonl; [] if nothing was trained."""
+        path = self.output_dir / HISTORY
+        return list(read_lines(path)) if path.exists() else []
 
     @property
-    def best(self) -> Path:
-        """The folder of the best model."""
-        return self.output_dir / BEST
+    def best(self) -> Path | None:
+        """The folder of the best model; None if nothing was trained."""
+        path = self.output_dir / BEST
+        return path if path.exists() else None
 
     @property
     def report(self) -> Path | None:
@@ -84,8 +92,13 @@ def train(
         arguments = parse(arguments_class, _words(arguments_class, values, at_end))
         validate(arguments)
         set_quiet(arguments)
-        from samerun import launch, main, runtime, start
+        from samerun import launch, main, predictions, runtime, start
 
+        # Absolute: the program may change its working directory afterwards.
+        folder = Path(os.path.abspath(arguments.output_dir))
+        path = Path(os.path.abspath(predictions.path_of(arguments)))
+        is_file = arguments.modes.predict and arguments.predictions_file not in STDOUT
+        result = TrainedRun(folder, predictions.metrics_name(arguments), path if is_file else None)
         launch.describe_group()
         signals.forget()
         runtime.forget_accelerator()
@@ -100,7 +113,7 @@ def train(
             finish_all()
             start.unlock()
             runtime.forget_accelerator()
-    return TrainedRun(Path(arguments.output_dir))
+    return result
 
 
 def load(model: str | Path, **values: Any) -> Predictor:

@@ -15,6 +15,7 @@ from pages import source_of
 import samerun
 from samerun.__main__ import main
 from samerun.console import Phase
+from samerun.files import read_lines
 
 pytestmark = pytest.mark.slow
 
@@ -67,6 +68,33 @@ def test_a_frame_may_have_empty_cells(train, monkeypatch, capsys):
     assert frame["labels"].isna().tolist() == [False, False, True]
     assert train(rows=frame, log_level="warning").metrics["train_steps"] == 1
     assert capsys.readouterr().out == ""
+
+
+def test_each_call_has_its_own_metrics_and_predictions(train, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = train(output_dir="run")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    trained = run.metrics
+    assert (trained["train_steps"], run.output_dir, run.predictions) == (2, tmp_path / "run", None)
+
+    def apply(**given):
+        values = {"output_dir": run.output_dir, "max_length": 16, "use_cpu": True, **given}
+        return samerun.train("classify", model_name_or_path=run.best, **values)
+
+    texts = [{"text": row["text"]} for row in ROWS]
+    for folder, name in ((run.output_dir, "predictions_test_file.jsonl"), ("other", "predictions.jsonl")):
+        labelled = apply(do_predict=True, test_file=ROWS[:3], output_dir=folder)
+        assert (labelled.metrics["test_rows"], "test_loss" in labelled.metrics) == (3, True)
+        unlabelled = apply(do_predict=True, test_file=texts[:2], output_dir=folder)
+        assert unlabelled.predictions == labelled.predictions == unlabelled.output_dir / name
+        assert len(list(read_lines(unlabelled.predictions))) == unlabelled.metrics["test_rows"] == 2
+        assert [key for key in unlabelled.metrics if "loss" in key] == []
+    assert (unlabelled.best, unlabelled.history, unlabelled.report) == (None, [], None)
+    evaluated = apply(do_eval=True, validation_file=ROWS[:3])
+    assert (evaluated.predictions, "train_steps" in evaluated.metrics) == (None, False)
+    assert evaluated.metrics["eval_loss"] != trained["eval_loss"]
+    assert run.metrics == trained
 
 
 def test_a_run_whose_time_is_over_can_be_continued(train):
