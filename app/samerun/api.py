@@ -20,6 +20,7 @@ import json
 import os
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,9 @@ from samerun.parsing import kind_of, parse, validate
 from samerun.run_folder import BEST, HISTORY, METRICS, REPORT, read_metrics, status
 
 if TYPE_CHECKING:
+    import datasets
+    import pandas
+
     from samerun.serving.predictor import Predictor
 
 _training = threading.Lock()  # Accelerate's state, torch's random generator and ours are the process's
@@ -139,7 +143,8 @@ def _words(cls: type, values: dict[str, Any], at_end: contextlib.ExitStack) -> l
         field = cls.__dataclass_fields__.get(name)
         if field is not None and field.metadata["reads"] and not _is_plain(value):
             folder = tempfile.TemporaryDirectory(prefix="rows_", ignore_cleanup_errors=True)
-            value = _written(Path(at_end.enter_context(folder)) / f"{name}.jsonl", value)
+            value = _written(Path(at_end.enter_context(folder)), name, value)
+            SHOWN_AS[value] = name
             at_end.callback(SHOWN_AS.pop, value)
         parts = list(map(str, value)) if isinstance(value, list | tuple) else [str(value)]
         if isinstance(value, dict | bool):
@@ -156,11 +161,13 @@ def _is_plain(value: Any) -> bool:
     return all(part is None or isinstance(part, str | Path) for part in parts)
 
 
-def _written(path: Path, rows: Any) -> str:
-    name = SHOWN_AS[str(path)] = path.stem
-    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # a DataFrame
-        # An empty cell is NaN there, which JSON lacks; in a csv file it is an empty text.
-        rows = rows.astype(object).where(rows.notna(), "").to_dict("records")
+def _written(folder: Path, name: str, rows: Any) -> str:
+    """The path of a file with these rows."""
+    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
+        rows = _rows_of_frame(name, rows)
+    elif getattr(rows, "features", None) and getattr(rows, "format", {}).get("type") != "custom":
+        return _parquet(folder / f"{name}.parquet", rows)
+    path = folder / f"{name}.jsonl"
     with path.open("w", encoding="utf-8") as file:
         for number, row in enumerate(rows, 1):
             if not isinstance(row, dict):
@@ -170,3 +177,22 @@ def _written(path: Path, rows: Any) -> str:
             except (TypeError, ValueError) as error:
                 raise InputError(f"{name}:{number}: cannot be written as JSON ({error})") from None
     return str(path)
+
+
+def _parquet(path: Path, rows: datasets.Dataset) -> str:
+    """Writes a `datasets.Dataset`. Its schema keeps the names of classes."""
+    from pyarrow.parquet import ParquetWriter
+
+    rows = rows.with_format("arrow")
+    with ParquetWriter(path, rows.features.arrow_schema) as file:  # `to_parquet` shows a progress bar
+        for batch in rows.iter(1000):
+            file.write_table(batch)
+    return str(path)
+
+
+def _rows_of_frame(name: str, frame: pandas.DataFrame) -> list[dict[str, Any]]:
+    for column, count in Counter(frame.columns).items():
+        if count > 1:
+            raise InputError(f"{name}: column {column!r} appears {count} times: rename or remove all but one")
+    # An empty cell is NaN there, which JSON lacks; in a csv file it is an empty text.
+    return frame.astype(object).where(frame.notna(), "").to_dict("records")

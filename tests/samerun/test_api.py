@@ -20,6 +20,7 @@ from samerun.files import read_lines
 pytestmark = pytest.mark.slow
 
 ROWS = [{"text": f"{word} {number}", "labels": [word]} for number in range(8) for word in ("good", "bad")]
+TWICE = pandas.DataFrame([["a", "b", "c"]], columns=["text", "labels", "labels"])
 SETTINGS = {
     "num_train_epochs": 1,
     "global_batch_size": 8,
@@ -60,6 +61,22 @@ def test_rows_of_every_kind_train_as_their_file_does(train, tmp_path):
     for wrong in (texts[0], {"text": texts}, pandas.DataFrame({"text": texts})):
         with pytest.raises(samerun.InputError, match="expected a list of texts or images, found a "):
             model(wrong)
+
+
+def test_classes_of_a_data_set_keep_their_names(train):
+    kinds = {"text": datasets.Value("string"), "labels": datasets.ClassLabel(names=["never", "good", "bad"])}
+
+    def labels_of(labels, kind, name, **given):
+        features = datasets.Features({**kinds, "labels": kind})
+        rows = datasets.Dataset.from_dict({"text": ["good 1", "bad 2"] * 4, "labels": labels * 4}, features)
+        config = json.loads((train(name, rows.with_format(name), **given).best / "config.json").read_text())
+        return [config["id2label"][number] for number in "012"]
+
+    of_each = kinds["labels"]
+    assert labels_of([1, 2], of_each, "numpy", problem_type="single_label") == of_each.names
+    assert labels_of([[1, 2], [2]], datasets.List(of_each), "torch") == of_each.names
+    with pytest.raises(samerun.InputError, match="train_file row 2: labels is missing, expected one label"):
+        labels_of([1, -1], of_each, "pandas", problem_type="single_label")
 
 
 def test_a_frame_may_have_empty_cells(train, monkeypatch, capsys):
@@ -131,6 +148,7 @@ def test_it_works_in_a_thread_and_goes_on_from_a_checkpoint(train):
         ({"train_file": [["a", "b"]]}, r"train_file:1: not a dict of columns but list"),
         ({"train_file": [{"text": {"a"}}]}, r"train_file:1: cannot be written as JSON"),
         ({"train_file": [{"text": float("nan")}]}, r"train_file:1: cannot be written as JSON"),
+        ({"train_file": TWICE}, r"train_file: column 'labels' appears 2 times: rename or remove all but one"),
         ({"train_file": [{"text": "a"}]}, r"train_file:1: field 'labels' not found"),
         ({"output_dir": None}, r"output_dir is missing"),
         ({"optim_args": ["beta1=0.8", "eps=-1"]}, r"--optim_args: eps: '-1' is not a number above 0"),
