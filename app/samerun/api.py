@@ -22,7 +22,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,13 +146,31 @@ def _words(cls: type, values: dict[str, Any], at_end: contextlib.ExitStack) -> l
             value = _written(Path(at_end.enter_context(folder)), name, value)
             SHOWN_AS[value] = name
             at_end.callback(SHOWN_AS.pop, value)
-        parts = list(map(str, value)) if isinstance(value, list | tuple) else [str(value)]
-        if isinstance(value, dict | bool):
-            parts = [json.dumps(value)]
-        if field is not None and kind_of(field).several is None:
-            parts = [",".join(parts)]
+        parts = _parts(name, field, value)
         words += [f"--{name}={''.join(parts[:1])}", *parts[1:]]
     return words
+
+
+def _parts(name: str, field: Field | None, value: Any) -> list[str]:
+    """The words of a value on the command line. `field`: None for another name of transformers."""
+    kind = None if field is None else kind_of(field)
+    takes_file = kind and field.metadata["path"]  # then the file's content, in JSON
+    if hasattr(value, "tolist"):  # of numpy and pandas
+        value = value.tolist()
+    if isinstance(value, dict) and kind and kind.metavar != "JSON" and (kind.several or not takes_file):
+        value = [f"{key}={_word(part)}" for key, part in value.items()]
+    elif isinstance(value, set | frozenset):
+        value = sorted(value)  # in the same order on every process
+    if not isinstance(value, Iterable) or isinstance(value, str | dict):
+        return [_word(value)]
+    parts = list(map(_word, value))
+    if kind and kind.several is tuple and (wrong := next((part for part in parts if "," in part), None)):
+        raise InputError(f"{name}: {wrong!r} has a comma, which separates values; rename it")
+    return [",".join(parts)] if kind and not kind.several else parts
+
+
+def _word(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | bool) else str(value)
 
 
 def _is_plain(value: Any) -> bool:

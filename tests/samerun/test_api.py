@@ -1,5 +1,6 @@
 """`samerun.train`, `load` and `predict` in this process, and the command `samerun`."""
 
+import contextlib
 import io
 import json
 import subprocess
@@ -7,8 +8,10 @@ import sys
 import threading
 
 import datasets
+import numpy as np
 import pandas
 import pytest
+from classify import Arguments
 from launchers import REPOSITORY
 from pages import source_of
 
@@ -16,6 +19,7 @@ import samerun
 from samerun.__main__ import main
 from samerun.console import Phase
 from samerun.files import read_lines
+from samerun.parsing import as_dict, parse
 
 pytestmark = pytest.mark.slow
 
@@ -150,6 +154,7 @@ def test_it_works_in_a_thread_and_goes_on_from_a_checkpoint(train):
         ({"train_file": [{"text": float("nan")}]}, r"train_file:1: cannot be written as JSON"),
         ({"train_file": TWICE}, r"train_file: column 'labels' appears 2 times: rename or remove all but one"),
         ({"train_file": [{"text": "a"}]}, r"train_file:1: field 'labels' not found"),
+        ({"label_columns": ["a, b", "c"]}, r"label_columns: 'a, b' has a comma, which separates values"),
         ({"output_dir": None}, r"output_dir is missing"),
         ({"optim_args": ["beta1=0.8", "eps=-1"]}, r"--optim_args: eps: '-1' is not a number above 0"),
     ],
@@ -157,6 +162,36 @@ def test_it_works_in_a_thread_and_goes_on_from_a_checkpoint(train):
 def test_errors_are_exceptions(train, given, message):
     with pytest.raises(samerun.InputError, match=message):
         train(**given)
+
+
+def test_values_are_those_of_the_command_line():
+    given = {
+        "label_columns": pandas.Index(["a", "b"]),
+        "metrics": {"y.py:f", "x.py:f"},
+        "threshold": {"a b": 0.5, "c=d": 0.25},
+        "loss": "focal",
+        "loss_args": {"gamma": 2, "alpha": None},
+        "pos_weight": {"一": 2.5},
+        "lr_scheduler_kwargs": {"power": 2},
+        "deepspeed": {"bf16": {"enabled": True}},
+        "seed": np.int64(3),
+        "learning_rate": np.array(0.5),
+        "use_cpu": np.bool_(True),
+        "report_to": np.array(["none"]),
+    }
+    words = samerun.api._words(Arguments, given, contextlib.ExitStack())
+    found = as_dict(parse(Arguments, words))
+    expected = {
+        **given,
+        "label_columns": ("a", "b"),
+        "metrics": ("x.py:f", "y.py:f"),
+        "threshold": ("a b=0.5", "c=d=0.25"),
+        "loss_args": "gamma=2,alpha=None",
+        "pos_weight": '{"一": 2.5}',
+        "deepspeed": '{"bf16": {"enabled": true}}',
+        "report_to": ("none",),
+    }
+    assert {name: found[name] for name in given} == expected
 
 
 def test_after_a_failure_the_folder_is_free_again_and_a_run_in_it_stays(train):

@@ -292,7 +292,12 @@ def read_json(path: str, encoding: str, required: Sequence[str]) -> tuple[str, I
 
 def read_object(path: str | Path) -> dict:
     """The object in a JSON file. Raises `InputError` with file and line, also for duplicate keys and NaN."""
-    content = _decode(str(path), read_text(path))
+    return object_in(str(path), read_text(path))
+
+
+def object_in(path: str, text: str) -> dict:
+    """The object in a text in JSON. `path`: the name of the text in messages."""
+    content = _decode(path, text)
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected an object, found {JSON_TYPES.get(type(content), 'a number')}")
     return content
