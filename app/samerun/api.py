@@ -103,6 +103,8 @@ def train(
         path = Path(os.path.abspath(predictions.path_of(arguments)))
         is_file = arguments.modes.predict and arguments.predictions_file not in STDOUT
         result = TrainedRun(folder, predictions.metrics_name(arguments), path if is_file else None)
+        at_end.enter_context(runtime.torch_as_at_start())
+        at_end.enter_context(runtime.libraries_as_before())
         launch.describe_group()
         signals.forget()
         runtime.forget_accelerator()
@@ -123,11 +125,12 @@ def train(
 def load(model: str | Path, **values: Any) -> Predictor:
     """An exported model in memory: a function from texts, or images as bytes, to lines as those of
     predictions.jsonl, without ids. `values`: arguments of its task. Raises `InputError`."""
+    from samerun import runtime
     from samerun.serving.predictor import load_predictor
 
     name = task_scripts.task_of(Path(model))
     arguments_class, _ = task_scripts.load(task_scripts.scripts()[name])
-    with contextlib.ExitStack() as at_end:
+    with contextlib.ExitStack() as at_end, runtime.libraries_as_before():
         return load_predictor(name, str(model), _words(arguments_class, values, at_end))
 
 

@@ -11,12 +11,15 @@ import datasets
 import numpy as np
 import pandas
 import pytest
+import torch
+import transformers
 from classify import Arguments
 from launchers import REPOSITORY
 from pages import source_of
 
 import samerun
 from samerun.__main__ import main
+from samerun.api import _words
 from samerun.console import Phase
 from samerun.files import read_lines
 from samerun.parsing import as_dict, parse
@@ -65,6 +68,25 @@ def test_rows_of_every_kind_train_as_their_file_does(train, tmp_path):
     for wrong in (texts[0], {"text": texts}, pandas.DataFrame({"text": texts})):
         with pytest.raises(samerun.InputError, match="expected a list of texts or images, found a "):
             model(wrong)
+
+
+def test_settings_of_the_program_do_not_count_and_stay(train):
+    run, library = train(), transformers.utils.logging
+    library.set_verbosity_warning()
+    library.enable_progress_bar()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+            other = train("other")
+            samerun.load(other.best)
+            assert torch.is_inference_mode_enabled()
+            assert torch.is_autocast_enabled("cpu")
+        assert torch.get_default_dtype() == torch.bfloat16
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (library.get_verbosity(), library.is_progress_bar_enabled()) == (library.WARNING, True)
+    for name in ("best/model.safetensors", "history.jsonl"):
+        assert (other.output_dir / name).read_bytes() == (run.output_dir / name).read_bytes()
 
 
 def test_classes_of_a_data_set_keep_their_names(train):
@@ -179,7 +201,7 @@ def test_values_are_those_of_the_command_line():
         "use_cpu": np.bool_(True),
         "report_to": np.array(["none"]),
     }
-    words = samerun.api._words(Arguments, given, contextlib.ExitStack())
+    words = _words(Arguments, given, contextlib.ExitStack())
     found = as_dict(parse(Arguments, words))
     expected = {
         **given,
