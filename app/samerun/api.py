@@ -23,13 +23,16 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import Field, dataclass
+from datetime import date, time
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from samerun import signals, task_scripts
 from samerun.cli import set_quiet
 from samerun.console import STDOUT
-from samerun.errors import SHOWN_AS, InputError, in_short
+from samerun.errors import SHOWN_AS, InputError, described, in_short
 from samerun.files import as_line, finish_all, read_lines
 from samerun.parsing import kind_of, parse, validate
 from samerun.run_folder import BEST, HISTORY, METRICS, REPORT, read_metrics, status
@@ -184,20 +187,40 @@ def _is_plain(value: Any) -> bool:
 
 def _written(folder: Path, name: str, rows: Any) -> str:
     """The path of a file with these rows."""
-    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
+    if hasattr(rows, "to_dicts"):  # of polars
+        rows = rows.to_dicts()
+    elif hasattr(rows, "to_dict") and hasattr(rows, "columns"):
         rows = _rows_of_frame(name, rows)
     elif getattr(rows, "features", None) and getattr(rows, "format", {}).get("type") != "custom":
         return _parquet(folder / f"{name}.parquet", rows)
+    if not isinstance(rows, Iterable):
+        raise InputError(f"{name}: is {described(rows)}, expected rows or the name of a file")
     path = folder / f"{name}.jsonl"
     with path.open("w", encoding="utf-8") as file:
         for number, row in enumerate(rows, 1):
             if not isinstance(row, dict):
                 raise InputError(f"{name}:{number}: not a dict of columns but {type(row).__name__}")
-            try:
-                file.write(as_line(row))
-            except (TypeError, ValueError) as error:
-                raise InputError(f"{name}:{number}: cannot be written as JSON ({error})") from None
+            file.write(_line(f"{name}:{number}", row))
     return str(path)
+
+
+def _line(where: str, row: dict[Any, Any]) -> str:
+    try:
+        return as_line(row, _as_json)
+    except (TypeError, ValueError) as error:
+        if len(row) > 1:  # which cell is it?
+            return "".join(_line(where, {column: cell}) for column, cell in row.items())
+        raise InputError(f"{where}: column {next(iter(row))!r} cannot be written as JSON ({error})") from None
+
+
+def _as_json(cell: Any) -> Any:
+    if hasattr(cell, "tolist"):  # of numpy
+        return cell.tolist()
+    if isinstance(cell, date | time):  # also of pandas
+        return cell.isoformat()
+    if isinstance(cell, Decimal | UUID):
+        return str(cell)
+    raise TypeError(f"it is {described(cell)}")
 
 
 def _parquet(path: Path, rows: datasets.Dataset) -> str:
@@ -215,5 +238,7 @@ def _rows_of_frame(name: str, frame: pandas.DataFrame) -> list[dict[str, Any]]:
     for column, count in Counter(frame.columns).items():
         if count > 1:
             raise InputError(f"{name}: column {column!r} appears {count} times: rename or remove all but one")
+    if frame.index.name is not None and frame.index.name not in frame.columns:
+        frame = frame.reset_index()  # such as ids
     # An empty cell is NaN there, which JSON lacks; in a csv file it is an empty text.
     return frame.astype(object).where(frame.notna(), "").to_dict("records")

@@ -78,9 +78,9 @@ def as_json(content: Any) -> str:
     return json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
 
 
-def as_line(content: Any) -> str:
-    """A line of a file of JSON lines."""
-    return json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n"
+def as_line(content: Any, default: Callable[[Any], Any] | None = None) -> str:
+    """A line of a file of JSON lines. `default`: replaces what is none of JSON's types."""
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, default=default) + "\n"
 
 
 def read_lines(path: Path) -> Iterator[Any]:

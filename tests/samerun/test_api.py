@@ -1,11 +1,16 @@
 """`samerun.train`, `load` and `predict` in this process, and the command `samerun`."""
 
 import contextlib
+import datetime
 import io
 import json
 import subprocess
 import sys
 import threading
+import uuid
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -19,7 +24,7 @@ from pages import source_of
 
 import samerun
 from samerun.__main__ import main
-from samerun.api import _words
+from samerun.api import _words, _written
 from samerun.console import Phase
 from samerun.files import read_lines
 from samerun.parsing import as_dict, parse
@@ -140,6 +145,31 @@ def test_each_call_has_its_own_metrics_and_predictions(train, tmp_path, monkeypa
     assert run.metrics == trained
 
 
+CELLS = {
+    "time": pandas.Timestamp("2024-01-01 12:30"),
+    "day": datetime.date(2024, 1, 1),
+    "price": Decimal("1.50"),
+    "uuid": uuid.UUID(int=1),
+    "vector": np.array([1.5, 2.0]),
+    "number": np.float32(0.5),
+}
+
+
+def test_columns_that_the_task_does_not_use_may_hold_anything_that_can_be_written(train, tmp_path):
+    rows = [row | CELLS for row in ROWS]
+    frame = pandas.DataFrame(rows, index=pandas.Index([f"row {n}" for n in range(len(ROWS))], name="id"))
+    polars = SimpleNamespace(to_dicts=lambda: [row | CELLS for row in ROWS], columns=list(rows[0]))
+    modes = dict.fromkeys(("do_train", "do_eval", "do_predict"), True)
+    run = train(rows=rows, validation_file=polars, test_file=frame, **modes)
+    assert [line["id"] for line in read_lines(run.predictions)] == list(frame.index)
+    path = _written(tmp_path, "rows", frame)
+    expected = {"time": "2024-01-01T12:30:00", "day": "2024-01-01", "price": "1.50", "number": 0.5}
+    expected |= {"uuid": str(CELLS["uuid"]), "vector": [1.5, 2.0]}
+    assert list(read_lines(Path(path))) == [
+        {"id": name, **row, **expected} for name, row in zip(frame.index, ROWS, strict=True)
+    ]
+
+
 def test_a_run_whose_time_is_over_can_be_continued(train):
     with pytest.raises(samerun.StopRequested, match=r"--max_train_time 0\.001 is over"):
         train(max_train_time=0.001)
@@ -151,7 +181,8 @@ def test_it_works_in_a_thread_and_goes_on_from_a_checkpoint(train):
     results, evaluations, refused = [], {}, []
 
     def evaluated(step, scores):
-        evaluations[step] = scores
+        evaluations[step] = dict(scores)
+        scores.clear()  # of its own copy
         with pytest.raises(samerun.InputError, match="another training runs in this process"):
             train("other")
         refused.append(step)
@@ -172,9 +203,12 @@ def test_it_works_in_a_thread_and_goes_on_from_a_checkpoint(train):
     [
         ({"learning_rat": 1}, r"unknown argument --learning_rat; did you mean --learning_rate\?"),
         ({"train_file": [["a", "b"]]}, r"train_file:1: not a dict of columns but list"),
-        ({"train_file": [{"text": {"a"}}]}, r"train_file:1: cannot be written as JSON"),
-        ({"train_file": [{"text": float("nan")}]}, r"train_file:1: cannot be written as JSON"),
+        ({"train_file": [{"text": {"a"}}]}, r"train_file:1: column 'text' cannot be written as JSON"),
+        ({"train_file": [{"text": float("nan")}]}, r"train_file:1: column 'text' cannot be written as JSON"),
         ({"train_file": TWICE}, r"train_file: column 'labels' appears 2 times: rename or remove all but one"),
+        ({"train_file": [{"text": "a", "x": b"b"}]}, r"train_file:1: column 'x' cannot .* is b'b' \(bytes\)"),
+        ({"train_file": 5}, r"train_file: is 5 \(int\), expected rows or the name of a file"),
+        ({"train_file": float("nan")}, r"train_file: is nan \(float\), expected rows"),
         ({"train_file": [{"text": "a"}]}, r"train_file:1: field 'labels' not found"),
         ({"label_columns": ["a, b", "c"]}, r"label_columns: 'a, b' has a comma, which separates values"),
         ({"output_dir": None}, r"output_dir is missing"),
