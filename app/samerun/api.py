@@ -33,7 +33,7 @@ from samerun import signals, task_scripts
 from samerun.cli import set_quiet
 from samerun.console import STDOUT
 from samerun.errors import SHOWN_AS, InputError, described, in_short
-from samerun.files import as_line, finish_all, read_lines
+from samerun.files import ROWS, as_line, finish_all, read_lines
 from samerun.parsing import kind_of, parse, validate
 from samerun.run_folder import BEST, HISTORY, METRICS, REPORT, read_metrics, status
 
@@ -148,7 +148,7 @@ def _words(cls: type, values: dict[str, Any], at_end: contextlib.ExitStack) -> l
     for name, value in values.items():
         field = cls.__dataclass_fields__.get(name)
         if field is not None and field.metadata["reads"] and not _is_plain(value):
-            folder = tempfile.TemporaryDirectory(prefix="rows_", ignore_cleanup_errors=True)
+            folder = tempfile.TemporaryDirectory(prefix=ROWS, ignore_cleanup_errors=True)
             value = _written(Path(at_end.enter_context(folder)), name, value)
             SHOWN_AS[value] = name
             at_end.callback(SHOWN_AS.pop, value)

@@ -27,6 +27,7 @@ from typing import Any, TextIO
 from samerun.errors import InputError, is_out_of_space
 
 LIST = ".files.json"
+ROWS = "rows_"  # begins the names of temporary folders with rows from Python
 # Folders that a crash of `replace_folder`, or of a copy for other machines, leaves.
 UNFINISHED = re.compile(r"\.(step_\d+|best)\.(.*unfinished|old|of_rank_0_for_\d+)")
 LOCK_CONTENT = re.compile(r"(process \d+ on .*)?")
