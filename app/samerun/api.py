@@ -7,10 +7,10 @@
     predict(run.best, ["The team won the cup"])
 
 Arguments are those of the command line. Where they name files, they also take rows: a list of dicts, a
-`datasets.Dataset` or a pandas `DataFrame`. Errors are exceptions with the command line's messages
-(`samerun.InputError`, `samerun.TrainingError`); nothing here ends the process or handles signals, so that it
-works in any thread, one training at a time. Several processes: call `train` on each of them, for example
-through Accelerate's `notebook_launcher`.
+`datasets.Dataset`, or a `DataFrame` of pandas or polars. Errors are exceptions with the command line's
+messages (`samerun.InputError`, `samerun.TrainingError`); nothing here ends the process or handles signals, so
+that it works in any thread, one training at a time. Several processes: call `train` on each of them, for
+example through Accelerate's `notebook_launcher`.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _parts(name: str, field: Field | None, value: Any) -> list[str]:
         value = [f"{key}={_word(part)}" for key, part in value.items()]
     elif isinstance(value, set | frozenset):
         value = sorted(value)  # in the same order on every process
-    if not isinstance(value, Iterable) or isinstance(value, str | dict):
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | dict):
         return [_word(value)]
     parts = list(map(_word, value))
     if kind and kind.several is tuple and (wrong := next((part for part in parts if "," in part), None)):
