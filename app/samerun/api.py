@@ -38,7 +38,6 @@ from samerun.parsing import kind_of, parse, validate
 from samerun.run_folder import BEST, HISTORY, METRICS, REPORT, read_metrics, status
 
 if TYPE_CHECKING:
-    import datasets
     import pandas
 
     from samerun.serving.predictor import Predictor
@@ -99,7 +98,7 @@ def train(
         arguments = parse(arguments_class, _words(arguments_class, values, at_end))
         validate(arguments)
         set_quiet(arguments)
-        from samerun import launch, main, predictions, runtime, start
+        from samerun import export, launch, main, predictions, runtime, start
 
         # Absolute: the program may change its working directory afterwards.
         folder = Path(os.path.abspath(arguments.output_dir))
@@ -107,7 +106,7 @@ def train(
         is_file = arguments.modes.predict and arguments.predictions_file not in STDOUT
         result = TrainedRun(folder, predictions.metrics_name(arguments), path if is_file else None)
         at_end.enter_context(runtime.torch_as_at_start())
-        at_end.enter_context(runtime.libraries_as_before())
+        at_end.enter_context(export.libraries_as_before())
         launch.describe_group()
         signals.forget()
         runtime.forget_accelerator()
@@ -128,12 +127,12 @@ def train(
 def load(model: str | Path, **values: Any) -> Predictor:
     """An exported model in memory: a function from texts, or images as bytes, to lines as those of
     predictions.jsonl, without ids. `values`: arguments of its task. Raises `InputError`."""
-    from samerun import runtime
+    from samerun import export
     from samerun.serving.predictor import load_predictor
 
     name = task_scripts.task_of(Path(model))
     arguments_class, _ = task_scripts.load(task_scripts.scripts()[name])
-    with contextlib.ExitStack() as at_end, runtime.libraries_as_before():
+    with contextlib.ExitStack() as at_end, export.libraries_as_before():
         return load_predictor(name, str(model), _words(arguments_class, values, at_end))
 
 
@@ -192,7 +191,12 @@ def _written(folder: Path, name: str, rows: Any) -> str:
     elif hasattr(rows, "to_dict") and hasattr(rows, "columns"):
         rows = _rows_of_frame(name, rows)
     elif getattr(rows, "features", None) and getattr(rows, "format", {}).get("type") != "custom":
-        return _parquet(folder / f"{name}.parquet", rows)
+        import datasets
+
+        path = folder / f"{name}.parquet"
+        datasets.disable_progress_bars()
+        rows.with_format(None).to_parquet(path)  # whose schema keeps the names of classes
+        return str(path)
     if not isinstance(rows, Iterable):
         raise InputError(f"{name}: is {described(rows)}, expected rows or the name of a file")
     path = folder / f"{name}.jsonl"
@@ -208,8 +212,8 @@ def _line(where: str, row: dict[Any, Any]) -> str:
     try:
         return as_line(row, _as_json)
     except (TypeError, ValueError) as error:
-        if len(row) > 1:  # which cell is it?
-            return "".join(_line(where, {column: cell}) for column, cell in row.items())
+        for column, cell in row.items() if len(row) > 1 else ():
+            _line(where, {column: cell})  # names it
         raise InputError(f"{where}: column {next(iter(row))!r} cannot be written as JSON ({error})") from None
 
 
@@ -221,17 +225,6 @@ def _as_json(cell: Any) -> Any:
     if isinstance(cell, Decimal | UUID):
         return str(cell)
     raise TypeError(f"it is {described(cell)}")
-
-
-def _parquet(path: Path, rows: datasets.Dataset) -> str:
-    """Writes a `datasets.Dataset`. Its schema keeps the names of classes."""
-    from pyarrow.parquet import ParquetWriter
-
-    rows = rows.with_format("arrow")
-    with ParquetWriter(path, rows.features.arrow_schema) as file:  # `to_parquet` shows a progress bar
-        for batch in rows.iter(1000):
-            file.write_table(batch)
-    return str(path)
 
 
 def _rows_of_frame(name: str, frame: pandas.DataFrame) -> list[dict[str, Any]]:

@@ -28,7 +28,6 @@ from accelerate.utils import (
     patch_environment,
 )
 from torch.nn.parallel import DistributedDataParallel
-from transformers.utils import logging as transformers_logging
 
 from samerun import deepspeed, fsdp, machines, signals
 from samerun.console import say
@@ -393,22 +392,6 @@ def torch_as_at_start() -> Iterator[None]:
         for device in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
             stack.enter_context(torch.autocast(device, enabled=False))
         yield
-
-
-@contextlib.contextmanager
-def libraries_as_before() -> Iterator[None]:
-    """A context after which libraries warn and show progress as before it."""
-    loggers = list(map(logging.getLogger, QUIET_LOGGERS))
-    levels = [logger.level for logger in loggers]
-    with_bars = transformers_logging.is_progress_bar_enabled()
-    try:
-        with warnings.catch_warnings():
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-        if with_bars:
-            transformers_logging.enable_progress_bar()
 
 
 def quiet_libraries(rank: int) -> None:
