@@ -200,7 +200,7 @@ def _written(folder: Path, name: str, rows: Any) -> str:
     if not isinstance(rows, Iterable):
         raise InputError(f"{name}: is {described(rows)}, expected rows or the name of a file")
     path = folder / f"{name}.jsonl"
-    with path.open("w", encoding="utf-8") as file:
+    with path.open("wb") as file:
         for number, row in enumerate(rows, 1):
             if not isinstance(row, dict):
                 raise InputError(f"{name}:{number}: not a dict of columns but {type(row).__name__}")
@@ -208,9 +208,9 @@ def _written(folder: Path, name: str, rows: Any) -> str:
     return str(path)
 
 
-def _line(where: str, row: dict[Any, Any]) -> str:
+def _line(where: str, row: dict[Any, Any]) -> bytes:
     try:
-        return as_line(row, _as_json)
+        return as_line(row, _as_json).encode()
     except (TypeError, ValueError) as error:
         for column, cell in row.items() if len(row) > 1 else ():
             _line(where, {column: cell})  # names it

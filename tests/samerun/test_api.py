@@ -207,6 +207,10 @@ def test_it_works_in_a_thread_and_goes_on_from_a_checkpoint(train):
         ({"train_file": [{"text": float("nan")}]}, r"train_file:1: column 'text' cannot be written as JSON"),
         ({"train_file": TWICE}, r"train_file: column 'labels' appears 2 times: rename or remove all but one"),
         ({"train_file": [{"text": "a", "x": b"b"}]}, r"train_file:1: column 'x' cannot .* is b'b' \(bytes\)"),
+        (
+            {"train_file": [{"text": "a", "x": "\ud800"}]},
+            r"train_file:1: column 'x' cannot be written",
+        ),
         ({"train_file": 5}, r"train_file: is 5 \(int\), expected rows or the name of a file"),
         ({"train_file": float("nan")}, r"train_file: is nan \(float\), expected rows"),
         ({"train_file": [{"text": "a"}]}, r"train_file:1: field 'labels' not found"),
