@@ -27,7 +27,10 @@ IMPORTED_LATER = {
     "datasets": "takes half a second, with pandas; only files need it",
     "samerun.serving.predictor": "imports torch; only predict.py's --text and serve.py need it",
     **dict.fromkeys(
-        ("samerun.launch", "samerun.main", "samerun.runtime", "samerun.start", "samerun.task"),
+        [
+            *("samerun.export", "samerun.launch", "samerun.main", "samerun.predictions", "samerun.runtime"),
+            *("samerun.start", "samerun.task"),
+        ],
         "import torch; a script sets the environment before",
     ),
     "samerun.serving.web": "imports aiohttp, which is optional (requirements-serve.txt)",

@@ -2,9 +2,12 @@
 
 The folder is checked by loading it and replaced as a whole."""
 
+import contextlib
 import copy
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from transformers.utils import logging
 from samerun.errors import InputError, TrainingError, in_short
 from samerun.files import LIST, replace_folder
 from samerun.run_folder import BEST, CARD, PLOTS
-from samerun.runtime import Run
+from samerun.runtime import QUIET_LOGGERS, Run
 
 CHECKED_ROWS = 4  # of an exported model
 
@@ -54,6 +57,22 @@ def export_model(
 def hide_library_bars() -> None:
     """Turns off the progress bars of transformers and of the hub, which every process would draw."""
     logging.disable_progress_bar()
+
+
+@contextlib.contextmanager
+def libraries_as_before() -> Iterator[None]:
+    """A context after which libraries warn and show progress as before it."""
+    loggers = list(map(getLogger, QUIET_LOGGERS))
+    levels = [logger.level for logger in loggers]
+    with_bars = logging.is_progress_bar_enabled()
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if with_bars:
+            logging.enable_progress_bar()
 
 
 def rows_to_check(rows: Sequence[int] | np.ndarray, most: int = CHECKED_ROWS) -> np.ndarray:

@@ -27,6 +27,7 @@ from typing import Any, TextIO
 from samerun.errors import InputError, is_out_of_space
 
 LIST = ".files.json"
+ROWS = "rows_"  # begins the names of temporary folders with rows from Python
 # Folders that a crash of `replace_folder`, or of a copy for other machines, leaves.
 UNFINISHED = re.compile(r"\.(step_\d+|best)\.(.*unfinished|old|of_rank_0_for_\d+)")
 LOCK_CONTENT = re.compile(r"(process \d+ on .*)?")
@@ -78,9 +79,9 @@ def as_json(content: Any) -> str:
     return json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
 
 
-def as_line(content: Any) -> str:
-    """A line of a file of JSON lines."""
-    return json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n"
+def as_line(content: Any, default: Callable[[Any], Any] | None = None) -> str:
+    """A line of a file of JSON lines. `default`: replaces what is none of JSON's types."""
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, default=default) + "\n"
 
 
 def read_lines(path: Path) -> Iterator[Any]:

@@ -52,7 +52,8 @@ def run_task(task: Task, arguments: Any) -> None:
 
     metrics: dict[str, Any] = {}
     if opened.complete:
-        metrics |= run.from_rank0(lambda: read_metrics(Path(arguments.output_dir) / METRICS))
+        known = run.from_rank0(lambda: read_metrics(Path(arguments.output_dir) / METRICS))
+        metrics |= {key: known[key] for key in known if not (modes.predict and key.startswith("test_"))}
     elif modes.train:
         training = Training(run, arguments, task, data, plan, model, opened=opened)
         del model

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from samerun import run_folder
 from samerun.console import STDOUT
 from samerun.data.files import FILE_KINDS
-from samerun.errors import TrainingError
+from samerun.errors import SHOWN_AS, TrainingError
 from samerun.files import as_line, atomic_file
 from samerun.task import Predictions, Split, Task
 
@@ -44,10 +44,14 @@ def metrics_name(arguments: Any) -> str:
 
 
 def write_metrics(arguments: Any, metrics: dict[str, Any]) -> None:
-    """Merges metrics into this command's metrics file."""
-    name = metrics_name(arguments)
+    """Merges metrics into this command's metrics file, in place of all of an earlier command for the same
+    split: those may be of other rows."""
+    name, modes = metrics_name(arguments), arguments.modes
     own = {} if name == run_folder.METRICS else {PREDICTED_FILES: _predicted_files(arguments)}
-    run_folder.merge_metrics(Path(arguments.output_dir), metrics | own, name)
+    # A training has written some of its eval_* with the best model.
+    replaced = ["eval_"] if modes.evaluate and not modes.train else []
+    replaced += ["test_"] if modes.predict else []
+    run_folder.merge_metrics(Path(arguments.output_dir), metrics | own, name, tuple(replaced))
 
 
 def folder_of(arguments: Any) -> Path:
@@ -82,8 +86,8 @@ def _files(arguments: Any) -> tuple[str, ...]:
 
 
 def _predicted_files(arguments: Any) -> list[str]:
-    """The same as absolute paths."""
-    return [os.path.realpath(path) for path in _files(arguments)]
+    """The same as absolute paths. Temporary copies, whose paths change, have the names of messages."""
+    return [SHOWN_AS.get(path) or os.path.realpath(path) for path in _files(arguments)]
 
 
 def problem(path: Path, folder: Path) -> str | None:

@@ -193,11 +193,15 @@ def holds_a_run(folder: Path) -> bool:
 # Metrics
 
 
-def merge_metrics(folder: Path, metrics: dict[str, Any], name: str = METRICS) -> None:
-    """Merges metrics into a metrics file. Other metrics in it, from earlier commands, stay."""
+def merge_metrics(
+    folder: Path, metrics: dict[str, Any], name: str = METRICS, replaced: tuple[str, ...] = ()
+) -> None:
+    """Merges metrics into a metrics file. Other metrics in it, from earlier commands, stay, but for those
+    with the prefixes `replaced`."""
     status.check_place()
     path = folder / name
-    write_json(path, {**read_metrics(path), **metrics, "schema_version": SCHEMA_VERSION})
+    kept = {key: value for key, value in read_metrics(path).items() if not key.startswith(replaced)}
+    write_json(path, {**kept, **metrics, "schema_version": SCHEMA_VERSION})
 
 
 def begin_best(folder: Path, step: int) -> None:

@@ -8,7 +8,7 @@ import pickle
 import socket
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -40,6 +40,7 @@ from samerun.plan import BatchShape
 GATHERED_BYTES = 2**26  # of predictions that rank 0 receives at once
 PADDING = -100  # of predictions of different sizes, as in transformers' Trainer
 NETWORK_WORDS = ("gloo", "connect", "address", "interface", "socket", "timed out")
+QUIET_LOGGERS = ("accelerate", "torch.distributed", "transformers", "DeepSpeed", "bitsandbytes")
 _launcher_variables: dict[str, str | None] = {}  # what a run in this process has removed
 
 
@@ -378,14 +379,28 @@ def widened(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return wide
 
 
+@contextlib.contextmanager
+def torch_as_at_start() -> Iterator[None]:
+    """A context for a run in another program: gradients are on, inference mode and autocast off, and new
+    tensors are fp32, whatever the program has set. Its settings come back afterwards."""
+    dtype = torch.get_default_dtype()
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.set_default_dtype, dtype)
+        torch.set_default_dtype(torch.float32)
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for device in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
 def quiet_libraries(rank: int) -> None:
     """Silences warnings about intended behaviour."""
     # Other ranks would repeat rank 0's warnings. transformers warns about every parameter of a new head.
     level = logging.WARNING if rank == 0 else logging.ERROR
-    for name in ("accelerate", "torch.distributed"):
-        logging.getLogger(name).setLevel(level)
-    for name in ("transformers", "DeepSpeed", "bitsandbytes"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    for name in QUIET_LOGGERS:
+        is_shared = name in ("accelerate", "torch.distributed")
+        logging.getLogger(name).setLevel(level if is_shared else logging.ERROR)
     ignored = {"category": FutureWarning}
     warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
     warnings.filterwarnings("ignore", module=r"torch\.distributed.*", **ignored)

@@ -444,7 +444,7 @@ class Training:
         event |= {f"eval_{key}": value for key, value in metrics.items()}
         self.tracker.log(event, shown=tuple(f"eval_{key}" for key in task.shown_metrics))
         if task.on_evaluation is not None:
-            task.on_evaluation(state.step, metrics)
+            task.on_evaluation(state.step, dict(metrics))  # which it may change
         if name not in metrics:  # one of --metrics, whose names were not known before
             raise InputError(
                 f"--metric_for_best_model {name}: neither the task nor --metrics has such a metric; this "

@@ -67,9 +67,10 @@ ROWS = [
 
 LABELS = [
     works("rows without a label", r"train\.csv: 1 row\(s\) have no label",
-          r"valid\.csv: 2 row\(s\) have no label", r"ROC AUC is undefined for 3 label\(s\)", tasks=CLASSIFY,
+          r"valid\.csv: 2 row\(s\) have no label", r"ROC AUC is undefined for 3 label\(s\)",
+          r"test\.csv: 1 row\(s\) have no label", tasks=CLASSIFY, arguments=PREDICT,
           files={"train.csv": GOOD.replace("water,green", "water,"),
-                 "valid.csv": "text,labels\na,\nb,\n"}),
+                 "valid.csv": "text,labels\na,\nb,\n", "test.csv": "text,labels\na,red\nb,\n"}),
     works("labels with another separator in them",
           r"train\.csv: no row has two labels, but 1 labels hold ';'",
           tasks=CLASSIFY, **train("text,labels\na,red;green\nb,red\nc,green\nd,red\ne,red\n",

@@ -1,24 +1,38 @@
 """`samerun.train`, `load` and `predict` in this process, and the command `samerun`."""
 
+import contextlib
+import datetime
 import io
 import json
 import subprocess
 import sys
 import threading
+import uuid
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
+import numpy as np
 import pandas
 import pytest
+import torch
+import transformers
+from classify import Arguments
 from launchers import REPOSITORY
 from pages import source_of
 
 import samerun
 from samerun.__main__ import main
+from samerun.api import _words, _written
 from samerun.console import Phase
+from samerun.files import read_lines
+from samerun.parsing import as_dict, parse
 
 pytestmark = pytest.mark.slow
 
 ROWS = [{"text": f"{word} {number}", "labels": [word]} for number in range(8) for word in ("good", "bad")]
+TWICE = pandas.DataFrame([["a", "b", "c"]], columns=["text", "labels", "labels"])
 SETTINGS = {
     "num_train_epochs": 1,
     "global_batch_size": 8,
@@ -61,12 +75,99 @@ def test_rows_of_every_kind_train_as_their_file_does(train, tmp_path):
             model(wrong)
 
 
+def test_settings_of_the_program_do_not_count_and_stay(train):
+    run, library = train(), transformers.utils.logging
+    library.set_verbosity_warning()
+    library.enable_progress_bar()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+            other = train("other")
+            samerun.load(other.best)
+            assert torch.is_inference_mode_enabled()
+            assert torch.is_autocast_enabled("cpu")
+        assert torch.get_default_dtype() == torch.bfloat16
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (library.get_verbosity(), library.is_progress_bar_enabled()) == (library.WARNING, True)
+    for name in ("best/model.safetensors", "history.jsonl"):
+        assert (other.output_dir / name).read_bytes() == (run.output_dir / name).read_bytes()
+
+
+def test_classes_of_a_data_set_keep_their_names(train):
+    kinds = {"text": datasets.Value("string"), "labels": datasets.ClassLabel(names=["never", "good", "bad"])}
+
+    def labels_of(labels, kind, name, **given):
+        features = datasets.Features({**kinds, "labels": kind})
+        rows = datasets.Dataset.from_dict({"text": ["good 1", "bad 2"] * 4, "labels": labels * 4}, features)
+        config = json.loads((train(name, rows.with_format(name), **given).best / "config.json").read_text())
+        return [config["id2label"][number] for number in "012"]
+
+    of_each = kinds["labels"]
+    assert labels_of([1, 2], of_each, "numpy", problem_type="single_label") == of_each.names
+    assert labels_of([[1, 2], [2]], datasets.List(of_each), "torch") == of_each.names
+    with pytest.raises(samerun.InputError, match="train_file row 2: labels is missing, expected one label"):
+        labels_of([1, -1], of_each, "pandas", problem_type="single_label")
+
+
 def test_a_frame_may_have_empty_cells(train, monkeypatch, capsys):
     monkeypatch.setattr(Phase, "quiet", False)
     frame = pandas.read_csv(io.StringIO(source_of("README.md", "train.csv")))
     assert frame["labels"].isna().tolist() == [False, False, True]
     assert train(rows=frame, log_level="warning").metrics["train_steps"] == 1
     assert capsys.readouterr().out == ""
+
+
+def test_each_call_has_its_own_metrics_and_predictions(train, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = train(output_dir="run")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    trained = run.metrics
+    assert (trained["train_steps"], run.output_dir, run.predictions) == (2, tmp_path / "run", None)
+
+    def apply(**given):
+        values = {"output_dir": run.output_dir, "max_length": 16, "use_cpu": True, **given}
+        return samerun.train("classify", model_name_or_path=run.best, **values)
+
+    texts = [{"text": row["text"]} for row in ROWS]
+    for folder, name in ((run.output_dir, "predictions_test_file.jsonl"), ("other", "predictions.jsonl")):
+        labelled = apply(do_predict=True, test_file=ROWS[:3], output_dir=folder)
+        assert (labelled.metrics["test_rows"], "test_loss" in labelled.metrics) == (3, True)
+        unlabelled = apply(do_predict=True, test_file=texts[:2], output_dir=folder)
+        assert unlabelled.predictions == labelled.predictions == unlabelled.output_dir / name
+        assert len(list(read_lines(unlabelled.predictions))) == unlabelled.metrics["test_rows"] == 2
+        assert [key for key in unlabelled.metrics if "loss" in key] == []
+    assert (unlabelled.best, unlabelled.history, unlabelled.report) == (None, [], None)
+    evaluated = apply(do_eval=True, validation_file=ROWS[:3])
+    assert (evaluated.predictions, "train_steps" in evaluated.metrics) == (None, False)
+    assert evaluated.metrics["eval_loss"] != trained["eval_loss"]
+    assert run.metrics == trained
+
+
+CELLS = {
+    "time": pandas.Timestamp("2024-01-01 12:30"),
+    "day": datetime.date(2024, 1, 1),
+    "price": Decimal("1.50"),
+    "uuid": uuid.UUID(int=1),
+    "vector": np.array([1.5, 2.0]),
+    "number": np.float32(0.5),
+}
+
+
+def test_columns_that_the_task_does_not_use_may_hold_anything_that_can_be_written(train, tmp_path):
+    rows = [row | CELLS for row in ROWS]
+    frame = pandas.DataFrame(rows, index=pandas.Index([f"row {n}" for n in range(len(ROWS))], name="id"))
+    polars = SimpleNamespace(to_dicts=lambda: [row | CELLS for row in ROWS], columns=list(rows[0]))
+    modes = dict.fromkeys(("do_train", "do_eval", "do_predict"), True)
+    run = train(rows=rows, validation_file=polars, test_file=frame, **modes)
+    assert [line["id"] for line in read_lines(run.predictions)] == list(frame.index)
+    path = _written(tmp_path, "rows", frame)
+    expected = {"time": "2024-01-01T12:30:00", "day": "2024-01-01", "price": "1.50", "number": 0.5}
+    expected |= {"uuid": str(CELLS["uuid"]), "vector": [1.5, 2.0]}
+    assert list(read_lines(Path(path))) == [
+        {"id": name, **row, **expected} for name, row in zip(frame.index, ROWS, strict=True)
+    ]
 
 
 def test_a_run_whose_time_is_over_can_be_continued(train):
@@ -80,7 +181,8 @@ def test_it_works_in_a_thread_and_goes_on_from_a_checkpoint(train):
     results, evaluations, refused = [], {}, []
 
     def evaluated(step, scores):
-        evaluations[step] = scores
+        evaluations[step] = dict(scores)
+        scores.clear()  # of its own copy
         with pytest.raises(samerun.InputError, match="another training runs in this process"):
             train("other")
         refused.append(step)
@@ -101,9 +203,18 @@ def test_it_works_in_a_thread_and_goes_on_from_a_checkpoint(train):
     [
         ({"learning_rat": 1}, r"unknown argument --learning_rat; did you mean --learning_rate\?"),
         ({"train_file": [["a", "b"]]}, r"train_file:1: not a dict of columns but list"),
-        ({"train_file": [{"text": {"a"}}]}, r"train_file:1: cannot be written as JSON"),
-        ({"train_file": [{"text": float("nan")}]}, r"train_file:1: cannot be written as JSON"),
+        ({"train_file": [{"text": {"a"}}]}, r"train_file:1: column 'text' cannot be written as JSON"),
+        ({"train_file": [{"text": float("nan")}]}, r"train_file:1: column 'text' cannot be written as JSON"),
+        ({"train_file": TWICE}, r"train_file: column 'labels' appears 2 times: rename or remove all but one"),
+        ({"train_file": [{"text": "a", "x": b"b"}]}, r"train_file:1: column 'x' cannot .* is b'b' \(bytes\)"),
+        (
+            {"train_file": [{"text": "a", "x": "\ud800"}]},
+            r"train_file:1: column 'x' cannot be written",
+        ),
+        ({"train_file": 5}, r"train_file: is 5 \(int\), expected rows or the name of a file"),
+        ({"train_file": float("nan")}, r"train_file: is nan \(float\), expected rows"),
         ({"train_file": [{"text": "a"}]}, r"train_file:1: field 'labels' not found"),
+        ({"label_columns": ["a, b", "c"]}, r"label_columns: 'a, b' has a comma, which separates values"),
         ({"output_dir": None}, r"output_dir is missing"),
         ({"optim_args": ["beta1=0.8", "eps=-1"]}, r"--optim_args: eps: '-1' is not a number above 0"),
     ],
@@ -111,6 +222,36 @@ def test_it_works_in_a_thread_and_goes_on_from_a_checkpoint(train):
 def test_errors_are_exceptions(train, given, message):
     with pytest.raises(samerun.InputError, match=message):
         train(**given)
+
+
+def test_values_are_those_of_the_command_line():
+    given = {
+        "label_columns": pandas.Index(["a", "b"]),
+        "metrics": {"y.py:f", "x.py:f"},
+        "threshold": {"a b": 0.5, "c=d": 0.25},
+        "loss": "focal",
+        "loss_args": {"gamma": 2, "alpha": None},
+        "pos_weight": {"一": 2.5},
+        "lr_scheduler_kwargs": {"power": 2},
+        "deepspeed": {"bf16": {"enabled": True}},
+        "seed": np.int64(3),
+        "learning_rate": np.array(0.5),
+        "use_cpu": np.bool_(True),
+        "report_to": np.array(["none"]),
+    }
+    words = _words(Arguments, given, contextlib.ExitStack())
+    found = as_dict(parse(Arguments, words))
+    expected = {
+        **given,
+        "label_columns": ("a", "b"),
+        "metrics": ("x.py:f", "y.py:f"),
+        "threshold": ("a b=0.5", "c=d=0.25"),
+        "loss_args": "gamma=2,alpha=None",
+        "pos_weight": '{"一": 2.5}',
+        "deepspeed": '{"bf16": {"enabled": true}}',
+        "report_to": ("none",),
+    }
+    assert {name: found[name] for name in given} == expected
 
 
 def test_after_a_failure_the_folder_is_free_again_and_a_run_in_it_stays(train):

@@ -163,6 +163,13 @@ def test_a_folder_that_cannot_be_used_is_refused(folds, capsys, file, content, m
     assert not (folds / "rows.csv").exists()
 
 
+def test_rows_from_python_are_gone(tmp_path, capsys):
+    arguments = {"train_file": ["/tmp/rows_x/train_file.jsonl"], "validation_file": None}
+    (tmp_path / "run.json").write_text(json.dumps({"arguments": arguments}))
+    assert run_tool(main, [str(tmp_path)]) == 2
+    assert "was trained on rows from Python, which are gone; use a file" in capsys.readouterr().err
+
+
 def test_labels_that_hold_the_separator_are_written_with_another(folds, capsys):
     file = folds / "predictions.jsonl"
     file.write_text(file.read_text().replace('["pos"]', '["pos", "neg"]').replace('"pos"', '"a|b"'))

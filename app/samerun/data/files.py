@@ -48,6 +48,7 @@ OTHER_FORMATS = {
     codecs.BOM_UTF16_BE: "looks like UTF-16: pass --encoding utf-16",
 }
 SAMPLE = 100_000  # characters for a guess
+PARQUET_ERRORS = (pyarrow.ArrowException, OSError, ValueError, OverflowError)
 
 Row = tuple[int, dict[str, Any]]  # (line, cells by column)
 
@@ -217,7 +218,7 @@ def _conll_rows(path: str, encoding: str, required: Sequence[str], names: Sequen
 
 
 def _parquet_rows(path: str, required: Sequence[str], names: Sequence[str]) -> Iterator[Row]:
-    problems, rows = Problems(path, "parquet"), 0
+    problems, rows, classes = Problems(path, "parquet"), 0, class_columns(path)
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             header = file.schema_arrow.names
@@ -225,15 +226,50 @@ def _parquet_rows(path: str, required: Sequence[str], names: Sequence[str]) -> I
             problems.raise_any()
             for batch in file.iter_batches(1000, columns=[name for name in names if name in header]):
                 for row in batch.to_pylist():
+                    named = {x: cell_of(classes[x], row[x]) for x in classes.keys() & row.keys()}
                     rows += 1
-                    yield rows, row
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # also from broken cells
-        reason = " ".join(str(error).split())[:120]
-        raise InputError(
-            f"{path}: not a valid parquet file ({reason}), after row {rows}: write or copy it again"
-        ) from None
+                    yield rows, row | named
+    except (*PARQUET_ERRORS, IndexError) as error:  # also from broken cells, and of a class without a name
+        raise _broken_parquet(path, error, rows) from None
     if not rows:
         raise InputError(f"{path}: no rows")
+
+
+def _broken_parquet(path: str, error: Exception, rows: int) -> InputError:
+    reason = " ".join(str(error).split())[:120]
+    return InputError(
+        f"{path}: not a valid parquet file ({reason}), after row {rows}: write or copy it again"
+    )
+
+
+def class_columns(path: str) -> dict[str, list[str]]:
+    """The names of the classes in the columns of ClassLabels, or lists of them, of a parquet file that
+    `datasets` has written; {} for other files."""
+    if not path.lower().endswith(".parquet"):
+        return {}
+    try:
+        metadata = pyarrow.parquet.read_schema(path).metadata or {}
+        features = json.loads(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+    except PARQUET_ERRORS as error:
+        raise _broken_parquet(path, error, 0) from None
+    of_cells = {name: x.get("feature", x) for name, x in features.items() if isinstance(x, dict)}
+    return {name: of["names"] for name, of in of_cells.items() if of.get("_type") == "ClassLabel"}
+
+
+def common_classes(parts: Sequence[dict[str, list[str]]]) -> dict[str, list[str]]:
+    """The names of classes in the columns that have them in all parts of a table."""
+    columns = set.intersection(*map(set, parts))
+    return {name: list(dict.fromkeys(chain(*(part[name] for part in parts)))) for name in columns}
+
+
+def cell_of(names: list[str] | None, cell: Any) -> Any:
+    """A cell of a data set, with the numbers of classes (also in lists) replaced by their names. None for -1,
+    which marks rows without a class."""
+    if names is None:
+        return cell
+    if isinstance(cell, list):
+        return [cell_of(names, number) for number in cell]
+    return None if cell is None or cell < 0 else names[cell]
 
 
 # JSON
@@ -256,7 +292,12 @@ def read_json(path: str, encoding: str, required: Sequence[str]) -> tuple[str, I
 
 def read_object(path: str | Path) -> dict:
     """The object in a JSON file. Raises `InputError` with file and line, also for duplicate keys and NaN."""
-    content = _decode(str(path), read_text(path))
+    return object_in(str(path), read_text(path))
+
+
+def object_in(path: str, text: str) -> dict:
+    """The object in a text in JSON. `path`: the name of the text in messages."""
+    content = _decode(path, text)
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected an object, found {JSON_TYPES.get(type(content), 'a number')}")
     return content

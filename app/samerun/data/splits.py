@@ -14,7 +14,7 @@ import numpy as np
 
 from samerun.console import Phase
 from samerun.data.cache import cache_folder, content_hash, content_key
-from samerun.data.files import matching
+from samerun.data.files import common_classes, matching
 from samerun.data.tables import FILE, Source, Table, dataset_table, read_table, split_off
 from samerun.errors import InputError, collecting, in_short, listed, raise_problems
 from samerun.parsing import is_given
@@ -190,6 +190,7 @@ def _concatenated(argument: str, numbered: Sequence[tuple[Table, int]]) -> Table
         path=f"{tables[0].path} and {len(tables) - 1} more",
         kind=tables[0].kind,
         rows=rows.add_column(FILE, number),
+        classes=common_classes([table.classes for table in tables]),
         sources=tuple(Source(table.path, table.kind, number) for table, number in numbered),
     )
 

@@ -29,9 +29,9 @@ import numpy as np
 
 from samerun.console import counted
 from samerun.data.cache import cache_folder, content_key, file_version, get_or_create, use_cache_folder
-from samerun.data.files import Row, file_kind, location, read_rows
+from samerun.data.files import Row, cell_of, class_columns, common_classes, file_kind, location, read_rows
 from samerun.data.splits import check_columns, expand_patterns, load_from, local_files, open_stream, parts_of
-from samerun.data.tables import FILE, Source, Table, cell_of, class_names, is_blank, open_rows, write_rows
+from samerun.data.tables import FILE, Source, Table, class_names, is_blank, open_rows, write_rows
 from samerun.errors import InputError, collecting, in_short, raise_problems
 from samerun.signals import ignore_signals
 from samerun.task import Split
@@ -148,7 +148,7 @@ class Buffers:
         self.seed = arguments.seed
         self.classes: dict[str, list[str]] = {}
         if arguments.train_file is not None:
-            self.shards, key = _files(arguments, self.columns)
+            self.shards, key, self.classes = _files(arguments, self.columns)
         elif arguments.dataset_name is not None:
             self.shards, key, self.classes = _dataset(arguments, self.columns)
         else:
@@ -261,8 +261,8 @@ class _Buffer:
         return location(*self.sources[-1][:2], line)
 
 
-def _files(arguments: Any, columns: tuple[str, ...]) -> tuple[list[Shard], list[str]]:
-    """Returns (files of --train_file, their cache key parts)."""
+def _files(arguments: Any, columns: tuple[str, ...]) -> tuple[list[Shard], list[str], dict[str, list[str]]]:
+    """(files of --train_file, their cache key parts, class names by column)."""
     paths = [path for path, _ in expand_patterns("--train_file", arguments.train_file)]
     problems, key = [], []
     for path in paths:
@@ -271,7 +271,7 @@ def _files(arguments: Any, columns: tuple[str, ...]) -> tuple[list[Shard], list[
             key.append(file_version(path))
     raise_problems(problems)
     shards = [Shard(path, partial(read_rows, path, arguments.encoding, columns, columns)) for path in paths]
-    return shards, key
+    return shards, key, common_classes(list(map(class_columns, paths)))
 
 
 def _dataset(arguments: Any, columns: tuple[str, ...]) -> tuple[list[Shard], list[str], dict[str, list[str]]]:

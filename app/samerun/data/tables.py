@@ -21,13 +21,13 @@ import pyarrow as pa
 
 from samerun.console import counted
 from samerun.data.cache import content_hash, content_key, get_or_create, hash_now
-from samerun.data.files import Row, file_kind, location, read_rows
+from samerun.data.files import Row, cell_of, class_columns, file_kind, location, read_rows
 from samerun.errors import SHOWN, InputError, described, raise_problems
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-FORMAT_VERSION = "6"  # of the cached rows; part of their cache key
+FORMAT_VERSION = "7"  # of the cached rows; part of their cache key
 LINE, FILE = "__line__", "__file__"  # columns beside those of the file
 JSON_MARK = "\0json\0"
 BATCH_ROWS = 10_000
@@ -159,7 +159,8 @@ def read_table(
     folder = get_or_create("rows", key, store)
     rows, kind = open_rows(folder), next(folder.glob("*.arrow")).stem
     empty = [name for name in names if name not in required and _is_empty(rows, name)]
-    return Table(path, kind, rows.remove_columns(empty))
+    classes = {name: labels for name, labels in class_columns(path).items() if name in {*names} - {*empty}}
+    return Table(path, kind, rows.remove_columns(empty), classes)
 
 
 def write_rows(path: Path, rows: Iterable[Row], columns: Sequence[str], where: Callable[[int], str]) -> None:
@@ -246,16 +247,6 @@ def class_names(feature: Any) -> list[str] | None:
 
     inner = feature if isinstance(feature, datasets.ClassLabel) else getattr(feature, "feature", None)
     return inner.names if isinstance(inner, datasets.ClassLabel) else None
-
-
-def cell_of(names: list[str] | None, cell: Any) -> Any:
-    """A cell of a data set, with the numbers of classes (also in lists) replaced by their names. None for -1,
-    which marks rows without a class."""
-    if names is None:
-        return cell
-    if isinstance(cell, list):
-        return [cell_of(names, number) for number in cell]
-    return None if cell is None or cell < 0 else names[cell]
 
 
 # Columns

@@ -174,7 +174,7 @@ class LossArguments(SmoothingArguments):
         path=True,
         needs="loss=bce",
         help="none, balanced (negatives / positives per label, or for single_label rows / (classes x rows of "
-        "the class); at most 20), balanced:LIMIT or a json FILE",
+        "the class); at most 20), balanced:LIMIT, or a json object or FILE",
     )
     sampling: str = option(
         "random",

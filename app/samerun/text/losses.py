@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, softplus
 
-from samerun.data.files import read_object
+from samerun.data.files import object_in, read_object
 from samerun.errors import InputError
 from samerun.kernels.common import send
 
@@ -102,15 +102,15 @@ def class_weights(arguments: Any, count: np.ndarray, labels: list[str]) -> np.nd
 
 def given_weights(arguments: Any, balanced: np.ndarray, labels: list[str]) -> np.ndarray | None:
     """(labels,) the weights of --pos_weight: None for none; `balanced`, at most 20 or LIMIT (balanced:LIMIT);
-    or those of a json object {"LABEL": WEIGHT}. Raises `InputError` for a file that cannot be read or lacks a
-    positive number for a label."""
+    or those of a json object {"LABEL": WEIGHT} or a file with one. Raises `InputError` for one that cannot be
+    read or lacks a positive number for a label."""
     choice = arguments.pos_weight
     if choice == "none":
         return None
     if choice.partition(":")[0] == "balanced":
         return np.minimum(balanced, arguments.pos_weight_cap)
     try:
-        weights = read_object(choice)
+        weights = object_in("the object", choice) if choice.startswith("{") else read_object(choice)
     except InputError as error:
         hint = "" if Path(choice).is_file() else "; expected none, balanced or a json file"
         raise InputError(*(f"--pos_weight {problem}{hint}" for problem in error.problems)) from None

@@ -88,7 +88,10 @@ class MultiLabel(Problem):
 
     def ids(self, table: Table, targets: Labelled, notes: list[str]) -> Ragged:
         ignore, source = self.arguments.unknown_labels == "ignore", label_source(self.arguments)
-        return label_ids(table, targets, self.labels, ignore, notes, source)
+        ids = label_ids(table, targets, self.labels, ignore, notes, source)
+        if unlabelled := int((ids.lengths == 0).sum()):
+            notes.append(f"{table.path}: {unlabelled} row(s) have no label")
+        return ids
 
     def tensor(self, ids: Ragged, rows: np.ndarray) -> Tensor:
         """uint8: 1 for the labels of a row, else 0."""
@@ -109,7 +112,7 @@ class MultiLabel(Problem):
             self.details["pos_weight"] = dict(weights)
         if "validation" in ids and not len(ids["validation"].values):
             self.default_metric = "loss"  # precision is undefined without a label
-        note_labels(tables, ids, self.labels, notes)
+        note_labels(ids, self.labels, notes)
         is_single = self.arguments.problem_type is None and (ids["train"].lengths == 1).all()
         if is_single and len(self.labels) > 1 and not any("--label_separator" in note for note in notes):
             notes.append(
@@ -241,20 +244,15 @@ class MultiLabel(Problem):
 # Targets
 
 
-def note_labels(
-    tables: dict[str, Table], targets: dict[str, Ragged], labels: list[str], notes: list[str]
-) -> None:
-    """Notes training and validation rows without labels, labels without training rows, and labels without a
-    ROC AUC. `targets`: label ids of each row, by split."""
+def note_labels(targets: dict[str, Ragged], labels: list[str], notes: list[str]) -> None:
+    """Notes labels without training rows, and labels without a ROC AUC. `targets`: label ids of each row, by
+    split."""
     counts = {name: np.bincount(ids.values, minlength=len(labels)) for name, ids in targets.items()}
     per_row = counts["train"].sum() / len(targets["train"])
     notes.append(f"{len(labels)} labels, {per_row:.2f} per training row")
-    for name in [name for name in ("train", "validation") if name in targets]:
-        if unlabelled := int((targets[name].lengths == 0).sum()):
-            notes.append(f"{tables[name].path}: {unlabelled} row(s) have no label")
-        unused = [label for label, count in zip(labels, counts[name], strict=True) if count == 0]
-        if name == "train" and unused:
-            notes.append(f"no training row has {listed(unused)}")
+    unused = [label for label, count in zip(labels, counts["train"], strict=True) if count == 0]
+    if unused:
+        notes.append(f"no training row has {listed(unused)}")
     if "validation" in targets:
         size = len(targets["validation"])
         undefined = [x for x, count in zip(labels, counts["validation"], strict=True) if count in (0, size)]

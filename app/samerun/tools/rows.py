@@ -34,7 +34,7 @@ from samerun.console import plain_table
 from samerun.data.splits import read_split
 from samerun.data.tables import Table
 from samerun.errors import InputError
-from samerun.files import atomic_file, read_lines, write_text
+from samerun.files import ROWS, atomic_file, read_lines, write_text
 from samerun.launch import Launch
 from samerun.plan import Modes
 from samerun.reports.page import render
@@ -93,6 +93,10 @@ def read_held_out(folder: Path) -> HeldOut:
             task, read = task_class(arguments), _of_folds
         else:
             run = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+            given = run["arguments"]
+            files = map(Path, [*(given["train_file"] or ()), *(given["validation_file"] or ())])
+            if any(path.parent.name.startswith(ROWS) and not path.exists() for path in files):
+                raise InputError(f"{folder}: was trained on rows from Python, which are gone; use a file")
             task, read = task_of_run(run, test_file=None), _of_training
         if (getattr(task.arguments, "problem_type", "regression") or "").startswith("regression"):
             raise InputError("only rows of text classification with one or several labels are supported")

@@ -211,6 +211,10 @@ def test_the_shards_of_a_data_set_with_names_of_classes(tmp_path, token_cache, a
     assert sorted([*table.columns["text"], *rest.columns["text"]]) == [
         f"t{number}{row}" for number in range(3) for row in range(4)
     ]
+    files = sorted(map(str, data.iterdir()))
+    of_files, _, _ = buffers(tmp_path / "other", size=6, train_file=files).read(0)
+    assert of_files.classes == table.classes
+    assert set(of_files.columns["labels"]) == {"no", "yes", None}
     monkeypatch.delattr(datasets, "load_dataset")  # it would bring all splits to the disk
     (data / "train-2-of-3.parquet").rename(data / "validation-0-of-1.parquet")
     given = arguments(dataset_name=str(tmp_path / "hub"), streaming=True, max_eval_samples=3)

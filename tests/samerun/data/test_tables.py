@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -12,6 +13,7 @@ from tables import cells_of, contents, table
 
 from samerun.data import tables
 from samerun.data.cache import GROUP, content_key
+from samerun.data.splits import read_split
 from samerun.data.tables import (
     JSON_MARK,
     Cells,
@@ -20,6 +22,7 @@ from samerun.data.tables import (
     is_blank,
     note_repeated_texts,
     open_rows,
+    read_table,
     split_off,
     write_rows,
 )
@@ -82,6 +85,26 @@ def test_columns_of_a_dataset_have_types_of_their_own():
     assert found.columns["text"].content_key == content_key(["a", "b", "a"])
     assert found.take(np.array([2])).where(0) == "hub row 3"
     assert (len(dataset_table(rows, "hub", (), ())), len(dataset_table(rows, "hub", (), ("no",)))) == (3, 3)
+
+
+def test_a_parquet_file_of_datasets_has_the_names_of_its_classes(tmp_path, arguments, token_cache):
+    kinds = {
+        "text": datasets.Value("string"),
+        "labels": datasets.List(datasets.ClassLabel(names=["a", "b", "c"])),
+        "kind": datasets.ClassLabel(names=["x", "y"]),
+    }
+    rows = {"text": ["1", "2", "3"], "labels": [[2, 0], [], [1]], "kind": [-1, 1, None]}
+    Dataset.from_dict(rows, datasets.Features(kinds)).to_parquet(tmp_path / "1.parquet")
+    kinds["labels"] = datasets.List(datasets.ClassLabel(names=["d", "a"]))
+    rows = {"text": ["4"], "labels": [[0, 1]], "kind": [0]}
+    Dataset.from_dict(rows, datasets.Features(kinds)).to_parquet(tmp_path / "2.parquet")
+    named = {"text": ["1", "2", "3"], "labels": [["c", "a"], [], ["b"]], "kind": [None, "y", None]}
+    one = read_table(tmp_path / "1.parquet", required=["text"], optional=["labels", "kind", "id"])
+    assert contents(one) == named
+    assert one.classes == {"labels": ["a", "b", "c"], "kind": ["x", "y"]}
+    both = read_split(arguments(train_file=[str(tmp_path / "*.parquet")]), "train", ("text", "labels"))
+    assert list(both.columns["labels"]) == [*named["labels"], ["d", "a"]]
+    assert both.classes == {"labels": ["a", "b", "c", "d"]}
 
 
 def test_a_cell_that_is_nested_too_deeply_is_named_by_its_line(tmp_path):

@@ -39,8 +39,6 @@ from samerun.text.losses import MultiLabelLoss, loss_of_config, positive_weights
 from samerun.text.multi_label import MultiLabel, fixed_thresholds, note_labels, prior_bias, thresholds_of
 from samerun.text.multi_label_scores import Thresholds, sigmoid
 
-TABLES = {"train": SimpleNamespace(path="a.csv"), "validation": SimpleNamespace(path="b.csv")}
-
 
 def read(cells, notes=None):
     return read_labels(table({"labels": cells}), classify.Arguments(), [] if notes is None else notes)
@@ -116,6 +114,14 @@ def test_targets_are_0_and_1():
     assert targets.tolist() == [[0, 0, 1], [0, 0, 0], [1, 0, 1]]
 
 
+def test_rows_without_a_label_are_noted():
+    problem, notes, cells = MultiLabel(classify.Arguments()), [], ["a", "", ""]
+    problem.labels = ["a"]
+    ids = problem.ids(table({"labels": cells}, "test.csv"), read(cells), notes)
+    assert ids.lengths.tolist() == [1, 0, 0]
+    assert notes == ["test.csv: 2 row(s) have no label"]
+
+
 def test_label_file(tmp_path):
     path = tmp_path / "labels.txt"
     path.write_bytes("\ufeffb\r\n\n 标签 \na\u2028c\n".encode())
@@ -125,27 +131,20 @@ def test_label_file(tmp_path):
 def test_what_a_reader_of_the_figures_should_know_of_the_labels():
     notes = []
     train, validation = Ragged.of([[0], [], [0, 1]]), Ragged.of([[0, 1], [0], []])
-    note_labels(TABLES, {"train": train, "validation": validation}, ["x", "y", "z"], notes)
+    note_labels({"train": train, "validation": validation}, ["x", "y", "z"], notes)
     assert notes[0] == "3 labels, 1.00 per training row"
-    assert notes[1:4] == [
-        "a.csv: 1 row(s) have no label",
-        "no training row has z",
-        "b.csv: 1 row(s) have no label",
-    ]
-    assert notes[4].startswith("ROC AUC is undefined for 1 label(s)")
-    assert notes[4].endswith("average: z")
+    assert notes[1] == "no training row has z"
+    assert notes[2].startswith("ROC AUC is undefined for 1 label(s)")
+    assert notes[2].endswith("average: z")
     notes.clear()
     everywhere = Ragged.of([[0], [0, 1]])
-    note_labels(TABLES, {"train": everywhere, "validation": everywhere}, ["x", "y"], notes)
+    note_labels({"train": everywhere, "validation": everywhere}, ["x", "y"], notes)
     assert notes[0] == "2 labels, 1.50 per training row"
     assert [note.rpartition(": ")[2] for note in notes[1:]] == ["x"]  # every validation row has it
     notes.clear()
     many = [f"l{i}" for i in range(11)]
-    note_labels(TABLES, {"train": Ragged.of([[], []])}, many, notes)
-    assert notes[1:] == [
-        "a.csv: 2 row(s) have no label",
-        f"no training row has {', '.join(many[:10])}, ... 11 in all",
-    ]
+    note_labels({"train": Ragged.of([[], []])}, many, notes)
+    assert notes[1:] == [f"no training row has {', '.join(many[:10])}, ... 11 in all"]
 
 
 def test_a_class_is_one_label_and_all_names_of_its_column_are_labels():
@@ -486,7 +485,9 @@ def test_weights_are_balanced_within_limits_or_given_by_name(tmp_path):
     assert weights("balanced", [8, 1, 1], 10) == [1.0, 9.0, 9.0]
     path = tmp_path / "weights.json"
     path.write_text(json.dumps({"b": 2, "a": 0.5, "unused": -1}))
-    assert weights(str(path), [0, 0], 0) == [0.5, 2.0]
+    assert weights(str(path), [0, 0], 0) == weights('{"b": 2, "a": 0.5}', [0, 0], 0) == [0.5, 2.0]
+    with pytest.raises(InputError, match="--pos_weight the object:1: unexpected end at column 9"):
+        weights('{"a": 2,', [0], 0)
     assert positive_weights(classify.Arguments(), np.array([1]), 1, ["a"]) is None
 
 
