@@ -479,21 +479,25 @@ class Training:
         the validation rows, on rank 0."""
         with Phase("exporting", shown=self.run.is_main):
             weights = checkpoint.full_weights(self.run, self.model)
-            self.run.from_rank0(partial(self._write_best, weights, predictions))
+            write = partial(self._write_best, weights, predictions)
+            self.state.best_files = self.run.from_rank0(write)
 
-    def _write_best(self, weights: dict[str, torch.Tensor], predictions: Predictions | None) -> None:
+    def _write_best(
+        self, weights: dict[str, torch.Tensor], predictions: Predictions | None
+    ) -> dict[str, str]:
+        """`_export` on rank 0. Returns the hashes of the files."""
         task, plain = self.task, self.run.unwrapped(self.model)
         begin_best(self.folder, self.state.best_step)
         merge_metrics(self.folder, task.export(self.folder / BEST, plain, weights, predictions) or {})
-        if predictions is None:
-            return
-        for name, preview in task.previews(predictions).items():
-            if isinstance(preview, str):
-                self.tracker.text(name, preview)
-            else:
-                show_image(self.run.accelerator, self.folder, name, preview, self.state.step)
-        if "html" in self.arguments.report_to:
-            save_best_predictions(self.folder, predictions)
+        if predictions is not None:
+            for name, preview in task.previews(predictions).items():
+                if isinstance(preview, str):
+                    self.tracker.text(name, preview)
+                else:
+                    show_image(self.run.accelerator, self.folder, name, preview, self.state.step)
+            if "html" in self.arguments.report_to:
+                save_best_predictions(self.folder, predictions)
+        return checkpoint.hashes_of_best(self.folder)
 
     # Checkpoints
 

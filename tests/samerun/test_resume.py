@@ -18,7 +18,7 @@ from tag import TokenClassification
 
 from samerun import checkpoint, start
 from samerun.errors import InputError
-from samerun.files import write_json
+from samerun.files import replace_folder, write_json
 from samerun.start import OpenedRun
 from samerun.task import Data, Mixture, higher_is_better
 from samerun.training import Training
@@ -246,6 +246,19 @@ def test_a_best_model_that_is_lost_damaged_or_replaced_is_chosen_anew(prepare, t
         write_json(tmp_path / "metrics.json", {"best_step": 6})
     state = prepare(step=3).state
     assert (state.best_step, state.best_metric is None) == ((3, False) if best == "there" else (None, True))
+
+
+def test_a_best_model_that_was_changed_or_lacks_a_file_is_noted(tmp_path):
+    names = ("config.json", "model.txt")
+    replace_folder(tmp_path / "best", lambda folder: [(folder / name).write_text("1") for name in names])
+    state = checkpoint.TrainState(4, best_metric_name="loss", best_metric=0.25, best_step=4)
+    state.best_files = checkpoint.hashes_of_best(tmp_path)
+    assert checkpoint.recover_best(tmp_path, state, LinearTask(), False) == (state, [])
+    (tmp_path / "best" / "config.json").write_text("2")
+    note = f"{tmp_path / 'best'}: changed after the export: config.json"
+    assert checkpoint.recover_best(tmp_path, state, LinearTask(), False) == (state, [note])
+    (tmp_path / "best" / "model.txt").unlink()
+    assert "lacks model.txt; later" in checkpoint.recover_best(tmp_path, state, LinearTask(), False)[1][0]
 
 
 def test_losses_of_other_settings_are_never_compared(request, prepare, capsys, monkeypatch):
