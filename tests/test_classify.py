@@ -6,9 +6,9 @@ import pytest
 import torch
 from classify import Arguments, TextClassification
 from text_tasks import classification
-from transformers import BertConfig
+from transformers import AlbertConfig, AlbertForSequenceClassification, BertConfig
 
-from samerun.errors import TrainingError
+from samerun.errors import InputError, TrainingError
 from samerun.main import baseline_remark
 from samerun.task import Batch
 from samerun.text.head import set_default_rates
@@ -72,6 +72,15 @@ def test_the_head_may_learn_faster_and_lower_layers_slower():
     task = classification(1, layerwise_lr_decay=0.5)
     task.encoder_config = SimpleNamespace(num_hidden_layers=2)
     assert task.learning_rate_scale(layers, "bert.encoder.layer.0.output.weight") == 0.25
+
+
+def test_layers_that_are_not_numbered_get_no_rates_of_their_own(monkeypatch):
+    monkeypatch.setattr("samerun.text.text.check_vocabulary", lambda *_: None)
+    small = {"vocab_size": 9, "embedding_size": 8, "hidden_size": 8, "num_attention_heads": 2}
+    task = classification(1, layerwise_lr_decay=0.5)
+    task.tokenizer, task.encoder_config = None, AlbertConfig(**small, intermediate_size=8)
+    with pytest.raises(InputError, match="a model of type albert has no numbered row of 12 layers"):
+        task.with_kernels(AlbertForSequenceClassification(task.encoder_config))
 
 
 def test_the_default_rates_depend_on_the_encoder_the_labels_and_whether_the_head_is_new():

@@ -27,6 +27,10 @@ TEXTS = [
     (STREAM | {"sampling": "class_balanced"}, "--streaming and --sampling class_balanced are both given; "),
     (STREAM | {"do_train": False, "do_eval": True}, "--streaming is for training"),
     ({"loss": "focal", "pos_weight": "balanced"}, "--pos_weight needs --loss bce, but --loss is focal"),
+    (
+        {"sampling": "class_balanced", "train_file": ("a", "b"), "mixing_weights": (0.5, 0.5)},
+        "--sampling class_balanced and --mixing_weights are both given; keep one",
+    ),
     ({"loss": "asymmetric", "label_smoothing_factor": 0.1}, "--label_smoothing_factor needs --loss bce, but"),
     ({"loss_args": "gamma=1"}, "--loss_args: bce has no gamma; it has none"),
     ({"threshold": ("precision_at_recall",)}, "--threshold precision_at_recall needs a number above 0"),

@@ -90,10 +90,9 @@ def single_label_scores(
             f"{references.max()}"
         )
     values, targets = torch.as_tensor(logits).double(), torch.as_tensor(references)
-    weight = None if class_weight is None else torch.as_tensor(class_weight).double()
-    reduction = "mean" if weight is None else "none"  # torch's weighted mean divides by the weights
-    losses = cross_entropy(values, targets, weight, reduction=reduction, label_smoothing=label_smoothing)
-    scores = {"loss": float(losses.mean())}
+    losses = cross_entropy(values, targets, reduction="none", label_smoothing=label_smoothing)
+    weight = 1.0 if class_weight is None else torch.as_tensor(class_weight).double()[targets]
+    scores = {"loss": float((weight * losses).mean())}
     scores |= decision_scores(confusion_matrix(logits.argmax(axis=1), references, classes))
     if classes > TOP:
         own, column = logits[np.arange(len(references)), references][:, None], references[:, None]

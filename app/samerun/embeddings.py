@@ -80,7 +80,8 @@ def train_occurring(model: nn.Module, task: Task, keeps_others: bool) -> Occurri
     embedding.before, embedding.decay = lambda: before, lambda: 1.0
     embedding.weight, embedding.num_embeddings = nn.Parameter(weight.detach()[used]), len(used)
     if embedding.padding_idx is not None:
-        embedding.padding_idx = int(places[embedding.padding_idx])
+        place = int(places[embedding.padding_idx])
+        embedding.padding_idx = place if place < len(used) else None  # it does not occur
     return embedding
 
 

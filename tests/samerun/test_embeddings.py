@@ -97,6 +97,14 @@ def test_embeddings_that_all_change_or_nearly_all_occur_are_trained(asked, setti
     assert len(model[0].weight) == KNOWN
 
 
+@pytest.mark.parametrize(("padding", "place"), [(5, 2), (6, None)])
+def test_the_padding_token_may_be_one_that_does_not_occur(padding, place):
+    model = bag(padding_idx=padding)
+    embedding = train_occurring(model, task(), keeps_others=True)
+    assert embedding.padding_idx == place
+    model(torch.tensor([IDS])).sum().backward()
+
+
 def test_shared_and_frozen_embeddings_stay():
     tied, frozen = nn.Sequential(nn.Embedding(KNOWN, 3), nn.Linear(3, KNOWN)), bag()
     tied[1].weight = tied[0].weight

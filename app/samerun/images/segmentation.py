@@ -60,7 +60,7 @@ class SegmentationLoss:
     dice_weight: float = 1.0
     class_weights: tuple[float, ...] | None = None  # of the cross-entropy; of a single channel: two
     include_background: bool = True  # whether Dice includes class 0
-    label_smoothing: float = 0.0  # of the cross-entropy, as in torch
+    label_smoothing: float = 0.0  # of the cross-entropy
 
     @classmethod
     def of(
@@ -93,18 +93,19 @@ class SegmentationLoss:
 
     def _cross_entropy(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """(b,) CE_i. logits: (b, channels, n), labels: (b, n)."""
-        weights, by_class, smoothing = (labels != IGNORED).float(), None, self.label_smoothing
+        weights, smoothing = (labels != IGNORED).float(), self.label_smoothing
         if self.class_weights is not None:
             by_class = torch.tensor(self.class_weights, device=logits.device)
             weights = weights * by_class[labels.clamp(max=len(by_class) - 1)]
         if logits.shape[1] > 1:
             given = {"ignore_index": IGNORED, "reduction": "none", "label_smoothing": smoothing}
-            losses = functional.cross_entropy(logits, labels, by_class, **given)
+            losses = functional.cross_entropy(logits, labels, **given)
         else:
             targets = labels.clamp(max=1) * (1 - smoothing) + smoothing / 2
             of_elements = functional.binary_cross_entropy_with_logits
-            losses = weights * of_elements(logits[:, 0], targets, reduction="none")
-        return _safe_ratio(losses.sum(1), weights.sum(1))
+            losses = of_elements(logits[:, 0], targets, reduction="none")
+        # By the true class: torch's `weight` would weight the smoothed share of each class by its own.
+        return _safe_ratio((weights * losses).sum(1), weights.sum(1))
 
     def _dice(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """(b,) Dice_i. logits: (b, channels, n), labels: (b, n)."""

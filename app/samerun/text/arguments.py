@@ -179,6 +179,7 @@ class LossArguments(SmoothingArguments):
     sampling: str = option(
         "random",
         choices=("random", "class_balanced"),
+        excludes=("mixing_weights",),
         help="random: every row once per epoch; class_balanced: draw a label, then a row with it, with "
         "replacement",
     )

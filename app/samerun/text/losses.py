@@ -39,9 +39,11 @@ class MultiLabelLoss:
             return distribution_balanced(logits, targets, prior, **self.settings)
         weight, smoothing = None, self.label_smoothing
         if self.pos_weight is not None:
-            weight = send(torch.as_tensor(self.pos_weight, dtype=logits.dtype), logits.device)
+            positive = send(torch.as_tensor(self.pos_weight, dtype=logits.dtype), logits.device)
+            # By the true value: torch's `pos_weight` would weight the smoothed share of negatives, too.
+            weight = torch.where(targets > 0, positive, 1.0)
         soft = targets * (1 - smoothing) + smoothing / 2
-        return binary_cross_entropy_with_logits(logits, soft, pos_weight=weight, reduction="none")
+        return binary_cross_entropy_with_logits(logits, soft, weight, reduction="none")
 
     def mean(self, logits: np.ndarray, targets: np.ndarray) -> float | None:
         """The mean loss of a file in float64; None without rows. `logits`, `targets`: (rows, labels)."""

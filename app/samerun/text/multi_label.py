@@ -272,14 +272,14 @@ def prior_bias(
     """(labels,) initial bias of a new head: each label's log-odds in training, the constant logits with the
     lowest loss.
 
-    `positive`: (labels,) number of the `rows` with each label. For smoothed targets that sum to t over n rows
-    and positive weights w the log-odds are log(w t / (n - t)). Half a row is added on both sides, so that
-    they are finite. This saves the first steps, which would learn that labels are rare (Lin et al.,
+    `positive`: (labels,) number of the `rows` with each label. Half a row is added on both sides, so that the
+    log-odds are finite. With `pos_weight` and smoothed targets they are those of the weighted targets' mean.
+    This saves the first steps, which would learn that labels are rare (Lin et al.,
     arXiv:1708.02002, section 3.3).
     """
-    targets = positive * (1 - smoothing) + rows * smoothing / 2
-    weight = 1.0 if pos_weight is None else pos_weight
-    return np.log(weight * (targets + 0.5) / (rows - targets + 0.5))
+    ones = (1.0 if pos_weight is None else pos_weight) * (positive + 0.5)
+    zeros, half = rows - positive + 0.5, smoothing / 2
+    return np.log((ones * (1 - half) + zeros * half) / (zeros * (1 - half) + ones * half))
 
 
 # Thresholds of the arguments

@@ -98,17 +98,16 @@ class SingleLabel(Problem):
 
     def initial_bias(self) -> np.ndarray:
         """The logarithm of each label's share of the training rows' weight: the constant logits with the
-        lowest loss. Half a row is added, so that it is finite. The loss weights smoothed targets, too."""
-        weight = 1.0 if self.weight is None else self.weight
-        share = (self.count + 0.5) / (self.count + 0.5).sum()
-        share = weight * (share * (1 - self.smoothing) + self.smoothing / len(share))
-        return np.log(share / share.sum())
+        lowest loss. Half a row is added, so that it is finite."""
+        share = (1.0 if self.weight is None else self.weight) * (self.count + 0.5)
+        return np.log(share / share.sum() * (1 - self.smoothing) + self.smoothing / len(share))
 
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
-        weight = None
-        if self.weight is not None:
-            weight = send(torch.as_tensor(self.weight, dtype=logits.dtype), logits.device)
-        return cross_entropy(logits, targets, weight, reduction="none", label_smoothing=self.smoothing)
+        losses = cross_entropy(logits, targets, reduction="none", label_smoothing=self.smoothing)
+        if self.weight is None:
+            return losses
+        # By the true class: torch's `weight` would weight the smoothed share of each class by its own.
+        return losses * send(torch.as_tensor(self.weight, dtype=logits.dtype), logits.device)[targets]
 
     # Scores and predictions
 

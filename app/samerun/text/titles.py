@@ -46,6 +46,8 @@ title = tokenizer.decode(ids[0], skip_special_tokens=True)
 chinese = "[\\u3001-\\u9fff\\uff01-\\uffef]"  # decoding puts spaces between Chinese characters
 print(re.sub(f"(?<={chinese}) +(?={chinese})", "", title))"""
 BINS = 8  # of document lengths
+# Fields of the model's generation_config.json that the search reads, besides SETTINGS.
+TOKENS = tuple(f"{x}_token_id" for x in ("decoder_start", "eos", "pad", "bos", "forced_bos", "forced_eos"))
 # Supported fields of --generation_config: (value, end token ids) -> logits processor. None of them samples or
 # depends on the padding of a batch, so titles are the same under every launcher.
 SETTINGS: dict[str, Callable[[Any, list[int]], Any]] = {
@@ -203,6 +205,9 @@ class Generation:
         """
         if encoder_output is not None:
             inputs = inputs | {"encoder_outputs": BaseModelOutput(last_hidden_state=encoder_output)}
+        # `generate` reads what is not set from the model, as a pretrained one's max_new_tokens.
+        names = [*TOKENS, *SETTINGS]
+        model.generation_config = GenerationConfig(**{x: getattr(model.generation_config, x) for x in names})
         config, candidates, width = deepcopy(self.config), self.candidates, self.config.max_length
         beams = max(config.num_beams, candidates)
         config.update(num_beams=beams, early_stopping=beams > 1, num_return_sequences=candidates)
@@ -248,8 +253,7 @@ def plain_model(model: Any, search: Generation) -> Any:
     """`export.plain_model` with the generation configuration to export."""
     plain = export.plain_model(model)
     generation, trained = deepcopy(search.config), model.generation_config
-    tokens = ("decoder_start", "eos", "pad", "bos", "forced_bos", "forced_eos")
-    for name in (*(f"{token}_token_id" for token in tokens), *SETTINGS):
+    for name in (*TOKENS, *SETTINGS):
         if getattr(generation, name) is None:
             setattr(generation, name, getattr(trained, name))
     if generation.num_beams == 1:  # transformers refuses to save these settings with greedy search

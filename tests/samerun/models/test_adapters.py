@@ -158,3 +158,5 @@ def test_learning_rates_fall_from_the_head_to_the_embeddings():
     assert scales["classifier.weight"] == scales["bert.pooler.dense.weight"] == 1.0
     layers = [scales[f"bert.encoder.layer.{number}.output.dense.weight"] for number in range(3)]
     assert (layers, scales["bert.embeddings.word_embeddings.weight"]) == ([0.125, 0.25, 0.5], 0.0625)
+    assert layerwise_scale("transformer.word_embedding.weight", 3, 0.5) == 0.0625  # XLNet
+    assert layerwise_scale("deberta.encoder.rel_embeddings.weight", 3, 0.5) == 0.0625

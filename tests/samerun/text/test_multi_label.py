@@ -202,7 +202,8 @@ def by_formula(loss, row, label):
     p = logistic(x)
     if loss.kind == "bce":
         soft = 0.95 if y else 0.05
-        return -(loss.pos_weight[label] * soft * math.log(p) + (1 - soft) * math.log(1 - p))
+        weight = loss.pos_weight[label] if y else 1
+        return -weight * (soft * math.log(p) + (1 - soft) * math.log(1 - p))
     if loss.kind == "focal":
         true, alpha = (p, s["focal_alpha"]) if y else (1 - p, s["focal_alpha"] and 1 - s["focal_alpha"])
         return -(alpha or 1) * (1 - true) ** s["focal_gamma"] * math.log(true)

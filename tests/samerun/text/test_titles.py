@@ -48,6 +48,7 @@ def model():
     torch.manual_seed(0)
     model = encoder_decoder(sizes(16, words=30)).eval()
     model.generation_config.forced_eos_token_id = 3  # as BART's and PEGASUS'
+    model.generation_config.max_new_tokens = 2  # which --max_title_length replaces
     return model
 
 
