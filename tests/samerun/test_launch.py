@@ -169,6 +169,7 @@ REFUSED = [
     ({}, {"gpus": 1, "dropout_by": "row", "attn_implementation": "flash_attention_2"},
      "--dropout_by row does not work with --attn_implementation flash_attention_2; leave one of them out"),
     # Left over in a shell
+    ({"RANK": "0", "LOCAL_RANK": "0"}, {}, f"WORLD_SIZE=1 but MASTER_ADDR not set, {NO_CONNECTION}"),
     ({"WORLD_SIZE": "4"}, {}, f"WORLD_SIZE=4 but RANK and MASTER_ADDR not set, {NO_CONNECTION}"),
     ({"RANK": "1"}, {}, "RANK=1 but there are only 1 process(es)"),
     ({"LOCAL_RANK": "3"}, {}, "LOCAL_RANK=3 but there are only 1 process(es)"),

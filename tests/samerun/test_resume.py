@@ -103,6 +103,7 @@ def test_the_fingerprint_is_the_tasks_and_the_order_of_rows(arguments):
     [
         (Exports, "f1_macro", None, True), (Exports, "tuned_loss", None, False),
         (Exports, "f1_macro", False, False), (Exports, "loss", True, True),
+        (Exports, "rmse", None, False), (Exports, "perplexity", None, False),
         # The name of a class is no loss.
         (TokenClassification, "f1_loss", None, True), (Segmentation, "iou_blossom", None, True),
         (VolumeSegmentation, "dice_gloss", None, True), (VolumeSegmentation, "loss", None, False),
@@ -302,6 +303,14 @@ def test_a_checkpoint_of_another_dropout_is_gone_on_from_with_a_note(prepare, tm
         out = capsys.readouterr().out
         assert ("the checkpoint's steps had dropout by torch, from here on it is by row" in out) == told
         assert "dropout        by row" in out
+
+
+def test_a_finished_run_keeps_its_arguments(opened, request, tmp_path):
+    opened()
+    request.getfixturevalue("finished")
+    before = (tmp_path / "run.json").read_bytes()
+    opened(resume_from_checkpoint="auto", learning_rate=0.5)
+    assert (tmp_path / "run.json").read_bytes() == before
 
 
 def test_changed_arguments_are_named(opened, request, capsys):

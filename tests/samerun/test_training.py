@@ -1,6 +1,7 @@
 import copy
 import json
 import math
+import random
 import re
 import shutil
 from pathlib import Path
@@ -136,7 +137,7 @@ def test_a_step_of_placeholders_moves_nothing(prepare):
 def test_random_numbers_are_a_function_of_seed_and_step_and_for_torchs_dropout_of_the_rank(by_row):
     def numbers(*place):
         seed_step(*place, by_row)
-        return tuple(torch.rand(4).tolist())
+        return *torch.rand(4).tolist(), np.random.random(), random.random()
 
     places = [(seed, step, rank) for seed in (0, 1, 2**31 - 1) for step in range(3) for rank in range(3)]
     assert len({numbers(*place) for place in places}) == len(places) // (3 if by_row else 1)
