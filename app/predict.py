@@ -72,7 +72,8 @@ def read_options(argv: list[str] | None = None) -> argparse.Namespace:
     if options.text is not None and task not in ("classify", "titlegen", "tag"):
         raise InputError(f"--text: {options.model} is a model of {task}, which takes files; name a FILE")
     if options.text == ["-"]:
-        options.text = [line.removesuffix("\n") for line in sys.stdin]
+        given = sys.stdin.read().removeprefix("\ufeff")
+        options.text = [line.removesuffix("\r") for line in given.removesuffix("\n").split("\n") if given]
         if not options.text:
             raise InputError("--text -: standard input is empty; expected a text on each line")
     if options.text_pair is not None and (task != "classify" or options.text is None):

@@ -15,6 +15,7 @@ import asyncio
 import json
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unle
 
 from samerun.cli import prepare_process, set_up_host, shows_traces
 from samerun.errors import InputError
+from samerun.parsing import is_given
 from samerun.signals import failures_end_the_job
 from samerun.task_scripts import at_least, parser, task_of
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 MEGABYTES = {"texts": 1, "images": 20}
 # Of an image; a model of masks computes a logit per class and pixel.
 MOST_PIXELS, MOST_LOGITS = 50_000_000, 2**28
-CANDIDATES = ["--num_return_sequences", "3"]  # a single candidate has no score
+CANDIDATES = 3  # titles of a document, at most; a single one has no score
 
 
 def parse_options() -> tuple[argparse.Namespace, list[str]]:
@@ -85,8 +87,11 @@ def make_server(options: argparse.Namespace, task_arguments: list[str]) -> Serve
         raise InputError(f"{error.name} is not installed: pip install -r requirements-serve.txt") from None
     from samerun.serving.predictor import load_predictor
 
-    task_arguments = [*(CANDIDATES if task == "titlegen" else []), *task_arguments]
     predictor = load_predictor(task, options.model, task_arguments)
+    if task == "titlegen" and not is_given(predictor.task.arguments, "num_return_sequences"):
+        search = predictor.task.generation
+        candidates = min(CANDIDATES, search.config.num_beams)  # more would need another search
+        predictor.task.generation = replace(search, candidates=candidates)
     megabytes = options.max_megabytes or MEGABYTES[predictor.task.input_kind]
     config = json.loads((Path(options.model) / "config.json").read_text(encoding="utf-8"))
     model = "/".join(Path(options.model).resolve().parts[-2:])  # clients need not see the full path

@@ -90,8 +90,10 @@ def test_what_cannot_be_predicted_is_explained(config, argv, message, folder, tm
 def test_lines_of_standard_input_are_texts(folder, monkeypatch):
     model = str(folder(CLASSIFIER))
     texts = ["red apples", "blue,\fsky\u2028of May"]  # which have two of Python's other ends of lines
-    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{text}\n" for text in texts)))
-    assert predict.read_options([model, "--text", "-"]).text == texts
+    for given in ("\n".join([*texts, ""]), "\ufeff" + "\r\n".join(texts)):
+        monkeypatch.setattr("sys.stdin", io.StringIO(given, newline=""))
+        assert predict.read_options([model, "--text", "-"]).text == texts
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
     with pytest.raises(InputError, match="standard input is empty"):
         predict.read_options([model, "--text", "-"])
 

@@ -116,3 +116,10 @@ def test_documents_that_are_scored_are_encoded_once_and_titled_as_ever(beams):
     assert found["ids"].shape == (3, 1, 6)
     assert found["loss"][0] > 0
     assert "loss" not in alone
+
+
+def test_more_candidates_than_beams_are_refused():
+    """They would need another search, and change the first title and the metrics."""
+    for beams, candidates, problems in ((2, 3, 1), (2, 2, 0), (None, 9, 0)):
+        asked = titlegen.Arguments(output_dir="a", num_beams=beams, num_return_sequences=candidates)
+        assert len(titlegen.SearchArguments.problems(asked)) == problems

@@ -196,9 +196,11 @@ def _conll_rows(path: str, encoding: str, required: Sequence[str], names: Sequen
         )
     sentence: list[list[str]] = []
     for number, line in enumerate(chain(text_lines(path, encoding, None), [""]), 1):
-        if line.strip() and not line.startswith("-DOCSTART-"):
-            # Spaces around a tag would make it another one.
-            cells = [cell.strip() for cell in line.split("\t")] if "\t" in line else line.split()
+        line = line.strip("\r\n")
+        if line.strip(" \t") and not line.startswith("-DOCSTART-"):
+            # Spaces around a tag would make it another one. A word may be a space of another kind.
+            tabs = "\t" in line
+            cells = [cell.strip() or cell for cell in line.split("\t")] if tabs else line.split() or [line]
             width, first = width or len(cells), first or number
             if len(cells) != width:
                 problems.add(number, f"{len(cells)} column(s), expected {width} as in the first line")

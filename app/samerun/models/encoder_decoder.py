@@ -72,9 +72,15 @@ def check_decoder(arguments: Any, config: Any) -> None:
 
 
 def special_ids(config: Any, tokenizer: Any) -> tuple[int, int]:
-    """(start id, end id) of titles. Start: the checkpoint's own, else the tokenizer's bos or cls. End: eos or
-    sep. Raises `InputError` if the tokenizer lacks these tokens."""
+    """(start id, end id) of titles. A new decoder behind an encoder: cls and sep if the tokenizer puts them
+    around texts (BigBird's also has bos and eos). Else start: the checkpoint's own, or the tokenizer's bos or
+    cls; end: eos or sep. Raises `InputError` if the tokenizer lacks these tokens."""
     start = getattr(config, "decoder_start_token_id", None)
+    around = [tokenizer.cls_token_id, tokenizer.sep_token_id]
+    is_joined = not config.is_encoder_decoder or config.model_type == "encoder-decoder"
+    may_wrap = is_joined and None not in around and start in (None, around[0])
+    if may_wrap and tokenizer("")["input_ids"] == around:
+        return tuple(around)
     if start is None:
         start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.cls_token_id
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id

@@ -371,7 +371,7 @@ class SearchArguments:
         help="maximum length of a title in tokens, in training and generation (default: as above, else 64)",
     )
     num_return_sequences: int = option(
-        1, at_least=1, help="candidates per document in predictions, with scores"
+        1, at_least=1, help="candidates per document in predictions, with scores; at most --num_beams"
     )
     generation_config: str | None = option(
         reads=True,
@@ -380,7 +380,11 @@ class SearchArguments:
 
     def problems(self) -> list[str]:
         least, most = self.min_title_length or 0, self.max_title_length or SEARCH["max_title_length"]
-        return [f"--min_title_length {least} is more than --max_title_length {most}"] if least > most else []
+        found = [f"--min_title_length {least} is more than --max_title_length {most}"] if least > most else []
+        candidates, beams = self.num_return_sequences, self.num_beams
+        if beams is not None and candidates > beams:
+            found.append(f"--num_return_sequences {candidates} is more than --num_beams {beams}")
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

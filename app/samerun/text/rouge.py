@@ -29,6 +29,7 @@ NON_ASCII_SHARE = 0.02
 CHINESE_STOP = re.compile("[。！？]")
 # The end of a paragraph, a Chinese stop, or a western stop between a word of three letters, a number or a
 # bracket (so not "e.g." or an initial) and a space with the first letter of the next sentence.
+NUMBERING = re.compile(r"\A\s*\d{1,2}[.)]\s+")  # of a list's first item
 SENTENCE_END = re.compile(
     r"\n[^\S\n]*\n|(?<=[。！？])(?![”’」』）》])|(?<=[。！？][”’」』）》])"
     r"|(?:(?<=[^\W_]{3}[.!?])|(?<=[\d)\]][.!?])|(?<=[.!?][\"”)]))\s+(?=[^\Wa-z_]|[\"“(\[])"
@@ -162,6 +163,7 @@ def first_sentence(text: str, max_units: int) -> str:
     counts as a space, since documents may be wrapped. Marks of headings and list items are dropped. Empty if
     the text holds no word.
     """
+    text = NUMBERING.sub("", text)
     first = UNIT.search(text)
     if first is None:
         return ""

@@ -209,8 +209,7 @@ class Generation:
         names = [*TOKENS, *SETTINGS]
         model.generation_config = GenerationConfig(**{x: getattr(model.generation_config, x) for x in names})
         config, candidates, width = deepcopy(self.config), self.candidates, self.config.max_length
-        beams = max(config.num_beams, candidates)
-        config.update(num_beams=beams, early_stopping=beams > 1, num_return_sequences=candidates)
+        config.update(early_stopping=config.num_beams > 1, num_return_sequences=candidates)
         config.update(return_dict_in_generate=True, output_scores=candidates > 1)
         out = model.generate(**inputs, generation_config=config, synced_gpus=self.synced_gpus)
         ids = pad(out.sequences.int(), (0, width - out.sequences.shape[1]), value=self.pad_id)

@@ -10,6 +10,7 @@ from text_tasks import SEARCH
 from tiny_models import sizes
 from transformers import (
     AutoModelForSeq2SeqLM,
+    BartConfig,
     BertConfig,
     BertModel,
     BigBirdConfig,
@@ -73,6 +74,20 @@ def test_a_tokenizer_without_tokens_that_begin_and_end_a_title_is_refused():
     bare = SimpleNamespace(bos_token_id=None, cls_token_id=None, eos_token_id=None, sep_token_id=None)
     with pytest.raises(InputError, match="neither bos and eos"):
         special_ids(BertConfig(), bare)
+
+
+class BothPairs:
+    """As BigBird's, which puts cls and sep around texts and also has bos and eos."""
+
+    bos_token_id, cls_token_id, eos_token_id, sep_token_id = 1, 65, 2, 66
+
+    def __call__(self, text):
+        return {"input_ids": [65, 66]}
+
+
+def test_a_new_decoders_titles_begin_and_end_as_the_tokenizers_texts():
+    assert special_ids(BertConfig(), BothPairs()) == (65, 66)
+    assert special_ids(BartConfig(decoder_start_token_id=None), BothPairs()) == (1, 2)
 
 
 @pytest.mark.parametrize("kind", [BertConfig, BigBirdConfig, ModernBertConfig])

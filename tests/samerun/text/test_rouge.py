@@ -107,6 +107,8 @@ def test_exact_match_leaves_case_and_spaces_aside():
         ('It said "go." Then it went.', 20, 'It said "go."'),
         ("## 第一节\n\n正文。", 20, "第一节"),
         ("\n\n---\n\n* 《红楼梦》简介。后", 20, "《红楼梦》简介。"),
+        ("1. Linux kernel released. More.", 20, "Linux kernel released."),
+        ("2. 项目一。项目二", 20, "项目一。"),
         ("！？ ...\n", 5, ""),
         ("", 5, ""),
     ],

@@ -70,6 +70,9 @@ def test_a_conll_file_is_read_like_its_rows(tmp_path, token_cache):
     path.write_text("a b\tO\nc \tO \n", "utf-8")  # tabs: words may hold spaces
     table = read_table(str(path), required=COLUMNS)
     assert [list(table.columns[name]) for name in COLUMNS] == [[["a b", "c"]], [["O", "O"]]]
+    path.write_text("我\n\u3000\n爱\r\n", "utf-8")  # a wide space is a word, no end of a sentence
+    table = read_table(str(path), required=COLUMNS[:1], optional=COLUMNS[1:])
+    assert list(table.columns[COLUMNS[0]]) == [["我", "\u3000", "爱"]]
 
 
 @pytest.mark.parametrize(
