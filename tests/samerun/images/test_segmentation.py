@@ -79,6 +79,15 @@ def test_cross_entropy_is_torchs_mean_over_each_image(space, settings):
         torch.testing.assert_close(loss[row], expected)
 
 
+def test_an_element_has_the_weight_of_its_class_also_with_smoothing():
+    logits, labels = images((4, 5))
+    weights = torch.tensor((0.5, 2.0, 1.0))[labels]
+    loss = SegmentationLoss(dice_weight=0, class_weights=(0.5, 2.0, 1.0), label_smoothing=0.1)
+    found = loss(logits, labels)
+    losses = functional.cross_entropy(logits, labels, label_smoothing=0.1, reduction="none")
+    torch.testing.assert_close(found, (weights * losses).sum((1, 2)) / weights.sum((1, 2)))
+
+
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("include_background", [True, False])
 def test_dice_of_each_image_over_the_classes_in_its_truth(space, include_background):

@@ -512,3 +512,14 @@ def test_a_metric_that_one_row_defines():
     problem.labels = ["a", "b"]
     problem.check_best_metric("roc_auc_macro", Ragged.of([*rows, [0]]))
     problem.check_best_metric("f1_micro", Ragged.of(rows))
+
+
+def test_thresholds_and_calibration_belong_to_the_run_that_resumes():
+    def fingerprint(**given):
+        made = MultiLabel(classify.Arguments(**given))
+        made.choose(BertConfig(id2label={0: "a", 1: "b"}), None, [])
+        return made.fingerprint()
+
+    asked = ({}, {"threshold": ("0.9",)}, {"threshold": ("cost:5",)}, {"calibration": "temperature"})
+    assert len({str(fingerprint(**given)) for given in asked}) == len(asked)
+    assert fingerprint() == fingerprint(threshold=("f1",))

@@ -52,6 +52,14 @@ def test_balanced_weights_are_scikit_learns_and_are_limited():
     assert problem(count).weight is None
 
 
+def test_a_row_has_the_weight_of_its_class_also_with_smoothing():
+    both = problem((40, 30, 20, 10), pos_weight="balanced", label_smoothing_factor=0.1)
+    smooth = problem((40, 30, 20, 10), label_smoothing_factor=0.1)
+    logits, true = map(torch.from_numpy, rows())
+    expected = smooth.losses(logits, true) * torch.tensor(both.weight, dtype=logits.dtype)[true]
+    torch.testing.assert_close(both.losses(logits, true), expected)
+
+
 @pytest.mark.parametrize("given", [{}, {"label_smoothing_factor": 0.1}, {"pos_weight": "balanced"}])
 def test_the_evaluated_loss_is_the_trained_one(given):
     made, (logits, true) = problem((40, 30, 20, 10), **given), rows()
