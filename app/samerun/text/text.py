@@ -425,13 +425,13 @@ class TextTask(Task):
     def with_kernels(self, model: torch.nn.Module) -> torch.nn.Module:
         """Checks the vocabulary, and applies our kernels and --long_documents to the model."""
         check_vocabulary(model, self.tokenizer)
-        decoder = {name for name, _ in model.named_parameters() if ".decoder." in f".{name}"}
-        layers = self.encoder_config.num_hidden_layers
-        if self.arguments.layerwise_lr_decay and adapters.numbered_layers(model, decoder) != layers:
-            kind = self.encoder_config.model_type
-            raise InputError(
-                f"--layerwise_lr_decay: a model of type {kind} has no numbered row of {layers} layers"
-            )
+        if self.arguments.layerwise_lr_decay is not None:
+            decoder = {name for name, _ in model.named_parameters() if ".decoder." in f".{name}"}
+            kind, layers = self.encoder_config.model_type, self.encoder_config.num_hidden_layers
+            if adapters.numbered_layers(model, decoder) != layers:
+                raise InputError(
+                    f"--layerwise_lr_decay: a model of type {kind} has no numbered row of {layers} layers"
+                )
         if self.arguments.attn_implementation != "eager":
             use_bigbird_attention(model)
         if self.launch.use_cpu:

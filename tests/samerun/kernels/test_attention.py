@@ -244,7 +244,7 @@ def kinds(model):
 def test_a_task_uses_it_unless_its_attention_is_eager(attention, monkeypatch):
     monkeypatch.setattr(text, "use_first_token", cut := Mock())
     task = SimpleNamespace(
-        arguments=SimpleNamespace(attn_implementation=attention),
+        arguments=SimpleNamespace(attn_implementation=attention, layerwise_lr_decay=None),
         launch=SimpleNamespace(use_cpu=attention is None),
         tokenizer=SimpleNamespace(get_vocab=lambda: {"a": 1}, padding_side="right"),
         long_documents=SimpleNamespace(prepare=lambda model, side: model),
