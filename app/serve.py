@@ -23,9 +23,8 @@ sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unle
 
 from samerun.cli import prepare_process, set_up_host, shows_traces
 from samerun.errors import InputError
-from samerun.parsing import is_given
 from samerun.signals import failures_end_the_job
-from samerun.task_scripts import at_least, parser, task_of
+from samerun.task_scripts import at_least, chosen_words, parser, task_of
 
 if TYPE_CHECKING:
     from samerun.serving.web import Server
@@ -88,7 +87,7 @@ def make_server(options: argparse.Namespace, task_arguments: list[str]) -> Serve
     from samerun.serving.predictor import load_predictor
 
     predictor = load_predictor(task, options.model, task_arguments)
-    if task == "titlegen" and not is_given(predictor.task.arguments, "num_return_sequences"):
+    if task == "titlegen" and not chosen_words(task_arguments, lambda name: name == "num_return_sequences"):
         search = predictor.task.generation
         candidates = min(CANDIDATES, search.config.num_beams)  # more would need another search
         predictor.task.generation = replace(search, candidates=candidates)
