@@ -110,7 +110,7 @@ from samerun.models.adapters import limit_training
 from samerun.models.contributions import words_of_likeliest
 from samerun.plan import ENOUGH_UPDATES, Modes
 from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent
-from samerun.text import head
+from samerun.text import head, long_documents
 from samerun.text.arguments import PROBLEM_TYPES, inapplicable
 from samerun.text.baseline import expected_seconds, linear_model
 from samerun.text.labels import class_balanced
@@ -145,6 +145,7 @@ class TextClassification(TextTask):
         self.shown_metrics, self.metric_names = self.problem.shown_metrics, self.problem.metric_names
         self.pair_column, self.list_separator = arguments.text_pair_column, arguments.label_separator
         super().__init__(arguments)
+        self.notes = self.problem.notes
 
     @property
     def reads_pairs(self) -> bool:
@@ -162,30 +163,30 @@ class TextClassification(TextTask):
     # Data
 
     def load(self, launch: Launch, modes: Modes) -> Data:
-        a, problem, notes = self.arguments, self.problem, []
-        tables, targets = self.read(launch, modes, notes)
+        a, problem = self.arguments, self.problem
+        tables, targets = self.read(launch, modes)
 
         self.config = pretrained.load_config(a)
         pretrained.check_model(a, self.config, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classify texts")
         if not modes.train:
-            head.check_problem_type(a, self.config, notes)
+            head.check_problem_type(a, self.config, self.notes)
             if tables:
                 head.check_pairs(a, self.config)
-        problem.choose(self.config, targets.get("train"), notes)
+        problem.choose(self.config, targets.get("train"))
 
         texts = [tables["train"].columns[name] for name in self.text_columns] if modes.train else []
-        tokenizer = self.load_tokenizer(texts, notes)
+        tokenizer = self.load_tokenizer(texts)
         check_reload(tokenizer, self.config, texts, a)
-        self.use_tokenizer(tokenizer, self.config, 512, notes)
-        ids = self.all_ids(tables, targets, notes)
+        self.use_tokenizer(tokenizer, self.config, 512)
+        ids = self.all_ids(tables, targets)
         if modes.train:
-            problem.prepare(tables, ids, notes)
+            problem.prepare(ids)
             many = problem.enough_updates > ENOUGH_UPDATES
-            head.set_default_rates(a, self.config, problem.labels, many, notes)
+            head.set_default_rates(a, self.config, problem.labels, many, self.notes)
             self.details, self.loss_settings = problem.details, problem.loss_settings
             if "validation" in ids and self.best_metric in self.metric_names:
                 problem.check_best_metric(self.best_metric, ids["validation"])
-        data = self.data(tables, ids, notes, problem.fingerprint())
+        data = self.data(tables, ids, problem.fingerprint())
         if modes.train:
             balanced = a.sampling == "class_balanced"
             weights = class_balanced(ids["train"], len(self.labels)) if balanced else None
@@ -193,11 +194,11 @@ class TextClassification(TextTask):
             self.splits["train"] = replace(self.splits["train"], **more)
         return data
 
-    def read_targets(self, table: Table, split: str, notes: list[str]) -> Any | None:
-        return self.problem.read(table, notes)
+    def read_targets(self, table: Table, split: str) -> Any | None:
+        return self.problem.read(table)
 
-    def ids_of_targets(self, table: Table, targets: Any, notes: list[str]) -> Ragged:
-        return self.problem.ids(table, targets, notes)
+    def ids_of_targets(self, table: Table, targets: Any) -> Ragged:
+        return self.problem.ids(table, targets)
 
     def target_tensor(self, targets: Ragged, rows: np.ndarray) -> torch.Tensor:
         return self.problem.tensor(targets, rows)
@@ -320,7 +321,9 @@ class TextClassification(TextTask):
         return self.problem.figures(best, split)
 
     def card(self, folder: Path) -> ModelCard:
-        return self.problem.card(folder, self.config, self.limits)
+        problem, usage = self.problem, long_documents.usage(self.config) or self.problem.usage
+        about = list(problem.card_metrics), problem.card_sections(folder), self.limits
+        return ModelCard(problem.title, "text-classification", usage, *about)
 
 
 def whole_texts(split: TextSplit) -> Sequence[str]:

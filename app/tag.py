@@ -94,8 +94,8 @@ class TokenClassification(TextTask):
     # Data
 
     def load(self, launch: Launch, modes: Modes) -> Data:
-        a, notes = self.arguments, []
-        tables, targets = self.read(launch, modes, notes)
+        a = self.arguments
+        tables, targets = self.read(launch, modes)
 
         self.config = pretrained.load_config(a)
         pretrained.check_model(a, self.config, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, "tag words")
@@ -111,20 +111,20 @@ class TokenClassification(TextTask):
         check_metric(self.best_metric, tags.metric_names(self.labels), a)
 
         words = [tables["train"].columns[a.text_column]] if modes.train else []
-        tokenizer = self.load_tokenizer(words, notes)
+        tokenizer = self.load_tokenizer(words)
         check_reload(tokenizer, self.config, words, a)
         tokenizer.padding_side = "right"
-        self.use_tokenizer(tokenizer, self.config, 512, notes)
+        self.use_tokenizer(tokenizer, self.config, 512)
         self.window = -(-self.max_length // self.padding_multiple) * self.padding_multiple
         widths = {"max_length": self.window, "tokens": self.max_length}
         self.long_documents = tags.SentenceWindows("windows", **widths, spaces=tags.keeps_spaces(tokenizer))
         self.limits = [f"Longer texts than {self.max_length} tokens have to be cut into windows."]
-        ids = self.all_ids(tables, targets, notes)
+        ids = self.all_ids(tables, targets)
         if modes.train:
             if "validation" in targets:
                 self.check_best_metric(targets["validation"])
-            notes.append(f"{len(self.labels)} tags: {', '.join(self.labels[:20])}")
-        return self.data(tables, ids, notes, {"label_list": self.labels, "all_tokens": self.all_tokens})
+            self.notes.append(f"{len(self.labels)} tags: {', '.join(self.labels[:20])}")
+        return self.data(tables, ids, {"label_list": self.labels, "all_tokens": self.all_tokens})
 
     def check_best_metric(self, validation: Tagged) -> None:
         """Chooses by the loss if the validation rows do not define the default metric. Raises `InputError`
@@ -146,10 +146,10 @@ class TokenClassification(TextTask):
         columns = (self.arguments.text_column, self.arguments.label_column)
         return tags.as_sentences(table, *columns, takes_texts=split == "test")
 
-    def read_targets(self, table: Table, split: str, notes: list[str]) -> Tagged | None:
-        return tags.read_tags(table, self.arguments.text_column, self.arguments.label_column, notes)
+    def read_targets(self, table: Table, split: str) -> Tagged | None:
+        return tags.read_tags(table, self.arguments.text_column, self.arguments.label_column, self.notes)
 
-    def ids_of_targets(self, table: Table, targets: Tagged, notes: list[str]) -> Ragged:
+    def ids_of_targets(self, table: Table, targets: Tagged) -> Ragged:
         source = label_source(self.arguments)
         return tags.tag_ids(table, targets, self.labels, self.arguments.text_column, source)
 

@@ -97,8 +97,8 @@ class TitleGeneration(TextTask):
     # Data
 
     def load(self, launch: Launch, modes: Modes) -> Data:
-        a, notes = self.arguments, []
-        tables, reference_titles = self.read(launch, modes, notes)
+        a = self.arguments
+        tables, reference_titles = self.read(launch, modes)
 
         self.config = encoder_decoder.load_title_config(a)
         check_weights(a)
@@ -110,20 +110,20 @@ class TitleGeneration(TextTask):
         self.source_prefix = a.source_prefix or getattr(self.config, "source_prefix", "")
 
         columns = (a.text_column, a.title_column) if modes.train else ()
-        tokenizer = self.load_tokenizer([tables["train"].columns[name] for name in columns], notes)
+        tokenizer = self.load_tokenizer([tables["train"].columns[name] for name in columns])
         self.start = set_languages(tokenizer, a)
         self.title_language = getattr(tokenizer, "tgt_lang", None)
         encoder_decoder.set_decoder_start(self.config, self.start)
         self.generation = self.beam_search(tokenizer)
-        self.use_tokenizer(tokenizer, getattr(self.config, "encoder", self.config), 4096, notes)
+        self.use_tokenizer(tokenizer, getattr(self.config, "encoder", self.config), 4096)
 
-        ids = self.all_ids(tables, reference_titles, notes)
+        ids = self.all_ids(tables, reference_titles)
         name = a.decoder_model_name_or_path
         decoder = model_content(name, name) or a.decoder_layers
         optional = {"source_prefix": self.source_prefix, "title_language": self.start}
         optional = {key: value for key, value in optional.items() if value}
         own = {"decoder": decoder, "max_title_length": a.max_title_length, **optional}
-        return self.data(tables, ids, notes, own)
+        return self.data(tables, ids, own)
 
     def beam_search(self, tokenizer: Any) -> Generation:
         first = encoder_decoder.special_ids(self.config, tokenizer)[0]
@@ -137,16 +137,16 @@ class TitleGeneration(TextTask):
     def target_columns(self) -> tuple[str, ...]:
         return (self.arguments.title_column,)
 
-    def read_targets(self, table: Table, split: str, notes: list[str]) -> Cells | None:
+    def read_targets(self, table: Table, split: str) -> Cells | None:
         return titles.read_titles(table, self.arguments.title_column, split)
 
-    def ids_of_targets(self, table: Table, targets: Cells, notes: list[str]) -> Ragged:
+    def ids_of_targets(self, table: Table, targets: Cells) -> Ragged:
         limit, ids = self.arguments.max_title_length, encoder_decoder.special_ids(self.config, self.tokenizer)
         tokenizer = tokenizer_fingerprint(self.tokenizer)
         settings = f"{tokenizer} title {ids} {limit} {self.title_language or ''}".rstrip()
         encode = TitleEncoder(self.tokenizer, *ids, limit)
         encoded = encode_cached(targets, encode, settings, self.arguments.preprocessing_num_workers)
-        note_cut(table, "titles", encoded["cut"], limit, notes)
+        note_cut(table, "titles", encoded["cut"], limit, self.notes)
         return encoded["input_ids"]
 
     def target_tensor(self, targets: Ragged, rows: np.ndarray) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """Exclusive classes: their order, scores, predictions, tables and the confusion matrix's figure."""
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,9 @@ from torch.nn.functional import cross_entropy
 
 from samerun.errors import InputError
 from samerun.predictions import by_name
-from samerun.reports.card import markdown_table, table_of
+from samerun.reports.card import markdown_table, section, table_of
 from samerun.reports.figures import confusion as confusion_figure
+from samerun.run_folder import METRICS, read_metrics
 from samerun.task import Predictions, ReportContent
 
 TOP = 5  # of top5_accuracy
@@ -172,7 +172,7 @@ def confusion_table(confusion: csr_array, labels: list[str]) -> list[str]:
 
 def card_sections(folder: Path, labels: list[str]) -> list[str]:
     """Confusion matrix and per-class metrics from metrics.json as Markdown; [] without an evaluation."""
-    metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    metrics = read_metrics(folder / METRICS)
     table = metrics.get("eval_per_class")
     if not table:
         return []
@@ -181,8 +181,11 @@ def card_sections(folder: Path, labels: list[str]) -> list[str]:
     else:
         matrix_lines = table_of(metrics["eval_confused_pairs"])
     return [
-        *("## Confusion matrix (validation)", "", *matrix_lines, ""),
-        *("## Classes (validation)", "", *table_of(table)),
+        "## Confusion matrix (validation)",
+        "",
+        *matrix_lines,
+        "",
+        *section("Classes (validation)", table),
     ]
 
 

@@ -224,6 +224,7 @@ class Task(ABC):
         support."""
         self.arguments = arguments
         self.details: dict[str, Any] = {}  # the task's entries of run.json, set before the training
+        self.notes: list[str] = []  # of `load`, for `Data`
         self.additional_metrics = load_metrics(arguments.metrics) if arguments.metrics else []
         if self.metric_names:
             check_metric(self.best_metric, self.metric_names, arguments)

@@ -51,22 +51,21 @@ def read_split(
 def read_needed(
     arguments: Any,
     modes: Sequence[bool],
-    read: Callable[[Any, str, list[str]], T | None],
+    read: Callable[[str], T | None],
     notes: list[str],
     *,
     unit: str,
     elsewhere: str,
 ) -> dict[str, T]:
-    """The splits that a run needs. `modes`: whether it trains, evaluates and predicts. `read`: (arguments,
-    split, notes) -> its rows, which have `take(rows)` and `labels_of(row)`; None if the arguments name no
-    source. Validation rows are split off the training rows if there are no others. `unit`: what a row is, in
-    the plural; `elsewhere`: where a split may come from besides its own argument. Raises `InputError` with
-    all problems."""
+    """The splits that a run needs. `modes`: whether it trains, evaluates and predicts. `read`: split -> its
+    rows, which have `take(rows)` and `labels_of(row)`; None if the arguments name no source. Validation rows
+    are split off the training rows if there are no others. `unit`: what a row is, in the plural; `elsewhere`:
+    where a split may come from besides its own argument. Raises `InputError` with all problems."""
     trains, evaluates, predicts = modes
     splits, problems = {}, []
     for split, needed in zip(LIMIT_ARGUMENTS, modes, strict=True):
         with collecting(problems):
-            rows = read(arguments, split, notes) if needed else None
+            rows = read(split) if needed else None
             if rows is not None:
                 splits[split] = rows
             elif needed and (split != "validation" or not trains):

@@ -34,7 +34,7 @@ class ImageSplit(Split):
 
 
 class ImageTask(Task):
-    """Base class of tasks whose rows are images. `load` sets `launch`, `notes`, `processing`, `processor` (of
+    """Base class of tasks whose rows are images. `load` sets `launch`, `processing`, `processor` (of
     transformers, saved with the model), `augmentation`, `inspected` and `splits`."""
 
     input_kind = "images"
@@ -46,13 +46,12 @@ class ImageTask(Task):
         """(row numbers, epoch) -> batch, augmented if the epoch is given, of the split of this name ("train",
         "validation", "test"). `values`: those of its `Targets`, None without labels."""
 
-    def read(
-        self, launch: Launch, modes: Modes, read: Callable[[Any, str, list[str]], Examples | None]
-    ) -> dict[str, Examples]:
-        """Reads and inspects the images of the splits that the run needs (`read_needed`)."""
-        self.launch, self.notes = launch, []
-        adapters.check_quantization(self.arguments, launch)
-        given = self.arguments, modes, read, self.notes
+    def read(self, launch: Launch, modes: Modes, read: Callable[..., Examples | None]) -> dict[str, Examples]:
+        """Reads and inspects the images of the splits that the run needs (`read_needed`). `read`: (arguments,
+        split, notes) -> its images."""
+        self.launch, a = launch, self.arguments
+        adapters.check_quantization(a, launch)
+        given = a, modes, partial(read, a, notes=self.notes), self.notes
         examples = read_needed(*given, unit="images", elsewhere=" or --dataset_name")
         self.inspected = inspect_all(examples, self.notes)
         return examples

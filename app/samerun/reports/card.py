@@ -14,7 +14,7 @@ from huggingface_hub.utils import validate_repo_id
 from samerun.console import number_text, say
 from samerun.data.splits import parts_of
 from samerun.files import write_text
-from samerun.run_folder import BEST, CARD, CARD_MARK, METRICS, PLOTS, foreign, read_metrics
+from samerun.run_folder import BEST, CARD, CARD_MARK, METRICS, PLOTS, RUN_FILE, foreign, read_metrics
 from samerun.task import ModelCard
 
 LIMITS = (
@@ -40,8 +40,7 @@ def write_card(folder: Path, card: ModelCard, arguments: Any) -> None:
 
     `arguments`: those of the run; the card shows the ones that differ from their defaults.
     """
-    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    run, values = read_metrics(folder / RUN_FILE), read_metrics(folder / METRICS)
     resolved = run["arguments"]
     base = None if resolved.get("from_scratch") else _hub_id(resolved.get("model_name_or_path"))
     dataset = _hub_id(parts_of(resolved.get("dataset_name") or "")[0])
@@ -129,6 +128,11 @@ def table_of(rows: Sequence[dict[str, Any]]) -> list[str]:
     if len(rows) > MAX_ROWS:
         rows = sorted(rows, key=lambda row: -row["support"])[:MAX_ROWS]
     return markdown_table(list(rows[0]), [list(row.values()) for row in rows]) if rows else []
+
+
+def section(title: str, rows: Sequence[dict[str, Any]] | None) -> list[str]:
+    """`table_of` under a heading; [] without rows."""
+    return [f"## {title}", "", *table_of(rows), ""] if rows else []
 
 
 def class_tables(folder: Path, classes: Sequence[str], columns: dict[str, str]) -> list[str]:

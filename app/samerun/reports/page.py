@@ -2,7 +2,6 @@
 single page that needs no network, for phones and paper too."""
 
 import base64
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from samerun.files import path_in_errors, write_text
 from samerun.reports import figures
 from samerun.reports.card import write_card
 from samerun.reports.tracker import read_history, show_image
-from samerun.run_folder import BEST_PREDICTIONS, PLOTS, REPORT, SPEED, by_split
+from samerun.run_folder import BEST_PREDICTIONS, PLOTS, REPORT, SPEED, by_split, read_metrics
 from samerun.runtime import Run
 from samerun.task import ModelCard, Predictions, ReportContent, Section, Split, Task
 
@@ -91,8 +90,7 @@ def write_page(
 ) -> None:
     """Writes report.html of the run in `folder` from its run.json, metrics.json and plots/. `shown`: metrics
     without eval_ or test_; the others of `card` are in a collapsed table; `best_by`: as in `summary`."""
-    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    run, values = (read_metrics(folder / name) for name in ("run.json", "metrics.json"))
     found = (folder / PLOTS).glob("*.png")
     plots = sorted(found, key=lambda plot: ([*FIRST, plot.stem].index(plot.stem), plot.stem))[:MAX_PLOTS]
     splits = by_split(values)

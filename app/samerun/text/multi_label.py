@@ -6,7 +6,6 @@ Scores, thresholds and figures are in `multi_label_scores`, losses in `losses`.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import compress
@@ -24,9 +23,9 @@ from samerun.errors import InputError, listed, raise_problems
 from samerun.models.pretrained import labels_of, own_labels
 from samerun.plan import ENOUGH_UPDATES
 from samerun.predictions import by_name
-from samerun.reports.card import table_of
-from samerun.task import ModelCard, Predictions, ReportContent
-from samerun.text import long_documents
+from samerun.reports.card import section
+from samerun.run_folder import read_metrics
+from samerun.task import Predictions, ReportContent
 from samerun.text.labels import Labelled, as_number, choose_labels, label_ids, label_source, read_labels
 from samerun.text.losses import MultiLabelLoss, loss_of_arguments, loss_of_config
 from samerun.text.multi_label_scores import (
@@ -57,7 +56,7 @@ classify("a text", truncation=True)"""
 class MultiLabel(Problem):
     """A row has one target, 0 or 1, per label. Targets of files are `Labelled`."""
 
-    name = "multi_label"
+    name, title, usage = "multi_label", "Multi-label text classification", USAGE
     # Needs no threshold: F1 may stay 0 for epochs. A mean over labels is noise where many labels have few
     # validation rows (benchmarks/quality.md, "What chooses the best model").
     default_metric = "average_precision_micro"
@@ -65,7 +64,7 @@ class MultiLabel(Problem):
         *("loss", "f1_micro", "f1_macro", "tuned_f1_micro", "tuned_f1_macro"),
         *("average_precision_micro", "average_precision_macro"),
     )
-    metric_names = METRICS
+    metric_names, card_metrics = METRICS, (*METRICS, "ece", "calibrated_ece")
 
     def __init__(self, arguments: Any) -> None:
         super().__init__(arguments)
@@ -76,21 +75,21 @@ class MultiLabel(Problem):
 
     # Targets
 
-    def read(self, table: Table, notes: list[str]) -> Labelled | None:
-        return read_labels(table, self.arguments, notes)
+    def read(self, table: Table) -> Labelled | None:
+        return read_labels(table, self.arguments, self.notes)
 
-    def choose(self, config: Any, train: Labelled | None, notes: list[str]) -> None:
+    def choose(self, config: Any, train: Labelled | None) -> None:
         a, self.labels = self.arguments, labels_of(config)
         if train is not None:
-            self.labels = choose_labels(a, own_labels(config), train.names, notes)
+            self.labels = choose_labels(a, own_labels(config), train.names, self.notes)
         fixed = fixed_thresholds(a.fixed_thresholds, self.labels)
         self.tuner = ThresholdTuner(fixed, Objective(**a.threshold_objective), a.calibration, a.seed)
 
-    def ids(self, table: Table, targets: Labelled, notes: list[str]) -> Ragged:
+    def ids(self, table: Table, targets: Labelled) -> Ragged:
         ignore, source = self.arguments.unknown_labels == "ignore", label_source(self.arguments)
-        ids = label_ids(table, targets, self.labels, ignore, notes, source)
+        ids = label_ids(table, targets, self.labels, ignore, self.notes, source)
         if unlabelled := int((ids.lengths == 0).sum()):
-            notes.append(f"{table.path}: {unlabelled} row(s) have no label")
+            self.notes.append(f"{table.path}: {unlabelled} row(s) have no label")
         return ids
 
     def tensor(self, ids: Ragged, rows: np.ndarray) -> Tensor:
@@ -100,22 +99,22 @@ class MultiLabel(Problem):
             dense[np.repeat(np.arange(len(rows)), counts), np.concatenate([ids[row] for row in rows])] = 1
         return dense
 
-    def prepare(self, tables: dict[str, Table], ids: dict[str, Ragged], notes: list[str]) -> None:
+    def prepare(self, ids: dict[str, Ragged]) -> None:
         self.num_rows = len(ids["train"])
         self.positive = np.bincount(ids["train"].values, minlength=len(self.labels))
-        self.loss = loss_of_arguments(self.arguments, self.positive, self.num_rows, self.labels, notes)
+        self.loss = loss_of_arguments(self.arguments, self.positive, self.num_rows, self.labels, self.notes)
         self.loss_settings = self.loss.as_settings()
         per_label = UPDATES_PER_LABEL * int((self.positive > 0).sum())
         self.enough_updates = max(ENOUGH_UPDATES, min(per_label, MOST_UPDATES))
         if self.loss.pos_weight is not None:
-            weights = zip(self.labels, self.loss.pos_weight.tolist(), strict=True)
-            self.details["pos_weight"] = dict(weights)
+            weights = self.loss.pos_weight.tolist()
+            self.details["pos_weight"] = dict(zip(self.labels, weights, strict=True))
         if "validation" in ids and not len(ids["validation"].values):
             self.default_metric = "loss"  # precision is undefined without a label
-        note_labels(ids, self.labels, notes)
+        note_labels(ids, self.labels, self.notes)
         is_single = self.arguments.problem_type is None and (ids["train"].lengths == 1).all()
-        if is_single and len(self.labels) > 1 and not any("--label_separator" in note for note in notes):
-            notes.append(
+        if is_single and len(self.labels) > 1 and not any("--label_separator" in x for x in self.notes):
+            self.notes.append(
                 "every training row has exactly one label; --problem_type single_label trains labels that "
                 "exclude each other"
             )
@@ -192,16 +191,11 @@ class MultiLabel(Problem):
         tuner = replace(self.tuner, temperatures=1.0)  # these logits are those before calibration
         return report_content(tuner, best["logits"], best["labels"], self.labels, split)
 
-    def card(self, folder: Path, config: Any, limits: list[str]) -> ModelCard:
+    def card_sections(self, folder: Path) -> list[str]:
         """With the per-label scores in the folder's metrics.json."""
-        rows = json.loads((folder / "metrics.json").read_text(encoding="utf-8")).get("eval_per_label")
-        sections = [CARD_NOTE]
-        if rows:
-            rows.sort(key=lambda row: -row["support"])
-            sections += ["## Labels (validation)", "", *table_of(rows)]
-        usage, metrics = long_documents.usage(config) or USAGE, [*METRICS, "ece", "calibrated_ece"]
-        title = "Multi-label text classification"
-        return ModelCard(title, "text-classification", usage, metrics, sections, limits)
+        rows = read_metrics(folder / "metrics.json").get("eval_per_label") or []
+        rows.sort(key=lambda row: -row["support"])
+        return [CARD_NOTE, *section("Labels (validation)", rows)]
 
     # The exported model
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
 from samerun.plan import ENOUGH_UPDATES
-from samerun.task import ModelCard, Predictions, ReportContent
+from samerun.task import Predictions, ReportContent
 from samerun.text.text import TextSplit
 
 
@@ -28,11 +28,15 @@ class Problem(ABC):
     default_metric: str
     shown_metrics: tuple[str, ...]
     metric_names: tuple[str, ...]
+    title: str  # of the model card
+    usage: str  # of the model card, for models that do not cut texts in their own way
+    card_metrics: tuple[str, ...]  # of the model card
     loss_settings: dict[str, Any] | None = None
     enough_updates = ENOUGH_UPDATES  # of a training whose number of epochs is chosen
 
     def __init__(self, arguments: Any) -> None:
         self.arguments = arguments
+        self.notes: list[str] = []  # for the console
         self.columns: tuple[str, ...] = arguments.label_columns or (arguments.label_column,)  # of the targets
         self.labels: list[str] = []  # the names of the outputs
         self.details: dict[str, Any] = {}  # entries of run.json
@@ -40,16 +44,16 @@ class Problem(ABC):
     # Targets
 
     @abstractmethod
-    def read(self, table: Table, notes: list[str]) -> Any | None:
+    def read(self, table: Table) -> Any | None:
         """The targets of a file, with a method `take(rows)`; None for a file without them. Raises
         `InputError`."""
 
     @abstractmethod
-    def choose(self, config: Any, train: Any | None, notes: list[str]) -> None:
+    def choose(self, config: Any, train: Any | None) -> None:
         """Sets `labels`: the model's, or for training those of the targets `train`. Raises `InputError`."""
 
     @abstractmethod
-    def ids(self, table: Table, targets: Any, notes: list[str]) -> Ragged:
+    def ids(self, table: Table, targets: Any) -> Ragged:
         """The targets of each row as numbers. Raises `InputError`."""
 
     @abstractmethod
@@ -57,7 +61,7 @@ class Problem(ABC):
         """(b, ...) targets of these rows, also the `labels` of predictions."""
 
     @abstractmethod
-    def prepare(self, tables: dict[str, Table], ids: dict[str, Ragged], notes: list[str]) -> None:
+    def prepare(self, ids: dict[str, Ragged]) -> None:
         """Before training: sets the loss and notes what is remarkable. `ids`: by split."""
 
     def check_best_metric(self, name: str, ids: Ragged) -> None:
@@ -114,9 +118,9 @@ class Problem(ABC):
     def figures(self, best: Predictions, split: TextSplit) -> ReportContent:
         """Figures and tables of report.html."""
 
-    @abstractmethod
-    def card(self, folder: Path, config: Any, limits: list[str]) -> ModelCard:
-        """The model card's part. `folder`: the run's; `limits`: sentences."""
+    def card_sections(self, folder: Path) -> list[str]:
+        """`ModelCard.sections` of the run in `folder`."""
+        return []
 
     # The exported model, in this order
 

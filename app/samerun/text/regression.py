@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,7 @@ from samerun.models.pretrained import labels_of, load_config, own_labels
 from samerun.parsing import is_given
 from samerun.predictions import by_name
 from samerun.reports.figures import BLUE, GREY, new_figure
-from samerun.task import ModelCard, Predictions, ReportContent
-from samerun.text import long_documents
+from samerun.task import Predictions, ReportContent
 from samerun.text.head import output_layer
 from samerun.text.labels import as_number
 from samerun.text.multi_label_scores import worst_texts
@@ -55,7 +53,7 @@ class Numbers:
 class Regression(Problem):
     """A row has one target per column. Predictions and `labels` are in the original units."""
 
-    name = "regression"
+    name, title, usage = "regression", "Text regression", USAGE
     default_metric = "mse"
     shown_metrics = ("loss", *METRICS)
 
@@ -70,14 +68,14 @@ class Regression(Problem):
             self.columns = own
         several = self.columns if len(self.columns) > 1 else ()
         by_column = (f"{metric}_{column}" for column in several for metric in METRICS)
-        self.metric_names = (*self.shown_metrics, *by_column)
+        self.metric_names = self.card_metrics = (*self.shown_metrics, *by_column)
         self.loss = {"kind": arguments.loss_name, **arguments.loss_arguments}
         self.mean, self.scale = (np.full(len(self.columns), value) for value in (0.0, 1.0))
         self.is_exported = False  # whether the model's outputs are in the original units
 
     # Targets
 
-    def read(self, table: Table, notes: list[str]) -> Numbers | None:
+    def read(self, table: Table) -> Numbers | None:
         """Raises `InputError` with line and column for cells that are no finite number."""
         if any(column not in table.columns for column in self.columns):
             return None
@@ -93,7 +91,7 @@ class Regression(Problem):
         raise_problems(problems)
         return Numbers(values)
 
-    def choose(self, config: Any, train: Numbers | None, notes: list[str]) -> None:
+    def choose(self, config: Any, train: Numbers | None) -> None:
         """Raises `InputError` for a training column with one value only, and for other columns than the
         model's."""
         self.labels = list(self.columns)
@@ -116,15 +114,15 @@ class Regression(Problem):
                 f"{listed(self.columns)}; name one for each, in this order, by --label_columns"
             )
 
-    def ids(self, table: Table, targets: Numbers, notes: list[str]) -> Ragged:
+    def ids(self, table: Table, targets: Numbers) -> Ragged:
         return Ragged.of(targets.values.tolist(), "float64")
 
     def tensor(self, ids: Ragged, rows: np.ndarray) -> Tensor:
         return torch.tensor(np.stack([ids[row] for row in rows]), dtype=torch.float32)
 
-    def prepare(self, tables: dict[str, Table], ids: dict[str, Ragged], notes: list[str]) -> None:
+    def prepare(self, ids: dict[str, Ragged]) -> None:
         self.loss_settings = {**self.loss, "mean": self.mean.tolist(), "scale": self.scale.tolist()}
-        notes += [
+        self.notes += [
             f"{column}: mean {mean:.6g}, standard deviation {scale:.6g}; the loss is of standardised values"
             for column, mean, scale in zip(self.columns, self.mean, self.scale, strict=True)
         ]
@@ -220,10 +218,6 @@ class Regression(Problem):
             for header, values in (("values", true), ("predicted", found))
         }
         return ReportContent(figures, [worst_texts(losses, cells, split)])
-
-    def card(self, folder: Path, config: Any, limits: list[str]) -> ModelCard:
-        usage, metrics = long_documents.usage(config) or USAGE, list(self.metric_names)
-        return ModelCard("Text regression", "text-classification", usage, metrics, [], limits)
 
     # The exported model
 

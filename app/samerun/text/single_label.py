@@ -15,8 +15,7 @@ from samerun.data.tokens import Ragged
 from samerun.errors import InputError
 from samerun.kernels.common import send
 from samerun.models.pretrained import labels_of, own_labels
-from samerun.task import ModelCard, Predictions, ReportContent
-from samerun.text import long_documents
+from samerun.task import Predictions, ReportContent
 from samerun.text.labels import Labelled, choose_labels, label_ids, label_source, read_classes
 from samerun.text.losses import class_weights
 from samerun.text.multi_label_scores import (
@@ -37,10 +36,11 @@ classify("a text", truncation=True)  # the label and its probability; top_k=None
 class SingleLabel(Problem):
     """A row has one target, the number of its label. Targets of files are `Labelled`."""
 
-    name = "single_label"
+    name, title, usage = "single_label", "Text classification", USAGE
     default_metric = "accuracy"
     shown_metrics = ("loss", "accuracy", "f1_macro", "f1_weighted", "matthews_correlation")
     metric_names = (*shown_metrics, f"top{classes.TOP}_accuracy")
+    card_metrics = (*shown_metrics, "ece", "calibrated_ece")
 
     def __init__(self, arguments: Any) -> None:
         super().__init__(arguments)
@@ -50,31 +50,31 @@ class SingleLabel(Problem):
 
     # Targets
 
-    def read(self, table: Table, notes: list[str]) -> Labelled | None:
-        return read_classes(table, self.arguments.label_column, notes)
+    def read(self, table: Table) -> Labelled | None:
+        return read_classes(table, self.arguments.label_column, self.notes)
 
-    def choose(self, config: Any, train: Labelled | None, notes: list[str]) -> None:
+    def choose(self, config: Any, train: Labelled | None) -> None:
         self.labels = labels_of(config)
         if train is not None:
             names = classes.sorted_classes([name for (name,) in train.rows], train.declared, "rows")
-            self.labels = choose_labels(self.arguments, own_labels(config), names, notes)
+            self.labels = choose_labels(self.arguments, own_labels(config), names, self.notes)
 
-    def ids(self, table: Table, targets: Labelled, notes: list[str]) -> Ragged:
-        return label_ids(table, targets, self.labels, None, notes, label_source(self.arguments))
+    def ids(self, table: Table, targets: Labelled) -> Ragged:
+        return label_ids(table, targets, self.labels, None, self.notes, label_source(self.arguments))
 
     def tensor(self, ids: Ragged, rows: np.ndarray) -> Tensor:
         return torch.from_numpy(ids.values[rows].astype(np.int64))
 
-    def prepare(self, tables: dict[str, Table], ids: dict[str, Ragged], notes: list[str]) -> None:
+    def prepare(self, ids: dict[str, Ragged]) -> None:
         self.count = np.bincount(ids["train"].values, minlength=len(self.labels))
         self.weight = class_weights(self.arguments, self.count, self.labels)
         if self.weight is not None:
             least, most = self.weight.min(), self.weight.max()
-            notes.append(f"weights of classes: {least:.2f} to {most:.2f} (--pos_weight)")
+            self.notes.append(f"weights of classes: {least:.2f} to {most:.2f} (--pos_weight)")
             self.details["class_weight"] = dict(zip(self.labels, self.weight.tolist(), strict=True))
         self.loss_settings = {"label_smoothing_factor": self.smoothing, "class_weight": self.listed_weight}
         fewest, most = self.count.min(), self.count.max()
-        notes.append(f"{len(self.labels)} labels, of {fewest} to {most} training rows each")
+        self.notes.append(f"{len(self.labels)} labels, of {fewest} to {most} training rows each")
 
     @property
     def listed_weight(self) -> list[float] | None:
@@ -132,11 +132,8 @@ class SingleLabel(Problem):
         figures, sections = classes.figures(classes.confusion_of(best), self.labels)
         return ReportContent(figures, [*sections, worst_texts(losses, columns, split)])
 
-    def card(self, folder: Path, config: Any, limits: list[str]) -> ModelCard:
-        sections = classes.card_sections(folder, self.labels)
-        usage = long_documents.usage(config) or USAGE
-        metrics = [*self.shown_metrics, "ece", "calibrated_ece"]
-        return ModelCard("Text classification", "text-classification", usage, metrics, sections, limits)
+    def card_sections(self, folder: Path) -> list[str]:
+        return classes.card_sections(folder, self.labels)
 
     # The exported model
 

@@ -6,7 +6,6 @@ tagged in IOB2 within: B- for the first word of a name, I- for the others, O for
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -28,9 +27,10 @@ from samerun.data.tokens import Ragged
 from samerun.errors import SHOWN, InputError, described, more, nearest, quoted, raise_problems
 from samerun.export import check_agreement
 from samerun.models.adapters import loadable
-from samerun.reports.card import table_of
+from samerun.reports.card import section
 from samerun.reports.figures import NAME, bars, confusion
 from samerun.reports.page import worst_rows
+from samerun.run_folder import METRICS, read_metrics
 from samerun.task import ModelCard, ReportContent
 from samerun.text.labels import OF_MODEL, Labelled, knows_none, read_label_file
 from samerun.text.long_documents import LongDocuments
@@ -533,9 +533,6 @@ def check_export(folder: Path, expected: Sequence[tuple], precision: str, found:
 
 def model_card(folder: Path, limits: list[str]) -> ModelCard:
     """The task's part of the model card, with the scores of each type in the folder's metrics.json."""
-    rows = json.loads((folder / "metrics.json").read_text(encoding="utf-8")).get("eval_per_type")
-    sections = []
-    if rows:
-        sections = ["## Types (validation)", "", *table_of(rows)]
+    sections = section("Types (validation)", read_metrics(folder / METRICS).get("eval_per_type"))
     metrics = ["loss", "precision", "recall", "f1", "f1_macro", "accuracy", "pipeline_agreement"]
     return ModelCard("Token classification", "token-classification", USAGE, metrics, sections, limits)

@@ -123,12 +123,12 @@ class TextTask(Task):
     target_columns: tuple[str, ...]  # required in training and validation rows, beside the text
 
     @abstractmethod
-    def read_targets(self, table: Table, split: str, notes: list[str]) -> Any | None:
+    def read_targets(self, table: Table, split: str) -> Any | None:
         """The checked targets of a file, with a method `take(rows)`; None for a file without targets. Raises
         `InputError`."""
 
     @abstractmethod
-    def ids_of_targets(self, table: Table, targets: Any, notes: list[str]) -> Ragged:
+    def ids_of_targets(self, table: Table, targets: Any) -> Ragged:
         """The ids of these targets. Raises `InputError`."""
 
     @abstractmethod
@@ -147,7 +147,7 @@ class TextTask(Task):
 
     # Reading
 
-    def read(self, launch: Launch, modes: Modes, notes: list[str]) -> tuple[dict[str, Table], dict[str, Any]]:
+    def read(self, launch: Launch, modes: Modes) -> tuple[dict[str, Table], dict[str, Any]]:
         """(tables, targets), by split, of the splits that the modes need (`read_needed`). Training rows come
         from the first buffer if they are streamed; rows with blank texts are dropped. Raises `InputError`."""
         arguments, columns = self.arguments, (*self.text_columns, *self.target_columns)
@@ -160,14 +160,14 @@ class TextTask(Task):
             )
         if arguments.streaming and modes.train:
             self.buffers = Buffers(arguments, columns)
-        given = arguments, modes, self.read_rows, notes
+        given = arguments, modes, self.read_rows, self.notes
         rows = read_needed(*given, unit="rows", elsewhere=" or --dataset_name")
         tables = {name: each.table for name, each in rows.items()}
         return tables, {name: each.targets for name, each in rows.items()}
 
-    def read_rows(self, arguments: Any, split: str, notes: list[str]) -> TextRows | None:
+    def read_rows(self, split: str) -> TextRows | None:
         """The rows of a split, checked; None if the arguments name no source. Raises `InputError`."""
-        required, optional = self.text_columns, self.target_columns
+        arguments, required, optional = self.arguments, self.text_columns, self.target_columns
         if split != "test":  # targets of test rows are optional
             required = (*required, *optional)
         elif arguments.id_column == "id":  # the default
@@ -175,15 +175,15 @@ class TextTask(Task):
         else:
             required = (*required, arguments.id_column)
         if split == "train" and self.buffers is not None:
-            table = first_buffer(self.buffers, notes)
+            table = first_buffer(self.buffers, self.notes)
         else:
             table = read_split(arguments, split, required, optional)
         if table is None:
             return None
         table = self.as_texts(table, split)
         if split == "train":
-            table = drop_blank(table, arguments.text_column, notes)
-        targets = self.read_targets(table, split, notes)
+            table = drop_blank(table, arguments.text_column, self.notes)
+        targets = self.read_targets(table, split)
         self._check_texts(table, split != "test")
         return TextRows(table, targets)
 
@@ -196,29 +196,27 @@ class TextTask(Task):
                 advice = f"{column} is empty; give it a text or leave the row out"
                 raise_problems([f"{table.where(row)}: {advice}" for row in blank])
 
-    def all_ids(
-        self, tables: dict[str, Table], targets: dict[str, Any], notes: list[str]
-    ) -> dict[str, Ragged]:
+    def all_ids(self, tables: dict[str, Table], targets: dict[str, Any]) -> dict[str, Ragged]:
         """The ids of the targets, by split, of the splits that have targets. Errors in targets are reported
         before texts are tokenized."""
         ids = {}
         for name, own in targets.items():
             if own is not None:
                 with self._cached(name):
-                    ids[name] = self.ids_of_targets(tables[name], own, notes)
+                    ids[name] = self.ids_of_targets(tables[name], own)
         return ids
 
     # Tokenizing
 
-    def load_tokenizer(self, vocabulary: list[Cells], notes: list[str]) -> Any:
+    def load_tokenizer(self, vocabulary: list[Cells]) -> Any:
         """The tokenizer; --tokenizer_type train trains it on the columns `vocabulary`."""
-        tokenizer = load_tokenizer(self.arguments, vocabulary, notes)
+        tokenizer = load_tokenizer(self.arguments, vocabulary, self.notes)
         if self.modes.train or self.arguments.truncation_side != "right":  # else the exported model's own end
             tokenizer.truncation_side = self.arguments.truncation_side
             tokenizer.init_kwargs["truncation_side"] = tokenizer.truncation_side  # else it is not saved
         return tokenizer
 
-    def use_tokenizer(self, tokenizer: Any, encoder: Any, default: int, notes: list[str]) -> None:
+    def use_tokenizer(self, tokenizer: Any, encoder: Any, default: int) -> None:
         """Sets `tokenizer`, `encoder_config`, `max_length`, `long_documents` and the padding of batches.
         `encoder`: the configuration of the encoder; `default`: of --max_length. Raises `InputError`."""
         a, self.tokenizer, self.encoder_config = self.arguments, tokenizer, encoder
@@ -234,31 +232,29 @@ class TextTask(Task):
                 )
         has_table = getattr(encoder, "type_vocab_size", 0) > 1
         self.has_types = has_table and "token_type_ids" in tokenizer.model_input_names
-        note = choose_attention(encoder, self.max_length)
-        notes += [note] if note else []
+        if note := choose_attention(encoder, self.max_length):
+            self.notes.append(note)
         self.padding_multiple = padding_of(encoder)
 
-    def data(
-        self, tables: dict[str, Table], targets: dict[str, Ragged], notes: list[str], own: dict[str, Any]
-    ) -> Data:
+    def data(self, tables: dict[str, Table], targets: dict[str, Ragged], own: dict[str, Any]) -> Data:
         """Tokenizes the texts and sets `splits`. `targets`: ids by split; `own`: the task's entries of the
         run's fingerprint."""
         tokenizer, self.splits = tokenizer_fingerprint(self.tokenizer), {}
         for name, table in tables.items():
             with self._cached(name):
-                self.splits[name] = self._split(name, table, targets.get(name), tokenizer, notes)
+                self.splits[name] = self._split(name, table, targets.get(name), tokenizer)
         if self.buffers is not None:
             stream = TextStream(self.buffers, self._split_of_buffer)
             self.splits["train"] = replace(self.splits["train"], stream=stream)
         if "train" in tables:
             tokens = int(self.splits["train"].tokens.lengths.sum())
-            notes.insert(0, f"{len(self.splits['train'])} training rows, {tokens} tokens")
+            self.notes.insert(0, f"{len(self.splits['train'])} training rows, {tokens} tokens")
             texts = {
                 name: split.texts if split.pairs is None else zip(split.texts, split.pairs, strict=True)
                 for name, split in self.splits.items()
             }
-            note_repeated_texts(texts, notes)
-        return Data(self.splits, self._fingerprint(tokenizer, own), notes)
+            note_repeated_texts(texts, self.notes)
+        return Data(self.splits, self._fingerprint(tokenizer, own), self.notes)
 
     def share_of_tokens_lost(self, texts: Sequence[str], tokens: Ragged, cut: np.ndarray) -> float:
         """The share of all tokens of `texts` that `tokens` lacks, by a sample of the rows `cut`."""
@@ -270,11 +266,9 @@ class TextTask(Task):
         lost = (sum(map(len, whole)) - kept) / kept * sum(len(tokens[row]) for row in cut.tolist())
         return lost / (lost + int(tokens.lengths.sum()))
 
-    def _split(
-        self, name: str, table: Table, targets: Ragged | None, tokenizer: str, notes: list[str]
-    ) -> TextSplit:
+    def _split(self, name: str, table: Table, targets: Ragged | None, tokenizer: str) -> TextSplit:
         """Tokenizes a file's texts and notes how many were cut. `tokenizer`: its fingerprint."""
-        arguments = self.arguments
+        arguments, notes = self.arguments, self.notes
         if name == "test":
             check_ids(table, arguments.id_column)
         texts = table.columns[arguments.text_column]
@@ -333,12 +327,11 @@ class TextTask(Task):
         return replace(split, collate=partial(self.collate, split), content=partial(_content, split))
 
     def _split_of_buffer(self, table: Table) -> TextSplit:
-        """Tokenizes the rows of a later buffer. Raises `InputError`."""
-        notes: list[str] = []  # not shown; the notes on the first buffer are
+        """Tokenizes the rows of a later buffer, whose notes are not shown. Raises `InputError`."""
         table = self.as_texts(table, "train")
         self._check_texts(table, True)
-        targets = self.ids_of_targets(table, self.read_targets(table, "train", notes), notes)
-        return self._split("train", table, targets, tokenizer_fingerprint(self.tokenizer), notes)
+        targets = self.ids_of_targets(table, self.read_targets(table, "train"))
+        return self._split("train", table, targets, tokenizer_fingerprint(self.tokenizer))
 
     def _cached(self, name: str) -> AbstractContextManager[None]:
         """A context in which the tokens of a streamed split are cached with its first buffer."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from copy import deepcopy
@@ -26,6 +25,7 @@ from samerun.models.adapters import loadable
 from samerun.reports.card import markdown_table
 from samerun.reports.figures import BLUE, GREY, ORANGE, legend_below, new_figure
 from samerun.reports.page import MAX_CHARACTERS, MAX_ROWS
+from samerun.run_folder import read_metrics
 from samerun.task import Batch, ModelCard, ReportContent, Section
 from samerun.text.arguments import SEARCH, SearchArguments
 from samerun.text.rouge import ROUGE_METRICS, first_sentence, median_length, row_scores
@@ -290,7 +290,7 @@ def check_export(
 def model_card(folder: Path, prefix: str, limits: list[str]) -> ModelCard:
     """The task's part of the model card, with the example titles in the folder's metrics.json. `prefix`: put
     before each document."""
-    metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    metrics = read_metrics(folder / "metrics.json")
     sections = [
         f"ROUGE counts `{metrics.get('rouge_tokenizer')}`; `baseline_*` is the document's first sentence as "
         "its title.",

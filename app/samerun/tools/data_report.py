@@ -93,17 +93,17 @@ class Rows(NamedTuple):
 
 def rows_of(task: Task, modes: Modes) -> tuple[dict[str, Rows], list[str]]:
     """(rows by split, notes) of a task's files; {} for a task whose rows are of another kind."""
-    arguments, launch, notes = task.arguments, Launch(), []
+    arguments, launch = task.arguments, Launch()
     if isinstance(task, TextTask) and not (
         arguments.model_name_or_path or arguments.tokenizer_name or arguments.tokenizer_type == "train"
     ):  # without a tokenizer, lengths are in words
-        tables, targets = task.read(launch, modes, notes)
+        tables, targets = task.read(launch, modes)
         rows = {}
         for name, table in tables.items():
             titles = table.columns.get(getattr(arguments, "title_column", None))
             texts = joined(*(table.columns[column] for column in task.text_columns))
             rows[name] = of_texts(texts, titles and list(titles), getattr(targets[name], "rows", None))
-        return rows, notes
+        return rows, task.notes
     data = task.load(launch, modes)
     if isinstance(task, TextTask):
         return {name: of_text_split(task, split) for name, split in data.splits.items()}, data.notes

@@ -133,7 +133,7 @@ def _of_training(folder: Path, task: Any) -> HeldOut:
         raise InputError(f"{folder}: has no {path.name}; train with --report_to html, or use cross-validate")
     modes = Modes(train=True, evaluate=True, predict=False)
     data = task.load(Launch(), modes)
-    tables, _ = task.read(task.launch, modes, [])
+    tables, _ = task.read(task.launch, modes)
     rows = {name: of_text_split(task, split) for name, split in data.splits.items()}
     with np.load(path) as stored:
         logits, targets = stored["logits"].astype(np.float64), stored["labels"]

@@ -90,13 +90,13 @@ class Volumes:
 def find_splits(arguments: Any, modes: Modes, notes: list[str]) -> dict[str, Volumes]:
     """The volumes of the splits that `modes` need, checked to exist. Raises `InputError` with all
     problems."""
-    elsewhere = f", or a {SPLIT_FILE} that names some"
-    splits = read_needed(arguments, modes, _find, notes, unit="volumes", elsewhere=elsewhere)
+    given = arguments, modes, partial(_find, arguments), notes
+    splits = read_needed(*given, unit="volumes", elsewhere=f", or a {SPLIT_FILE} that names some")
     raise_problems([problem for name, volumes in splits.items() for problem in _missing(volumes, name)])
     return splits
 
 
-def _find(arguments: Any, split: str, notes: list[str]) -> Volumes | None:
+def _find(arguments: Any, split: str) -> Volumes | None:
     """The volumes of a split, from its own argument or else from the folders of --train_file; None if there
     are none."""
     argument, paths, is_own = sources_of(arguments, split)

@@ -29,7 +29,7 @@ def test_only_the_columns_in_use_are_read(tmp_path):
     path.write_text("text,labels,id,note\na,x,1,y\n")
     for given, ids in (({}, {"id": ["1"]}), ({"id_column": "note"}, {"note": ["y"]})):
         task = TextClassification(Arguments(output_dir="a", test_file=str(path), **given))
-        found = contents(task.read_rows(task.arguments, "test", []).table)
+        found = contents(task.read_rows("test").table)
         assert found == {"text": ["a"], "labels": ["x"], **ids}
 
 

@@ -115,11 +115,11 @@ def test_targets_are_0_and_1():
 
 
 def test_rows_without_a_label_are_noted():
-    problem, notes, cells = MultiLabel(classify.Arguments()), [], ["a", "", ""]
+    problem, cells = MultiLabel(classify.Arguments()), ["a", "", ""]
     problem.labels = ["a"]
-    ids = problem.ids(table({"labels": cells}, "test.csv"), read(cells), notes)
+    ids = problem.ids(table({"labels": cells}, "test.csv"), read(cells))
     assert ids.lengths.tolist() == [1, 0, 0]
-    assert notes == ["test.csv: 2 row(s) have no label"]
+    assert problem.notes == ["test.csv: 2 row(s) have no label"]
 
 
 def test_label_file(tmp_path):
@@ -422,11 +422,11 @@ def test_the_cards_table_has_labels_by_support(tmp_path):
     table = [{"label": name, "f1": 0.5, "support": support} for name, support in supports.items()]
     (tmp_path / "metrics.json").write_text(json.dumps({"eval_per_label": table}), encoding="utf-8")
     problem = MultiLabel(classify.Arguments())
-    text = "\n".join(problem.card(tmp_path, BertConfig(), []).sections)
+    text = "\n".join(problem.card_sections(tmp_path))
     places = list(map(text.index, ("| often | 0.5000 | 9 |", "| rare | 0.5000 | 1 |", "| never |")))
     assert places == sorted(places)
     (tmp_path / "metrics.json").write_text("{}", encoding="utf-8")
-    assert len(problem.card(tmp_path, BertConfig(), []).sections) == 1
+    assert len(problem.card_sections(tmp_path)) == 1
 
 
 NAMES = ["a", "b=c", "标签"]
@@ -517,7 +517,7 @@ def test_a_metric_that_one_row_defines():
 def test_thresholds_and_calibration_belong_to_the_run_that_resumes():
     def fingerprint(**given):
         made = MultiLabel(classify.Arguments(**given))
-        made.choose(BertConfig(id2label={0: "a", 1: "b"}), None, [])
+        made.choose(BertConfig(id2label={0: "a", 1: "b"}), None)
         return made.fingerprint()
 
     asked = ({}, {"threshold": ("0.9",)}, {"threshold": ("cost:5",)}, {"calibration": "temperature"})

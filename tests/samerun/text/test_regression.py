@@ -24,16 +24,16 @@ def problem(values=((1.0, 100.0), (3.0, 300.0), (8.0, 200.0)), **given):
     made = Regression(
         Arguments(output_dir="runs/a", problem_type="regression", label_columns=("a", "b"), **given)
     )
-    made.choose(BertConfig(), Numbers(np.array(values)), [])
+    made.choose(BertConfig(), Numbers(np.array(values)))
     return made
 
 
 def test_numbers_and_texts_of_numbers_are_read():
-    found = problem().read(table({"a": [1, "2.5", " -3e2 "], "b": [0.5, 1, 2]}), [])
+    found = problem().read(table({"a": [1, "2.5", " -3e2 "], "b": [0.5, 1, 2]}))
     assert found.values.tolist() == [[1, 0.5], [2.5, 1], [-300, 2]]
-    assert problem().read(table({"a": [1]}), []) is None
+    assert problem().read(table({"a": [1]})) is None
     with pytest.raises(InputError, match=r"a is '2020_01' .*, expected a number"):
-        problem().read(table({"a": ["2020_01"], "b": [1]}), [])
+        problem().read(table({"a": ["2020_01"], "b": [1]}))
 
 
 def test_columns_have_the_order_of_the_trained_model(tmp_path):

@@ -27,7 +27,7 @@ def problem(count, **given):
     made = SingleLabel(Arguments(output_dir="runs/a", problem_type="single_label", **given))
     made.labels = [f"label {number}" for number in range(len(count))]
     ids = Ragged.of([[label] for label, n in enumerate(count) for _ in range(n)])
-    made.prepare({}, {"train": ids}, [])
+    made.prepare({"train": ids})
     return made
 
 

@@ -263,7 +263,7 @@ def read_rows(task: Any) -> tuple[dict[str, list[dict[str, Any]]], list[tuple[st
         for name in cells.keys() & table.classes.keys():  # a class is one label
             cells[name] = [[cell] if isinstance(cell, str) else cell for cell in cells[name]]
         rows[split] = [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
-    targets = task.read_targets(task.as_texts(tables["train"], "train"), "train", [])
+    targets = task.read_targets(task.as_texts(tables["train"], "train"), "train")
     return rows, getattr(targets, "rows", [()] * len(rows["train"])), getattr(targets, "names", [])
 
 
