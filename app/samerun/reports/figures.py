@@ -57,8 +57,7 @@ def matrix(
     y: str = "",
     shares: np.ndarray | None = None,
 ) -> Figure:
-    """A matrix of `counts`, (names, names). The colours show `shares` from 0 to 1, by default shares of the
-    largest count."""
+    """A matrix of `counts`, (names, names), in the colours of `shares`, by default of the largest count."""
     shares = counts / max(1, counts.max(initial=0)) if shares is None else shares
     figure, axes = new_figure(title, x, y, height=2.4 + 0.2 * len(names))
     axes.grid(False)

@@ -253,8 +253,7 @@ def _is_ip_address(name: str) -> bool:
 
 
 def _parse_texts(body: bytes) -> tuple[list[str] | list[tuple[str, str]], bool]:
-    """(texts or pairs of texts, whether to explain them). Raises `InputError` for a body that does not match
-    EXPECTED."""
+    """(texts or pairs of texts, whether to explain them). Raises `InputError` for anything but EXPECTED."""
     try:
         content = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -312,10 +311,8 @@ def _error(status: int, message: str, headers: dict[str, str] | None = None) -> 
 
 
 class BatchQueue:
-    """A bounded queue of items that `thread` works on, up to `max_batch` at once.
-
-    Queues that share a thread take turns. `max_wait`: seconds that an incomplete batch waits for more items.
-    """
+    """A bounded queue of items that `thread` works on, up to `max_batch` at once. Queues that share a thread
+    take turns. `max_wait`: seconds that an incomplete batch waits for more items."""
 
     def __init__(
         self,
@@ -335,8 +332,7 @@ class BatchQueue:
         return self._queue.qsize()
 
     def submit(self, items: Sequence[Any]) -> list[asyncio.Future]:
-        """Queues the items and returns the futures of their results. Raises `asyncio.QueueFull` without room
-        for all."""
+        """The futures of the queued items' results. Raises `asyncio.QueueFull` without room for all."""
         if len(self) + len(items) > self._queue.maxsize:
             raise asyncio.QueueFull
         futures = [asyncio.get_running_loop().create_future() for _ in items]

@@ -61,8 +61,7 @@ TIME_OR_MEMORY = re.compile("runtime|per_second|step_time|stall|memory|train_sec
 
 @dataclass(frozen=True)
 class Kill:
-    """When to kill a run: `seconds` after its start, or at its `disk_call`-th call that flushes or renames a
-    file."""
+    """When to kill a run: `seconds` after its start, or at its `disk_call`-th of `DISK_CALLS`."""
 
     seconds: float | None = None
     disk_call: int | None = None
@@ -281,8 +280,7 @@ def _kill(processes: list[psutil.Process]) -> None:
 
 
 def _wait(process: psutil.Popen, until: float) -> int:
-    """The launcher's exit code after it and all its descendants have ended. Raises `SystemExit`, after
-    killing them, if they do not end."""
+    """The exit code after all descendants have ended. Kills those that do not: raises `SystemExit`."""
     family = process.children(recursive=True) if process.is_running() else []
     try:
         code = process.wait(max(1.0, until - time.monotonic()))
@@ -300,8 +298,7 @@ def _wait(process: psutil.Popen, until: float) -> int:
 
 
 def differences(straight: Path, other: Path) -> list[str]:
-    """How the files of the run `other` differ from those of the run `straight`, one text per file; [] for
-    equal runs."""
+    """How the files of the run `other` differ from those of `straight`, one text per file; [] if equal."""
     different = []
     for name in sorted(_compared_files(straight) | _compared_files(other)):
         one, two = straight / name, other / name
@@ -328,8 +325,7 @@ def _compared_files(folder: Path) -> set[str]:
 
 
 def _json_differences(name: str, one: Path, two: Path) -> list[str]:
-    """Leaves out times and memory, and a baseline that one run alone has: the training's time decides on it
-    (--baseline auto)."""
+    """Without times, memory and a baseline that one run alone has: time decides on it (--baseline auto)."""
     ours, theirs = (json.loads(path.read_text(encoding="utf-8")) for path in (one, two))
     if not isinstance(ours, dict) or not isinstance(theirs, dict):
         return [] if ours == theirs else [f"{name} differs"]

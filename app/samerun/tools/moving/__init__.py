@@ -1,2 +1,1 @@
-"""Shared by `samerun parity` and the parity tests: launch settings, recorded steps,
-comparison of two runs."""
+"""Shared by tools that repeat a job: launch settings, recorded steps, comparison of two runs."""

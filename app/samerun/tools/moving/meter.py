@@ -141,8 +141,7 @@ def shapes(batch: BatchShape, larger: bool) -> list[BatchShape]:
 
 
 def seconds_of(engine: ModuleType, training: Any, step: int) -> float:
-    """Does an optimizer step as `Training._run_steps` does. Returns its seconds; with workers, without
-    collating."""
+    """The seconds of a step as in `Training._run_steps`; with workers, without collating."""
     batches, started = training.batches, time.perf_counter()
     micro_batches = batches[step]
     if training.arguments.dataloader_num_workers:

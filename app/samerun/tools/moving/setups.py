@@ -15,8 +15,7 @@ from samerun.files import shipped
 from samerun.run_folder import STATUS, read_metrics
 
 OBSERVER = Path(__file__).resolve().with_name("observer.py")
-# Of a run that is not the user's own job: it leaves the job's mirror, repository on the hub and file of
-# predictions alone.
+# Of a run that is not the user's own job: it leaves that one's mirror, repository and predictions alone.
 APART = {
     "mirror_to": "none",
     "push_to_hub": "false",
