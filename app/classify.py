@@ -188,10 +188,10 @@ class TextClassification(TextTask):
                 problem.check_best_metric(self.best_metric, ids["validation"])
         data = self.data(tables, ids, problem.fingerprint())
         if modes.train:
-            balanced = a.sampling == "class_balanced"
-            weights = class_balanced(ids["train"], len(self.labels)) if balanced else None
-            more = {"weights": weights, "enough_updates": problem.enough_updates}
-            self.splits["train"] = replace(self.splits["train"], **more)
+            weights, updates = None, problem.enough_updates
+            if a.sampling == "class_balanced":
+                weights = class_balanced(ids["train"], len(self.labels))
+            self.splits["train"] = replace(self.splits["train"], weights=weights, enough_updates=updates)
         return data
 
     def read_targets(self, table: Table, split: str) -> Any | None:

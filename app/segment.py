@@ -50,23 +50,10 @@ from transformers import MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, AutoModelForSe
 from samerun import predictions as output
 from samerun.errors import InputError
 from samerun.export import check_agreement, rows_to_check
-from samerun.images import masks, semantic_segmentation
+from samerun.images import masks, segmentation, semantic_segmentation
 from samerun.images.data import Images, Targets
 from samerun.images.image_task import ImageSplit, ImageTask, check_colours, check_size
-from samerun.images.segmentation import (
-    SegmentationLoss,
-    balanced_class_weights,
-    by_class,
-    iou,
-    largest_logit,
-    mean_loss,
-    pack,
-    report_content,
-    scored_outputs,
-    scores_of_commonest_class,
-    segmentation_scores,
-    unpack,
-)
+from samerun.images.segmentation import SegmentationLoss
 from samerun.images.transforms import Augmentation, load_processor
 from samerun.launch import Launch
 from samerun.main import run
@@ -158,7 +145,8 @@ class Segmentation(ImageTask):
             masks.note_classes(train, self.classes, self.notes)
             if a.class_weights == "balanced":
                 totals = train.totals
-                class_weights = balanced_class_weights([totals.get(n, 0) for n in range(self.num_classes)])
+                counts = [totals.get(number, 0) for number in range(self.num_classes)]
+                class_weights = segmentation.balanced_class_weights(counts)
             if a.modes.evaluate:
                 of_classes = [f"{kind}_{name}" for kind in KINDS for name in self.classes.names]
                 check_metric(self.best_metric, [*self.shown_metrics, *of_classes], a)
@@ -230,8 +218,7 @@ class Segmentation(ImageTask):
     def logits(
         self, model: torch.nn.Module, batch: Batch, one_process: bool = False
     ) -> Iterator[torch.Tensor]:
-        """Yields (1, classes, height, width) for each row in its own size. `one_process`: other processes do
-        not call it."""
+        """(1, classes, height, width) of each row in its own size. `one_process`: others do not call it."""
         pixels, sizes = batch.inputs["pixel_values"], batch.inputs["size"].tolist()
         if not self.uses_windows:
             logits = model(pixel_values=pixels).logits
@@ -244,26 +231,27 @@ class Segmentation(ImageTask):
     def predict_row(self, logits: torch.Tensor, batch: Batch, row: int) -> dict[str, torch.Tensor]:
         """Loss and counts of a labelled row; the packed mask of a test row."""
         logits = logits[0]
-        predicted, outputs = logits.argmax(0).to(torch.uint8), {"largest_logit": largest_logit(logits)}
+        predicted = logits.argmax(0).to(torch.uint8)
+        outputs = {"largest_logit": segmentation.largest_logit(logits)}
         if batch.labels is not None:
             truth = batch.labels[row, : logits.shape[1], : logits.shape[2]]
-            outputs |= scored_outputs(self.loss, logits, predicted, truth, self.num_classes)
+            outputs |= segmentation.scored_outputs(self.loss, logits, predicted, truth, self.num_classes)
         if "keeps_mask" in batch.inputs:
-            packed = pack(predicted.cpu().numpy(), self.num_classes)
+            packed = segmentation.pack(predicted.cpu().numpy(), self.num_classes)
             outputs["mask"] = torch.from_numpy(packed).to(logits.device)
         return outputs
 
     def score(self, predictions: Predictions, split: ImageSplit) -> dict[str, float | None]:
         self.check_logits(predictions, split)
-        scores = segmentation_scores(predictions["counts"].sum(0), self.classes.names)
-        return {"loss": mean_loss(predictions), **scores}
+        scores = segmentation.segmentation_scores(predictions["counts"].sum(0), self.classes.names)
+        return {"loss": segmentation.mean_loss(predictions), **scores}
 
     def baseline(self, split: ImageSplit, seconds: float) -> dict[str, float | None]:
         train = self.splits.get("train")
         if train is None:
             return {}
         counts = train.targets.counts, split.targets.counts
-        return scores_of_commonest_class(*counts, self.classes.names)
+        return segmentation.scores_of_commonest_class(*counts, self.classes.names)
 
     def check_logits(self, predictions: Predictions, split: ImageSplit) -> None:
         check_finite(predictions["largest_logit"], "logits", split.path, "images", split.images.name)
@@ -275,8 +263,7 @@ class Segmentation(ImageTask):
         return {}
 
     def check_export(self, best: Predictions | None, folder: Path) -> None:
-        """Compares losses of the exported model on some validation rows with the run's. Keeps its masks for
-        `overlays`."""
+        """Compares losses of the exported model with the run's. Keeps its masks for `previews`."""
         model = self.load_exported(folder).eval()
         if best is None:
             return
@@ -306,18 +293,19 @@ class Segmentation(ImageTask):
         files = semantic_segmentation.mask_names(split.ids)
         add_to_list(folder, files)
         for row, (file, header) in enumerate(zip(files, split.inspected.headers, strict=True)):
-            mask = unpack(predictions["mask"][row], (header.height, header.width), self.num_classes)
+            size = header.height, header.width
+            mask = segmentation.unpack(predictions["mask"][row], size, self.num_classes)
             image = Image.fromarray(mask)
             image.putpalette(semantic_segmentation.palette().tobytes())
             image.save(folder / file)
             line = {"image": split.images.name(row), "mask": f"{folder.name}/{file}"}
             line["shares"] = semantic_segmentation.shares(mask, names)
             if split.labelled:
-                line["iou"] = by_class(iou(predictions["counts"][row]), names)
+                line["iou"] = segmentation.by_class(segmentation.iou(predictions["counts"][row]), names)
             yield line
 
     def figures(self, best: Predictions, split: ImageSplit) -> ReportContent:
-        return report_content(best, self.classes.names, split.ids)
+        return segmentation.report_content(best, self.classes.names, split.ids)
 
     def card(self, folder: Path) -> ModelCard:
         tables, usage = class_tables(folder, self.classes.names, KINDS), semantic_segmentation.USAGE

@@ -49,18 +49,8 @@ import torch
 from samerun import predictions as output
 from samerun.data.cache import content_key
 from samerun.files import replace_folder
-from samerun.images.segmentation import (
-    EqualPasses,
-    SegmentationLoss,
-    by_class,
-    dice,
-    iou,
-    largest_logit,
-    mean_loss,
-    mean_of_defined,
-    report_content,
-    scored_outputs,
-)
+from samerun.images import segmentation
+from samerun.images.segmentation import EqualPasses, SegmentationLoss
 from samerun.launch import Launch
 from samerun.main import run
 from samerun.plan import Modes
@@ -77,17 +67,9 @@ from samerun.task import (
     check_finite,
     check_metric,
 )
-from samerun.volumes import network
-from samerun.volumes.data import (
-    Prepared,
-    Volumes,
-    check_headers,
-    check_values,
-    choose_classes,
-    find_splits,
-    prepare,
-)
-from samerun.volumes.network import Settings, check_weights, choose_spacing, load_weights, weights_hash
+from samerun.volumes import data, network
+from samerun.volumes.data import Prepared, Volumes
+from samerun.volumes.network import Settings
 from samerun.volumes.output import WholeVolumes, overlays, volume_facts, write_masks
 from samerun.volumes.patches import Augmentation, Patches
 
@@ -106,13 +88,12 @@ class VolumeSegmentation(Task):
     # Data
 
     def load(self, launch: Launch, modes: Modes) -> Data:
-        arguments, notes = self.arguments, []
-        self.launch = launch
+        arguments, notes, self.launch = self.arguments, self.notes, launch
         if modes.predict:
             check_foreign(Path(arguments.output_dir), [output.folder_of(arguments).name])
-        files = find_splits(arguments, modes, notes)
-        check_headers(files, notes)
-        self.prepared = prepared = self.prepare(files, notes)
+        files = data.find_splits(arguments, modes, notes)
+        data.check_headers(files, notes)
+        self.prepared = prepared = self.prepare(files)
         weights = arguments.class_weights
         self.loss = SegmentationLoss.of(arguments, weights, self.settings.loss, include_background=False)
         self.loss_settings = self.loss.settings()
@@ -125,34 +106,34 @@ class VolumeSegmentation(Task):
         }
         splits = {name: whole.split(files[name].path) for name, whole in self.whole.items()}
         if modes.train:
-            splits["train"] = self.patch_split(prepared["train"], files["train"], notes)
+            splits["train"] = self.patch_split(prepared["train"], files["train"])
             notes.insert(0, self.settings.training_note(prepared["train"], arguments.patches_per_volume))
             if modes.evaluate:
                 of_classes = (f"{kind}_{name}" for kind in KINDS for name in classes[1:])
                 check_metric(self.best_metric, [*self.shown_metrics, *of_classes], arguments)
         return Data(splits, self.run_fingerprint(prepared), notes)
 
-    def prepare(self, files: dict[str, Volumes], notes: list[str]) -> dict[str, list[Prepared]]:
+    def prepare(self, files: dict[str, Volumes]) -> dict[str, list[Prepared]]:
         """Reads the settings of an exported model, or chooses them; prepares the volumes."""
         a, path = self.arguments, self.arguments.model_name_or_path
         exported = None if path is None else Settings.read(path).updated(a)
-        spacing = choose_spacing(a.spacing, files["train"]) if exported is None else exported.spacing
-        prepared = {name: prepare(volumes, spacing, a.ignore_index) for name, volumes in files.items()}
-        classes = choose_classes(prepared["train"], a.class_names) if exported is None else exported.classes
-        check_weights(a.class_weights, classes)
+        spacing = exported.spacing if exported else network.choose_spacing(a.spacing, files["train"])
+        prepared = {name: data.prepare(volumes, spacing, a.ignore_index) for name, volumes in files.items()}
+        classes = exported.classes if exported else data.choose_classes(prepared["train"], a.class_names)
+        network.check_weights(a.class_weights, classes)
         for volumes in prepared.values():
-            check_values(volumes, classes, notes)
+            data.check_values(volumes, classes, self.notes)
         self.settings = exported or Settings.choose(a, classes, spacing, prepared["train"])
         return prepared
 
-    def patch_split(self, volumes: list[Prepared], files: Volumes, notes: list[str]) -> Split:
+    def patch_split(self, volumes: list[Prepared], files: Volumes) -> Split:
         a, settings = self.arguments, self.settings
         augmentation = Augmentation(
             a.random_rotation, a.random_scale, a.random_intensity, a.random_noise, settings.spacing
         )
         sampling = a.patches_per_volume, a.foreground_share, a.flip_axes, a.seed
         patches = Patches(volumes, settings.patch_size, *sampling, augmentation)
-        mixture = files.mixture(a.mixing_weights, a.patches_per_volume, notes)
+        mixture = files.mixture(a.mixing_weights, a.patches_per_volume, self.notes)
         return Split(files.path, patches.batch, len(patches), augment=patches.batch, mixture=mixture)
 
     def run_fingerprint(self, prepared: dict[str, list[Prepared]]) -> dict[str, Any]:
@@ -161,7 +142,7 @@ class VolumeSegmentation(Task):
         changes = a.random_rotation, list(a.random_scale or ()), a.random_intensity, a.random_noise
         return {
             "model": self.settings.as_dict(),
-            "weights": weights_hash(a.model_name_or_path),
+            "weights": network.weights_hash(a.model_name_or_path),
             "patches": [a.patches_per_volume, a.foreground_share, *a.flip_axes],
             "augmentation": list(changes),
             **{f"{name}_volumes": len(volumes) for name, volumes in trained.items()},
@@ -173,7 +154,7 @@ class VolumeSegmentation(Task):
     def build(self) -> torch.nn.Module:
         model = self.settings.build()
         if self.arguments.model_name_or_path is not None and next(model.parameters()).device.type != "meta":
-            load_weights(model, self.arguments.model_name_or_path)
+            network.load_weights(model, self.arguments.model_name_or_path)
         return model
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
@@ -198,10 +179,10 @@ class VolumeSegmentation(Task):
         windows = {"patch_size": self.settings.patch_size, "overlap": self.settings.overlap}
         logits = network.volume_logits(model, image, size, window_batch_size=a.window_batch_size, **windows)
         predicted = network.classes_of(logits)
-        mask, scores = predicted.cpu().numpy(), {"largest_logit": largest_logit(logits)}
+        mask, scores = predicted.cpu().numpy(), {"largest_logit": segmentation.largest_logit(logits)}
         if batch.labels is not None:
             truth = batch.labels[row][tuple(map(slice, size))]
-            scores |= scored_outputs(self.loss, logits, predicted, truth, num_classes)
+            scores |= segmentation.scored_outputs(self.loss, logits, predicted, truth, num_classes)
             distances = network.hausdorff95(mask, truth.cpu().numpy(), spacing, num_classes)
             scores["hd95"] = torch.from_numpy(distances).to(logits.device)
         split = self.whole["test" if "keeps_mask" in batch.inputs else "validation"]
@@ -210,10 +191,10 @@ class VolumeSegmentation(Task):
     def score(self, predictions: Predictions, split: Split) -> dict[str, float | None]:
         """Each class's metrics as means over volumes, and their means over classes."""
         self.check_logits(predictions, split)
-        scores: dict[str, float | None] = {"loss": mean_loss(predictions)}
+        scores: dict[str, float | None] = {"loss": segmentation.mean_loss(predictions)}
         for kind, values in self.values_by_kind(predictions).items():
-            means = [mean_of_defined(of_class) for of_class in values.T]
-            scores[f"mean_{kind}"] = mean_of_defined(np.array(means, dtype=np.float64))
+            means = [segmentation.mean_of_defined(of_class) for of_class in values.T]
+            scores[f"mean_{kind}"] = segmentation.mean_of_defined(np.array(means, dtype=np.float64))
             for name, mean in zip(self.settings.classes[1:], means, strict=True):
                 scores[f"{kind}_{name}"] = mean
         return scores
@@ -221,7 +202,7 @@ class VolumeSegmentation(Task):
     def values_by_kind(self, predictions: Predictions) -> dict[str, np.ndarray]:
         """Each of KINDS -> (volumes, classes without the background)."""
         counts, distances = predictions["counts"], predictions["hd95"].astype(np.float64)
-        values = dice(counts), iou(counts), distances
+        values = segmentation.dice(counts), segmentation.iou(counts), distances
         return {kind: of_kind[:, 1:] for kind, of_kind in zip(KINDS, values, strict=True)}
 
     def check_logits(self, predictions: Predictions, split: Split) -> None:
@@ -253,10 +234,10 @@ class VolumeSegmentation(Task):
             millilitres = voxels * np.prod(volume.facts["spacing"]) / 1000
             line = {"image": str(volume.file.image), "mask": path}
             line["millilitres"] = dict(zip(names, millilitres.round(6).tolist(), strict=True))
-            yield line | {kind: by_class(values[row], names) for kind, values in scores.items()}
+            yield line | {kind: segmentation.by_class(values[row], names) for kind, values in scores.items()}
 
     def figures(self, best: Predictions, split: Split) -> ReportContent:
-        return report_content(best, self.settings.classes, split.ids, first=1)
+        return segmentation.report_content(best, self.settings.classes, split.ids, first=1)
 
     def card(self, folder: Path) -> ModelCard:
         tables = class_tables(folder, self.settings.classes[1:], KINDS)

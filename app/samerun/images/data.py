@@ -1,6 +1,5 @@
-"""The images of a run with their labels: from folders, MNIST's files, tables and data sets. They are decoded
-when a batch needs them.
-"""
+"""The images of a run with their labels: from folders, MNIST's files, tables and data sets. A batch decodes
+them."""
 
 from __future__ import annotations
 
@@ -22,16 +21,8 @@ from PIL import Image
 from pyarrow import parquet
 
 from samerun.console import Phase
+from samerun.data import splits
 from samerun.data.cache import cache_folder, content_hash, content_key, file_state, get_or_create
-from samerun.data.splits import (
-    LIMIT_ARGUMENTS,
-    check_columns,
-    common_parent,
-    expand_patterns,
-    joined_fields,
-    read_sources,
-    read_split,
-)
 from samerun.data.tables import Table, check_ids, dataset_table, ids_of, read_table
 from samerun.errors import InputError, described, in_short, listed, raise_problems
 from samerun.files import paths_in
@@ -144,8 +135,7 @@ class Images:
         return self.sources[self.source[row]].folder / cell
 
     def inspect(self) -> Inspection:
-        """Reads all headers and hashes; caches those of files until one changes (`file_state`). Raises
-        `InputError` listing files that are missing or no images."""
+        """Reads headers and hashes; caches those of files until one changes. Raises `InputError`."""
         if self.are_arrays:
             return Inspection(*map(list, zip(*map(self._inspect_one, range(len(self))), strict=True)))
         with ThreadPoolExecutor(THREADS) as pool:
@@ -190,8 +180,7 @@ class Images:
 
 
 def map_rows(function: Callable[[int], Any], num_rows: int, phase: str, unit: str) -> list[Any]:
-    """The results of a function for all rows, computed in threads with a progress bar. Raises `InputError`
-    with the problems of all rows."""
+    """The results of a function for all rows, computed in threads. Raises `InputError` with all problems."""
     results, problems = [], []
     with ThreadPoolExecutor(THREADS) as pool, Phase(phase, unit, num_rows) as bar:
         for future in [pool.submit(function, row) for row in range(num_rows)]:
@@ -216,8 +205,7 @@ class Examples:
     labels: Sequence[Any] | Images | None  # names of classes, or masks; None without labels
     ids: Sequence[Any]
     declared: tuple[str, ...] = ()  # all class names in order, if the source lists them
-    # With several sources: for each row the number of the argument's value that it comes from, and a path for
-    # each such number.
+    # With several sources: each row's number of the argument's value, and a path for each number.
     source: np.ndarray | None = None
     sources: tuple[str, ...] = ()
 
@@ -262,7 +250,7 @@ def read_examples(arguments: Any, split: str, notes: list[str]) -> Examples | No
     """The images of "train", "validation" or "test" with their classes; None if the arguments name no source.
     Raises `InputError` for problems of a source. `Images.inspect` checks the images themselves."""
     argument, files = f"--{split}_file", getattr(arguments, f"{split}_file")
-    paths = [] if files is None else expand_patterns(argument, files)
+    paths = [] if files is None else splits.expand_patterns(argument, files)
     from_folder = partial(_from_folder, arguments, split, notes)
     return read_paths(arguments, split, argument, paths, from_folder)
 
@@ -280,12 +268,12 @@ def read_paths(
     `from_folder`: (the folder above all source folders, see `named_from`; a folder) -> its images. `masks`:
     the column of labels holds masks, not classes."""
     if not paths:
-        table = read_split(arguments, split, *_columns(arguments, split))
+        table = splits.read_split(arguments, split, *_columns(arguments, split))
         return None if table is None else _of_table(arguments, split, table, Path(), masks)
     folders = [path for path, _ in paths if Path(path).is_dir()]
-    read = partial(_from_path, arguments, split, partial(from_folder, common_parent(folders)), masks)
-    examples = read_sources(paths, read, partial(_joined, argument))
-    limit = getattr(arguments, LIMIT_ARGUMENTS[split])
+    read = partial(_from_path, arguments, split, partial(from_folder, splits.common_parent(folders)), masks)
+    examples = splits.read_sources(paths, read, partial(_joined, argument))
+    limit = getattr(arguments, splits.LIMIT_ARGUMENTS[split])
     if examples is None or limit is None or limit >= len(examples):
         return examples
     if not masks and any(idx_images(Path(folder), split) is None for folder in folders):
@@ -296,7 +284,7 @@ def read_paths(
 
 def _joined(argument: str, numbered: Sequence[tuple[Examples, int]]) -> Examples:
     """Raises `InputError` if only some sources have labels."""
-    fields, parts = joined_fields(argument, numbered), [part for part, _ in numbered]
+    fields, parts = splits.joined_fields(argument, numbered), [part for part, _ in numbered]
     labels, ids = None, []
     if isinstance(parts[0].labels, Images):
         labels = Images.join([part.labels for part in parts])
@@ -310,8 +298,7 @@ def _joined(argument: str, numbered: Sequence[tuple[Examples, int]]) -> Examples
 
 
 def named_from(base: str | None, folder: Path, names: list[str]) -> list[str]:
-    """File names in a folder, relative to `base`, the folder above all source folders: so they are unique.
-    None: there is one source folder."""
+    """File names in a folder, relative to `base`, the folder above several source folders: unique."""
     return names if base is None else [str(Path(os.path.relpath(folder, base), name)) for name in names]
 
 
@@ -347,8 +334,7 @@ def image_extensions() -> frozenset[str]:
 
 
 def images_below(folder: Path, notes: list[str]) -> list[Path]:
-    """All images below a folder by extension, sorted by path. Skips hidden files and folders, and other files
-    with a note."""
+    """All images below a folder by extension, sorted by path, but hidden ones. Notes other files."""
     files = sorted(_files_below(folder))
     others = [path.name for path in files if path.suffix.lower() not in image_extensions()]
     if others:
@@ -374,8 +360,7 @@ def _files_below(folder: Path, above: frozenset[str] = frozenset()) -> Iterator[
 
 
 def check_output_outside(folder: Path, output_dir: str) -> None:
-    """Raises `InputError` if the run would write below a folder whose images are read: its plots and masks
-    would be the next run's data."""
+    """Raises `InputError` if plots and masks of this run would be images that the next run reads."""
     output = Path(os.path.realpath(output_dir))  # not Path.resolve, which raises for circular links
     if output.is_relative_to(os.path.realpath(folder)):
         raise InputError(
@@ -396,9 +381,9 @@ def class_folders(folder: Path, notes: list[str]) -> tuple[list[Path], list[str]
             )
         return images, None
     if {path.name.lower() for path in subfolders} <= SPLITS:
-        splits = ", ".join(path.name for path in subfolders)
+        names = ", ".join(path.name for path in subfolders)
         raise InputError(
-            f"{folder}: holds splits ({splits}), not classes; give each by itself, such as "
+            f"{folder}: holds splits ({names}), not classes; give each by itself, such as "
             f"--train_file {subfolders[0]}"
         )
     files = [path for path in paths_in(folder) if path.is_file() and not path.name.startswith(".")]
@@ -424,8 +409,7 @@ def class_folders(folder: Path, notes: list[str]) -> tuple[list[Path], list[str]
 
 
 def _columns(arguments: Any, split: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(required columns, optional columns) of a table. Raises `InputError` if images and labels share a
-    column."""
+    """(required, optional) columns of a table. Raises `InputError` if images and labels share one."""
     image, label, id_column = arguments.image_column, arguments.label_column, arguments.id_column
     if image == label:
         raise InputError(f"column {image!r} is used twice; images and labels need columns of their own")
@@ -438,7 +422,7 @@ def from_table(arguments: Any, split: str, path: Path, masks: bool) -> Examples:
     required, optional = _columns(arguments, split)
     if path.suffix.lower() == ".parquet" and _holds_images(path, arguments.image_column):
         rows = _parquet_rows(path, arguments.image_column)
-        check_columns(rows, str(path), required)
+        splits.check_columns(rows, str(path), required)
         table = dataset_table(rows, str(path), required, optional)
     else:
         table = read_table(path, arguments.encoding, required, optional)
@@ -459,8 +443,7 @@ def _of_table(arguments: Any, split: str, table: Table, folder: Path, masks: boo
 
 
 def _holds_images(path: Path, column: str) -> bool:
-    """Whether a column of a parquet file holds images, not their paths. False for an unreadable file:
-    `read_table` reports the error."""
+    """Whether a column of a parquet file holds images, not paths. `read_table` reports an unreadable file."""
     try:
         schema = parquet.read_schema(path)
     except (pyarrow.ArrowException, OSError):
@@ -483,8 +466,7 @@ def _parquet_rows(path: Path, column: str) -> datasets.Dataset:
         raise InputError(f"{path}: cannot be read ({in_short(error)})") from None
 
 
-# MNIST's files: two zero bytes, the type, the number of dimensions, each dimension as a big-endian int32, and
-# the values
+# MNIST's files: two zero bytes, type, number of dimensions, each as a big-endian int32, and the values
 
 
 def idx_images(folder: Path, split: str) -> Path | None:
@@ -510,8 +492,7 @@ def _from_idx(path: Path) -> Examples:
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """The array, uint8. Raises `InputError` for another type or number of dimensions, and for a truncated
-    file."""
+    """The array, uint8. Raises `InputError` for another type or shape, and for a truncated file."""
     try:
         content = path.read_bytes()
         if path.suffix == ".gz":

@@ -101,12 +101,10 @@ def layerwise_scale(name: str, layers: int, decay: float) -> float:
 def to_export(
     model: Any, plain: Any, weights: dict[str, torch.Tensor], arguments: Any
 ) -> tuple[Any, dict[str, torch.Tensor]]:
-    """(object with `save_pretrained`, weights to save).
-
-    `model`: the trained model; `weights`: its full weights; `plain`: a model of its class on the meta device.
-    Adapters are merged into the base weights, or saved alone with --export adapter. Quantized weights are
-    exported in fp32: quantizing the merged weights again would change the model.
-    """
+    """(object with `save_pretrained`, weights to save). `model`: the trained model; `weights`: its full
+    weights; `plain`: a model of its class on the meta device. Adapters are merged into the base weights, or
+    saved alone with --export adapter. Quantized weights are exported in fp32: quantizing the merged weights
+    again would change the model."""
     vars(plain.config).pop(BASE_BITS, None)
     if not hasattr(model, "peft_config"):
         return plain, weights
@@ -156,11 +154,11 @@ def base_of(folder: str | Path) -> str | None:
         ) from None
 
 
-def loadable(folder: Path, auto_class: Any) -> Any:
-    """`model` argument of transformers' pipelines for an exported folder: its path, or the merged model."""
+def load_plain(folder: Path, auto_class: Any) -> Any:
+    """The model of an exported folder by plain transformers; an adapter is merged."""
     base = base_of(folder)
     if base is None:
-        return str(folder)
+        return auto_class.from_pretrained(folder)
     config = AutoConfig.from_pretrained(folder)
     model = auto_class.from_pretrained(base, config=config, dtype=torch.float32, ignore_mismatched_sizes=True)
     if model.can_generate():

@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 
 from samerun.errors import InputError
 from samerun.export import check_agreement
-from samerun.models.adapters import loadable
+from samerun.models.adapters import load_plain
 from samerun.models.pretrained import labels_of, load_config, own_labels, set_labels
 from samerun.text import long_documents
 from samerun.text.arguments import problem_kind
@@ -58,11 +58,8 @@ def output_layer(model: Any, num_labels: int) -> tuple[str, torch.nn.Linear] | N
 
 def replace_output_layer(model: Any, own: list[str], labels: list[str]) -> np.ndarray:
     """Replaces the head's output layer for the labels `own` by one for `labels`. Labels in both lists keep
-    their weights.
-
-    Returns (labels,) bool: the labels with new weights. Raises `InputError` for a head without a linear
-    output layer.
-    """
+    their weights. Returns (labels,) bool: the labels with new weights. Raises `InputError` for a head without
+    a linear output layer."""
     named_layer = output_layer(model, len(own))
     if named_layer is None:
         raise InputError(
@@ -149,8 +146,7 @@ def problem_type_of(arguments: Any) -> str:
 
 
 def check_problem_type(arguments: Any, config: Any, notes: list[str]) -> None:
-    """Raises `InputError` if --problem_type is given for a model that was trained for another. Notes that
-    neither the model nor the argument names one."""
+    """Raises `InputError` if --problem_type is not the model's. Notes that neither names one."""
     own, given = config.problem_type, arguments.problem_type
     if own is None and given is None:  # transformers' pipeline takes such a model for one of single labels
         notes.append(
@@ -189,16 +185,12 @@ def check_export(
     precision: str,
     unit: np.ndarray | float = 1.0,
 ) -> None:
-    """Loads the folder into transformers' pipeline and compares its probabilities with the run's. `expected`:
-    text -> (labels,) probabilities or, of a regression, values; `unit`: what a difference of 1 is.
-
-    With --long_documents the function on the model card is checked, too; the pipeline only on texts that need
-    no truncation.
-
-    Raises `TrainingError` if probabilities differ by more than `TOLERANCE`.
-    """
+    """Compares the probabilities of transformers' pipeline with the run's. `expected`: text -> (labels,)
+    probabilities or, of a regression, values; `unit`: what a difference of 1 is. With --long_documents the
+    function on the model card is checked, too; the pipeline only on texts that need no truncation. Raises
+    `TrainingError` if probabilities differ by more than `TOLERANCE`."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = loadable(folder, AutoModelForSequenceClassification)
+    model = load_plain(folder, AutoModelForSequenceClassification)
     classify = pipeline("text-classification", model=model, tokenizer=tokenizer, top_k=None, device="cpu")
     labels, setting = labels_of(classify.model.config), getattr(classify.model.config, "long_documents", None)
     for text, probabilities in expected.items():

@@ -26,8 +26,7 @@ BITS = {"1": True, "true": True, "1.0": True, "0": False, "false": False, "0.0":
 
 @dataclass(frozen=True)
 class Labelled:
-    """The distinct labels of each row. `declared`: all labels of --label_columns or of a ClassLabel column,
-    used or not."""
+    """The distinct labels of each row. `declared`: all of --label_columns or of a ClassLabel column."""
 
     rows: list[tuple[str, ...]]
     declared: tuple[str, ...] = ()
@@ -45,14 +44,10 @@ class Labelled:
 
 
 def read_labels(table: Table, arguments: Any, notes: list[str]) -> Labelled | None:
-    """The labels of each row of a file; None for a file without labels.
-
-    A cell of --label_column is a list of texts or integers, or one text split at --label_separator (empty: no
-    label). Integers are converted to text. A ClassLabel is never split. With --label_columns a row has the
-    labels whose columns hold 1.
-
-    Raises `InputError` with the line for cells of another type and for files that mix types.
-    """
+    """The labels of each row of a file; None for a file without labels. A cell of --label_column is a list of
+    texts or integers, or one text split at --label_separator (empty: no label). Integers are converted to
+    text. A ClassLabel is never split. With --label_columns a row has the labels whose columns hold 1. Raises
+    `InputError` with the line for cells of another type and for files that mix types."""
     columns = arguments.label_columns or (arguments.label_column,)
     if any(column not in table.columns for column in columns):
         return None
@@ -99,8 +94,7 @@ def read_labels(table: Table, arguments: Any, notes: list[str]) -> Labelled | No
 
 
 def _parse_cell(cell: Any, separator: str | None) -> tuple[list[str], str]:
-    """(labels, form of the cell); the form is "" without labels. `separator`: None if a text is one label.
-    Raises ValueError for a cell of another form."""
+    """(labels, form of the cell or ""). `separator`: None if a text is one label. Raises ValueError."""
     if isinstance(cell, str) and separator is None:
         return [cell], "a text"
     if isinstance(cell, str):
@@ -154,18 +148,15 @@ def read_classes(table: Table, column: str, notes: list[str]) -> Labelled | None
     rows, problems, interned = [], [], {}
     for row, cell in enumerate(table.columns[column]):
         value = cell[0] if isinstance(cell, list) and len(cell) == 1 else cell
+        if type(value) is float and value.is_integer():  # as pandas keeps numbers beside missing ones
+            value = int(value)
         name = str(value).strip()
-        if isinstance(value, list):
-            problem = f"has {len(value)} labels, expected one; several need --problem_type multi_label"
-        elif type(value) is float and value.is_integer():  # as pandas keeps numbers beside missing ones
-            rows.append(interned.setdefault(str(int(value)), (str(int(value)),)))
-            continue
-        elif type(value) not in (str, int) or not name:
-            found = "empty" if value == "" or not name else described(value)
-            problem = f"is {found}, expected one label: a text or a whole number"
-        else:
+        if type(value) in (str, int) and name:
             rows.append(interned.setdefault(name, (name,)))
             continue
+        problem = f"is {described(value) if name else 'empty'}, expected one label: a text or a whole number"
+        if isinstance(value, list):
+            problem = f"has {len(value)} labels, expected one; several need --problem_type multi_label"
         problems.append(f"{table.where(row)}: {column} {problem}")
     raise_problems(problems)
     declared = tuple(table.classes.get(column, ()))
@@ -241,11 +232,8 @@ def label_ids(
     source: str = "training data",
 ) -> Ragged:
     """Each row's label ids, ascending. `ignore_unknown`: --unknown_labels, None if it does not apply;
-    `source`: of the list `labels`, for messages.
-
-    Raises `InputError` with the lines of labels that are not in the list. With `ignore_unknown` it drops them
-    and notes their number.
-    """
+    `source`: of the list `labels`, for messages. Raises `InputError` with the lines of labels that are not in
+    the list. With `ignore_unknown` it drops them and notes their number."""
     numbers = {name: number for number, name in enumerate(labels)}
     ids = {names: sorted(numbers[name] for name in names if name in numbers) for names in set(labelled.rows)}
     unknown: dict[str, list[int]] = {}  # label -> rows
@@ -276,8 +264,7 @@ def label_ids(
 
 
 def knows_none(table: Table, label: str, source: str) -> str:
-    """The problem of a file with labels that a model was not trained on, or of a command that only predicts
-    with a model that is still to be trained."""
+    """The problem of a file with labels of another model, or of a command that lacks --do_train."""
     return (
         f"{table.path}: none of its labels, such as {label!r:.80}, is in the {source}. This command does not "
         "train: add --do_train to train first, or name a model that was trained on these labels"
@@ -295,8 +282,7 @@ def label_source(arguments: Any) -> str:
 
 def class_balanced(targets: Ragged, num_labels: int) -> np.ndarray:
     """(rows,) probability of each row if a label is drawn first, then one of its rows (Shen et al.,
-    arXiv:1512.05830, section 3.2). "No label" counts as a label of its own, so that rows without labels are
-    drawn, too."""
+    arXiv:1512.05830, section 3.2). "No label" counts as one."""
     count = np.bincount(targets.values, minlength=num_labels)
     weights = np.zeros(len(targets))
     np.add.at(weights, np.repeat(np.arange(len(targets)), targets.lengths), 1 / count[targets.values])

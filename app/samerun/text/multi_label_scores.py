@@ -31,23 +31,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DECISION_METRICS = (
-    "f1_micro",
-    "f1_macro",
-    "f1_samples",
-    "precision_micro",
-    "recall_micro",
-    "precision_macro",
-    "recall_macro",
-    "hamming_loss",
-    "subset_accuracy",
+    *("f1_micro", "f1_macro", "f1_samples", "precision_micro", "recall_micro"),
+    *("precision_macro", "recall_macro", "hamming_loss", "subset_accuracy"),
 )
 RANKING_METRICS = (
-    "roc_auc_macro",
-    "roc_auc_macro_labels",
-    "average_precision_macro",
-    "average_precision_macro_labels",
-    "average_precision_micro",
-    "lrap",
+    *("roc_auc_macro", "roc_auc_macro_labels", "average_precision_macro", "average_precision_macro_labels"),
+    *("average_precision_micro", "lrap"),
 )
 METRICS = ("loss", *DECISION_METRICS, *RANKING_METRICS, *(f"tuned_{name}" for name in DECISION_METRICS))
 CALIBRATION_BINS = 15  # as in Guo et al., arXiv:1706.04599, section 4
@@ -70,9 +59,7 @@ def multilabel_scores(
     logits: np.ndarray, targets: np.ndarray, loss: float | None, tuned: np.ndarray
 ) -> dict[str, float | None]:
     """METRICS: `loss`, DECISION_METRICS at 0.5 and as `tuned_*` of the decisions `tuned`, RANKING_METRICS.
-
-    `logits`, `targets` of 0 and 1, `tuned` of bool: (rows, labels). Without cells every score is None.
-    """
+    `logits`, `targets` of 0 and 1, `tuned` of bool: (rows, labels). Without cells every score is None."""
     probabilities, targets = sigmoid(logits), np.asarray(targets, dtype=bool)
     scores = {"loss": loss, **decision_scores(probabilities >= 0.5, targets)}
     scores |= ranking_scores(probabilities, targets)
@@ -117,8 +104,7 @@ def ranking_scores(probabilities: np.ndarray, targets: np.ndarray) -> dict[str, 
 
 
 def label_ranking_average_precision(probabilities: np.ndarray, targets: np.ndarray) -> float:
-    """As scikit-learn's: the mean over rows, then over the labels of a row, of the share of true labels among
-    those ranked at least as high."""
+    """The mean over rows, then labels, of the share of true labels among those ranked as high."""
     from scipy.stats import rankdata
 
     rank = rankdata(-probabilities, method="max", axis=1)
@@ -165,11 +151,8 @@ def per_label_table(
     decisions: np.ndarray,
 ) -> list[dict[str, str | int | float | None]]:
     """One row per label: label, support (positive rows), threshold, precision, recall, f1, roc_auc,
-    average_precision. The mean of a column over its defined entries is the macro metric.
-
-    `probabilities`, `targets` and `decisions`: (rows, labels); `thresholds` (labels,) are shown, `decisions`
-    scored.
-    """
+    average_precision. The mean of a column over its defined entries is the macro metric. `probabilities`,
+    `targets` and `decisions`: (rows, labels); `thresholds` (labels,) are shown, `decisions` scored."""
     targets = np.asarray(targets, dtype=bool)
     columns: dict[str, list] = {
         "label": list(names),
@@ -327,11 +310,9 @@ def _best_cut(scores: np.ndarray, truth: np.ndarray, values_of: Callable[..., tu
 
 def fit_temperatures(logits: np.ndarray, targets: np.ndarray, per_label: bool) -> np.ndarray:
     """(labels,) the temperatures T with the lowest binary cross-entropy of sigmoid(logits / T) (Guo et al.,
-    arXiv:1706.04599, section 4.2, with a sigmoid in place of the softmax).
-
-    `logits` and `targets` of 0 and 1: (rows, labels). All labels share one temperature. With `per_label`
-    labels with at least MIN_CALIBRATION_ROWS positive and negative rows have their own. 1 for fewer rows.
-    """
+    arXiv:1706.04599, section 4.2, with a sigmoid in place of the softmax). `logits` and `targets` of 0 and 1:
+    (rows, labels). All labels share one temperature. With `per_label` labels with at least
+    MIN_CALIBRATION_ROWS positive and negative rows have their own. 1 for fewer rows."""
     logits, targets = np.asarray(logits, dtype=np.float64), np.asarray(targets, dtype=np.float64)
     if len(logits) < MIN_CALIBRATION_ROWS:
         return np.ones(logits.shape[1])
@@ -415,8 +396,7 @@ class ThresholdTuner:
 
     def held_out(self, logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Calibrated logits and decisions by cross-validation, (rows, labels) each: each of at most FOLDS
-        random folds uses temperatures and thresholds fitted on the others. Scores of the rows that the fit
-        has seen would be too good."""
+        random folds uses what was fitted on the others, whose own scores would be too good."""
         if self.fixed is not None and self.calibration == "none":
             return logits, sigmoid(logits) >= self.fixed
         calibrated, decisions = np.array(logits, dtype=np.float64), np.zeros(logits.shape, dtype=bool)
@@ -433,8 +413,7 @@ class ThresholdTuner:
         for the rows on which the thresholds were tuned. So evaluating an exported model repeats the scores of
         its training. `rows`: hash of the rows."""
         if thresholds is None or self.tuned_on == rows:
-            # Thresholds that lie between calibrated scores decide a few rows otherwise: here all are tuned
-            # before calibration.
+            # Thresholds between calibrated scores decide a few rows otherwise: here all are tuned before.
             tuner = replace(self, calibration="none") if self.fixed is None else self
             return tuner.held_out(logits * self.temperatures, targets)[1]
         return sigmoid(logits) >= thresholds
@@ -470,8 +449,7 @@ class ThresholdTuner:
 def report_content(
     tuner: ThresholdTuner, logits: np.ndarray, targets: np.ndarray, names: Sequence[str], split: Any
 ) -> ReportContent:
-    """Figures of the most frequent labels and the rows with the largest binary cross-entropy. `logits` and
-    `targets`: (rows, labels); `split`: their `TextSplit`."""
+    """Figures, and rows of the largest loss. `logits`, `targets`: (rows, labels); `split`: a `TextSplit`."""
     calibrated, predicted = tuner.held_out(logits, targets)[0], tuner.decide(logits, targets, None, "")
     probabilities, truth = sigmoid(calibrated), targets.astype(bool)
     losses = -np.log(np.clip(np.where(truth, probabilities, 1 - probabilities), 1e-12, 1)).mean(axis=1)

@@ -26,7 +26,7 @@ from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
 from samerun.errors import SHOWN, InputError, described, more, nearest, quoted, raise_problems
 from samerun.export import check_agreement
-from samerun.models.adapters import loadable
+from samerun.models.adapters import load_plain
 from samerun.reports.card import section
 from samerun.reports.figures import NAME, bars, confusion
 from samerun.reports.page import worst_rows
@@ -155,8 +155,7 @@ class Tagged(Labelled):
 
 
 def _are_prefixed(tags: Collection[str]) -> bool:
-    """Whether the tags are those of names. Word classes, one of which may look like the tag of a name, lack
-    O."""
+    """Whether the tags are those of names. Word classes, of which one may look like a name's, lack O."""
     prefixed = {tag for tag in tags if PREFIXED.fullmatch(tag)}
     return bool(prefixed) and (OUTSIDE in tags or prefixed == set(tags))
 
@@ -210,8 +209,7 @@ def _bilou_problems(tags: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def _iob_problems(rows: Sequence[Sequence[str]]) -> tuple[str, list[list[tuple[int, str]]]]:
-    """(IOB1 or IOB2, (word, what is wrong) of each row). IOB2 begins each name with B-, IOB1 only one that
-    follows another of its type."""
+    """(IOB1 or IOB2, (word, what is wrong) of each row). In IOB1 B- only parts names of a type."""
     without, needless = [], []
     for tags in rows:
         firsts = [(n, tag) for n, (last, tag) in enumerate(pairwise([OUTSIDE, *tags])) if last[2:] != tag[2:]]
@@ -235,8 +233,7 @@ def as_iob2(tags: Sequence[str]) -> tuple[str, ...]:
 
 
 def tag_ids(table: Table, tagged: Tagged, labels: Sequence[str], words_column: str, source: str) -> Ragged:
-    """The number of each word's tag. Raises `InputError` with row and word of tags that are no label.
-    `source`: of the labels, for messages."""
+    """The number of each word's tag. `source`: of the labels, for messages. Raises `InputError`."""
     numbers = {label: number for number, label in enumerate(labels)}
     unknown: dict[str, list[tuple[int, int]]] = {}
     for row, tags in enumerate(tagged.rows):
@@ -426,8 +423,7 @@ def scores_of(
 
 
 def metric_names(labels: Sequence[str]) -> list[str]:
-    """The names of the metrics: precision, recall and F1 of whole names; accuracy of words; and the F1 of
-    each type of names, or of each tag."""
+    """The names of the metrics, of which those of types depend on the labels."""
     return ["loss", *scores_of([], [], labels)]
 
 
@@ -472,8 +468,7 @@ def report_content(
     losses: np.ndarray,
     sentences: Sequence[str],
 ) -> ReportContent:
-    """F1 by type, which types are taken for which, and the sentences of the largest loss. `losses`: (rows,)
-    per tagged token."""
+    """F1 and confusion of types, and sentences of the largest loss. `losses`: (rows,) per tagged token."""
     table = per_type(truth, predicted, labels)
     table.pop("micro avg", None)
     types = sorted(table, key=lambda kind: -table[kind]["support"])[:MAX_TYPES]
@@ -509,11 +504,10 @@ def _confusion(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]
 def check_export(folder: Path, expected: Sequence[tuple], precision: str, found: dict[str, float]) -> None:
     """Loads the folder into transformers and compares the probabilities of tags with the run's. `expected`:
     (text, token ids, the likeliest tags' probabilities, names as (type, start, end) or None) of sentences.
-
     Sets `found["eval_pipeline_agreement"]` to the share of sentences in which the pipeline, which tags each
     token by itself, finds the run's names. Raises `TrainingError` for other probabilities."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = loadable(folder, AutoModelForTokenClassification)
+    model = load_plain(folder, AutoModelForTokenClassification)
     given = {"model": model, "tokenizer": tokenizer, "device": "cpu"}
     find = pipeline("token-classification", aggregation_strategy="simple", **given)
     agrees = []

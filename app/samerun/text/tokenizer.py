@@ -32,8 +32,7 @@ OFFSET_POSITIONS = {
     *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod", "camembert", "longformer"),
     *("mpnet", "ibert", "data2vec-text", "luke", "lilt", "layoutlmv3", "markuplm", "esm"),
 }
-# Unused lists take a third of the time for short texts: Rust uses all cores, but building Python lists only
-# one.
+# Unused lists take a third of the time for short texts: lists are built on one core.
 IDS_ALONE = {"return_attention_mask": False, "return_token_type_ids": False}
 HAN = "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002ceaf\U0002f800-\U0002fa1f]"
 HAN_WORD = re.compile(HAN * 2)
@@ -68,9 +67,7 @@ NO_LIMIT = 2**31 - 1
 
 def load_tokenizer(arguments: Any, train_texts: Sequence[Cells], notes: list[str]) -> Any:
     """The model's tokenizer, that of --tokenizer_name, or a new one trained on the columns `train_texts`.
-
-    Raises `InputError` if the tokenizer cannot be loaded or has no padding token.
-    """
+    Raises `InputError` if the tokenizer cannot be loaded or has no padding token."""
     if arguments.tokenizer_type == "train":
         return _train_or_load(train_texts, arguments.vocab_size)
     name = arguments.tokenizer_name or arguments.model_name_or_path
@@ -145,10 +142,8 @@ def choose_max_length(requested: int | None, config: Any, tokenizer: Any, defaul
 def set_languages(tokenizer: Any, arguments: Any) -> dict[str, int]:
     """Sets --source_lang and --target_lang on a multilingual tokenizer. Returns the settings that make a
     model write in the target language: `decoder_start_token_id` (mBART) or `forced_bos_token_id` (mBART-50,
-    NLLB); {} without --source_lang.
-
-    Raises `InputError` for a tokenizer without languages and for unknown language codes.
-    """
+    NLLB); {} without --source_lang. Raises `InputError` for a tokenizer without languages and for unknown
+    language codes."""
     source, target = arguments.source_lang, arguments.target_lang or arguments.source_lang
     if source is None:
         return {}
@@ -175,8 +170,7 @@ def set_languages(tokenizer: Any, arguments: Any) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """Texts -> {"input_ids": ids of each text with special tokens, "cut": whether it was truncated}.
-    `prefix`: put before each text."""
+    """Texts, behind the `prefix` -> {"input_ids": with special tokens, "cut": whether it was truncated}."""
 
     tokenizer: Any
     max_length: int
@@ -206,8 +200,7 @@ class PairEncoder:
 
 @dataclass(frozen=True)
 class TitleEncoder:
-    """As `TextEncoder`, for titles as decoder targets: at most `max_length` ids and the end token, without
-    the start token."""
+    """As `TextEncoder`, for decoder targets: at most `max_length` ids and the end token, no start token."""
 
     tokenizer: Any
     start_id: int
@@ -241,8 +234,7 @@ def note_unknown(tokens: Ragged, tokenizer: Any, path: str, notes: list[str]) ->
 def tokenizer_fingerprint(tokenizer: Any) -> str:
     """A hash of everything that determines the ids of a text, except for the maximum length."""
     backend = json.loads(backend_json(tokenizer))
-    # These two hold the settings of the last call. They depend on whether this process tokenized or read the
-    # cache.
+    # These two hold the settings of the last call, so they depend on whether the cache was read.
     backend.pop("truncation", None)
     backend.pop("padding", None)
     kind, settings = type(tokenizer).__name__, json.dumps(backend, sort_keys=True)
@@ -251,8 +243,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 
 @dataclass(frozen=True)
 class _Concatenated:
-    """The cells of several columns, one column after the other. Unlike a generator it can be iterated
-    twice."""
+    """The cells of several columns, one column after the other; unlike a generator for several passes."""
 
     columns: Sequence[Cells]
 
@@ -280,13 +271,9 @@ def jieba_tokenizer(
     name_or_path: str | Path, user_dictionary: str | Path | None, notes: list[str]
 ) -> RoFormerTokenizer:
     """A RoFormerTokenizer with the WordPiece vocabulary, normalization and added tokens of a folder or a hub
-    model.
-
-    Its saved folder loads with plain AutoTokenizer and gives the same ids. `add_user_words` adds the user
-    dictionary.
-
-    Raises InputError for an unreadable user dictionary and for a vocabulary without Chinese words.
-    """
+    model. Its saved folder loads with plain AutoTokenizer and gives the same ids. `add_user_words` adds the
+    user dictionary. Raises InputError for an unreadable user dictionary and for a vocabulary without Chinese
+    words."""
     bert = BertTokenizer.from_pretrained(str(name_or_path))
     check_vocabulary(bert, name_or_path)
     # RoFormerTokenizer.from_pretrained mistakes the path of vocab.txt for the vocabulary.
@@ -319,8 +306,7 @@ def add_user_words(tokenizer: PreTrainedTokenizerBase, path: str | Path, notes: 
     normalize, vocabulary = tokenizer.backend_tokenizer.normalizer.normalize_str, tokenizer.get_vocab()
     normalized = dict.fromkeys(map(normalize, words))
     known = [word for word in normalized if word in vocabulary]
-    # An added single character would split every word that contains it. Latin words match only as whole
-    # words.
+    # An added single character would split every word with it. Latin words match as whole words.
     tokenizer.add_tokens([AddedToken(word, single_word=word.isascii()) for word in known if len(word) > 1])
     if len(known) < len(normalized):
         missing = next(word for word in normalized if word not in vocabulary)
@@ -331,11 +317,8 @@ def add_user_words(tokenizer: PreTrainedTokenizerBase, path: str | Path, notes: 
 
 
 def check_vocabulary(tokenizer: BertTokenizer, name_or_path: str | Path) -> None:
-    """Raises InputError unless the tokenizer has a WordPiece vocabulary with Chinese words.
-
-    BertTokenizer loads without an error from a folder without a vocabulary, and from a SentencePiece
-    vocabulary.
-    """
+    """Raises InputError unless the tokenizer has a WordPiece vocabulary with Chinese words. BertTokenizer
+    loads without an error from a folder without a vocabulary, and from a SentencePiece vocabulary."""
     vocabulary = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
     is_wordpiece = all(token in vocabulary for token in tokenizer.all_special_tokens) and not any(
         token.startswith(("\u2581", "\u0120")) for token in vocabulary
@@ -364,19 +347,15 @@ def _reduce(tokenizer: RoFormerTokenizer) -> tuple[Any, ...]:
     return copyreg.__newobj__, (RoFormerTokenizer,), state
 
 
-# In transformers 5.17 and 5.23 RoFormerTokenizer.__getstate__ fails with "Custom PreTokenizer cannot be
-# serialized".
+# In transformers 5.17 and 5.23 its __getstate__ fails ("Custom PreTokenizer cannot be serialized").
 copyreg.pickle(RoFormerTokenizer, _reduce)
 
 
 def join_chinese(text: str) -> str:
     """Removes spaces between Chinese or Japanese characters and beside their punctuation:
-    深 度 学 习 。 -> 深度学习。
-
-    Spaces inside “ ” and beside ASCII punctuation that touches a Chinese character go, too. Spaces beside a
-    Latin word or a number stay (使用 BERT 模型): the tokens do not show whether the author wrote them.
-    Idempotent.
-    """
+    深 度 学 习 。 -> 深度学习。 Spaces inside “ ” and beside ASCII punctuation that touches a
+    Chinese character go, too. Spaces beside a Latin word or a number stay (使用 BERT 模型): the tokens do not
+    show whether the author wrote them. Idempotent."""
     return ADDED_SPACE.sub("", text).strip(" ")
 
 
@@ -412,12 +391,10 @@ def distinct_words(texts: Collection[str]) -> Collection[str]:
 
 
 def learn_vocabulary(texts: Collection[str], words: Collection[str], vocab_size: int) -> dict[str, int]:
-    """Token -> id, by the WordPiece trainer of `tokenizers`. `words`: the distinct words of the texts.
-
-    The trainer numbers characters in the order of a randomly seeded hash map and breaks ties between merges
-    by these numbers, so two runs differ. Passing all characters as sorted "special tokens" makes the result
-    reproducible.
-    """
+    """Token -> id, by the WordPiece trainer of `tokenizers`. `words`: the distinct words of the texts. The
+    trainer numbers characters in the order of a randomly seeded hash map and breaks ties between merges by
+    these numbers, so two runs differ. Passing all characters as sorted "special tokens" makes the result
+    reproducible."""
     short = [word for word in words if len(word) <= MAX_WORD_CHARACTERS]
     characters = sorted({character for word in short for character in word})
     continuations = sorted({f"##{character}" for word in short for character in word[1:]})

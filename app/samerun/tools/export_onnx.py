@@ -34,7 +34,7 @@ from samerun import runtime, start, task_scripts
 from samerun.errors import InputError, in_short
 from samerun.evaluate import eval_rows, predict, score
 from samerun.main import metrics_table
-from samerun.models.adapters import loadable
+from samerun.models.adapters import load_plain
 from samerun.models.small_cnn import load_small_cnn, read_config
 
 DIFFERS = 1
@@ -55,8 +55,7 @@ SPEED = "rows per second of CPU time"  # which is independent of other processes
 
 
 class OnnxModel(torch.nn.Module):
-    """An exported graph under ONNX Runtime on the CPU, with torch's number of threads. Called like the torch
-    model."""
+    """A graph under ONNX Runtime on the CPU, with torch's number of threads. Called like torch's model."""
 
     def __init__(self, exported: Any) -> None:
         import onnxruntime
@@ -74,13 +73,11 @@ class OnnxModel(torch.nn.Module):
 
 
 def load(folder: Path, task: str) -> tuple[torch.nn.Module, Any]:
-    """(the model of an exported folder; its tokenizer or image processor, None for the small CNN). Raises
-    `InputError` for a model that cannot be exported to ONNX."""
+    """(the model; its tokenizer or image processor, None for the small CNN). Raises `InputError`."""
     small = read_config(folder)
     if small is not None:
         return load_small_cnn(folder, small).eval(), None
-    source = loadable(folder, CLASSES[task])
-    model = CLASSES[task].from_pretrained(source) if isinstance(source, str) else source
+    model = load_plain(folder, CLASSES[task])
     if task not in ("classify", "tag"):
         return model.eval(), AutoImageProcessor.from_pretrained(folder, backend="pil")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -98,8 +95,7 @@ def load(folder: Path, task: str) -> tuple[torch.nn.Module, Any]:
 
 
 def inputs_of(model: Any, processor: Any, rows: int, size: int) -> dict[str, torch.Tensor]:
-    """Random inputs: `rows` texts of `size` tokens, the last one half as long, or `rows` images of the
-    model's own size."""
+    """Random inputs: `rows` texts of `size` tokens, the last one half as long, or `rows` images."""
     generator = np.random.default_rng(size)
     if processor is None:
         shape = (rows, model.config.num_channels, *model.config.image_size)
@@ -117,8 +113,7 @@ def inputs_of(model: Any, processor: Any, rows: int, size: int) -> dict[str, tor
 
 
 def export(folder: Path, model: Any, processor: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """(the model as an ONNX graph for any batch size and text length, the inputs that it was traced with).
-    Raises `InputError`."""
+    """(the ONNX graph for any batch size and text length, the inputs of its trace). Raises `InputError`."""
     try:
         from transformers.exporters import OnnxConfig
         from transformers.exporters.base import ExportedModel  # noqa: F401 - new in transformers 5.23
@@ -148,8 +143,7 @@ def longest(model: Any, processor: Any) -> int:
 
 @torch.no_grad()
 def difference(model: Any, onnx: OnnxModel, processor: Any) -> float:
-    """The largest difference of ONNX Runtime's logits from torch's over several lengths and batch sizes;
-    relative for logits above 1."""
+    """The largest difference from torch's logits over several inputs; relative for logits above 1."""
     tokens, differences = longest(model, processor), []
     for rows, size in ((1, 1), (1, tokens), (3, tokens // 2 + 1), (5, min(17, tokens))):
         inputs = inputs_of(model, processor, rows, size)

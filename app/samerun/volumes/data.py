@@ -20,15 +20,8 @@ import numpy as np
 import torch
 
 from samerun.console import Phase
+from samerun.data import splits
 from samerun.data.cache import content_hash, content_key, get_or_create
-from samerun.data.splits import (
-    LIMIT_ARGUMENTS,
-    common_parent,
-    joined_fields,
-    read_needed,
-    read_sources,
-    sources_of,
-)
 from samerun.data.tables import Table, read_table
 from samerun.errors import InputError, collecting, described, listed, raise_problems
 from samerun.files import paths_in
@@ -57,8 +50,7 @@ class VolumeFile:
 @dataclass(frozen=True)
 class Volumes:
     """The volumes of a split. `path`: the file or folder that lists them. With several sources, `source` has
-    for each volume the number of the argument's value that it comes from; `sources`: a path for each such
-    number."""
+    each volume's number of the argument's value; `sources`: a path for each number."""
 
     path: str
     files: list[VolumeFile]
@@ -88,28 +80,26 @@ class Volumes:
 
 
 def find_splits(arguments: Any, modes: Modes, notes: list[str]) -> dict[str, Volumes]:
-    """The volumes of the splits that `modes` need, checked to exist. Raises `InputError` with all
-    problems."""
+    """The existing volumes of the splits that `modes` need. Raises `InputError` with all problems."""
     given = arguments, modes, partial(_find, arguments), notes
-    splits = read_needed(*given, unit="volumes", elsewhere=f", or a {SPLIT_FILE} that names some")
-    raise_problems([problem for name, volumes in splits.items() for problem in _missing(volumes, name)])
-    return splits
+    found = splits.read_needed(*given, unit="volumes", elsewhere=f", or a {SPLIT_FILE} that names some")
+    raise_problems([problem for name, volumes in found.items() for problem in _missing(volumes, name)])
+    return found
 
 
 def _find(arguments: Any, split: str) -> Volumes | None:
-    """The volumes of a split, from its own argument or else from the folders of --train_file; None if there
-    are none."""
-    argument, paths, is_own = sources_of(arguments, split)
-    base = common_parent([path for path, _ in paths if os.path.isdir(path)])
+    """The volumes of a split, of its own argument or else of the folders of --train_file, if any."""
+    argument, paths, is_own = splits.sources_of(arguments, split)
+    base = splits.common_parent([path for path, _ in paths if os.path.isdir(path)])
     read = partial(_from_path, arguments, split, base, is_own)
-    volumes = read_sources(paths, read, partial(_joined, argument))
-    limit = getattr(arguments, LIMIT_ARGUMENTS[split])
+    volumes = splits.read_sources(paths, read, partial(_joined, argument))
+    limit = getattr(arguments, splits.LIMIT_ARGUMENTS[split])
     return volumes if volumes is None or limit is None else volumes.take(np.arange(min(limit, len(volumes))))
 
 
 def _joined(argument: str, numbered: Sequence[tuple[Volumes, int]]) -> Volumes:
     files = [file for volumes, _ in numbered for file in volumes.files]
-    return Volumes(files=files, **joined_fields(argument, numbered))
+    return Volumes(files=files, **splits.joined_fields(argument, numbered))
 
 
 def _from_path(arguments: Any, split: str, base: str | None, is_own: bool, path: str) -> Volumes | None:
@@ -126,8 +116,7 @@ def _from_path(arguments: Any, split: str, base: str | None, is_own: bool, path:
 
 
 def _from_folder(folder: Path, split: str, encoding: str, is_own: bool) -> Volumes | None:
-    """None if the folder does not have the split. `is_own`: the folder is the value of the split's own
-    argument."""
+    """None without the split. `is_own`: the folder is the value of the split's own argument."""
     layouts = [OURS, OF_TEST if split == "test" else OF_TRAINING]
     found = [(folder / a, folder / b) for a, b in layouts if (folder / a).is_dir()]
     if not found:
@@ -236,12 +225,9 @@ def _stem(name: str) -> str:
 @dataclass(frozen=True)
 class Prepared:
     """A volume as arrays on disk in canonical orientation (RAS). They are memory-mapped only while in use: a
-    mapping is an open file.
-
-    `folder` holds image.npy, (x, y, z) float32 in the run's spacing; label.npy, (x, y, z) uint8 in the file's
-    spacing; patch_label.npy, the label in the run's spacing; positions.npy, (n, 4) int32: a class and the
-    index of a voxel of it.
-    """
+    mapping is an open file. `folder` holds image.npy, (x, y, z) float32 in the run's spacing; label.npy, (x,
+    y, z) uint8 in the file's spacing; patch_label.npy, the label in the run's spacing; positions.npy, (n, 4)
+    int32: a class and the index of a voxel of it."""
 
     folder: Path
     file: VolumeFile
@@ -249,8 +235,7 @@ class Prepared:
 
     @cached_property
     def facts(self) -> dict:
-        """`shape`: size in the run's spacing; `size`, `spacing`: those of the file; `values`: label -> number
-        of voxels."""
+        """`shape`: in the run's spacing; `size`, `spacing`: of the file; `values`: label -> voxels."""
         return json.loads((self.folder / "facts.json").read_text(encoding="utf-8"))
 
     @property
@@ -310,8 +295,7 @@ def _write_arrays(
 
 
 def _positions(label: np.ndarray) -> np.ndarray:
-    """(n, 4) int32: a class and the index of a voxel of it, at most MOST_POSITIONS per class, without the
-    background."""
+    """(n, 4) int32: a class, not the background, and the index of a voxel; at most MOST_POSITIONS each."""
     rows = [np.empty((0, 4), dtype=np.int32)]
     for value in sorted(set(np.unique(label).tolist()) - {0, nifti.IGNORED}):
         indices = np.flatnonzero(label == value)
@@ -321,11 +305,10 @@ def _positions(label: np.ndarray) -> np.ndarray:
     return np.concatenate(rows).astype(np.int32)
 
 
-def check_headers(splits: dict[str, Volumes], notes: list[str]) -> None:
-    """Reads all headers. Raises `InputError` for files that are no volumes, and for labels whose grid differs
-    from their image's."""
+def check_headers(volumes_of: dict[str, Volumes], notes: list[str]) -> None:
+    """Raises `InputError` for files that are no volumes, and labels of another grid than their image's."""
     problems: list[str] = []
-    for file in (file for volumes in splits.values() for file in volumes.files):
+    for file in (file for volumes in volumes_of.values() for file in volumes.files):
         with collecting(problems):
             if file.label is None:
                 nifti.read_header(file.image)
@@ -335,8 +318,7 @@ def check_headers(splits: dict[str, Volumes], notes: list[str]) -> None:
 
 
 def choose_classes(train: list[Prepared], names: tuple[str, ...] | None) -> list[str]:
-    """The classes, background first: the given names, or else the values of the training labels. Raises
-    `InputError`."""
+    """The classes, background first: these names, or the values of training labels. Raises `InputError`."""
     values = sorted({int(value) for volume in train for value in volume.facts["values"]} - {0, nifti.IGNORED})
     if not values:
         raise InputError("no training label has a voxel of a class: all are background")

@@ -16,7 +16,7 @@ from transformers import (
 
 from samerun.errors import InputError
 from samerun.fsdp import FsdpSettings
-from samerun.models.adapters import check_quantization, layerwise_scale, limit_training, loadable, to_export
+from samerun.models.adapters import check_quantization, layerwise_scale, limit_training, load_plain, to_export
 from samerun.models.pretrained import load_config, load_model_and_new_names, model_content
 from samerun.task_scripts import task_of
 
@@ -94,7 +94,7 @@ def test_an_adapters_folder_is_loaded_by_peft_and_by_us(adapted, arguments, tmp_
     by_peft = logits(PeftModel.from_pretrained(base, folder).eval())
     # peft does not know that the base model was rounded.
     assert torch.allclose(by_peft, expected, rtol=1e-5, atol=1e-5) != in_4bit
-    torch.testing.assert_close(logits(loadable(folder, auto_class).eval()), expected)
+    torch.testing.assert_close(logits(load_plain(folder, auto_class).eval()), expected)
 
     named = arguments(model_name_or_path=str(folder))
     again, new_names = load_model_and_new_names(auto_class, named, load_config(named))
