@@ -100,8 +100,7 @@ class ImageClassification(ImageTask):
         }
         if "train" in numbers:
             single_label.note_classes(numbers["train"], self.labels, self.notes)
-        changes = a.random_crop, a.random_flip, a.random_rotation, a.color_jitter
-        self.augmentation = Augmentation(self.processing.size, *changes)
+        self.augmentation = Augmentation(self.processing.size, *a.changes)
         targets = {name: Targets(values, content_key([values.tobytes()])) for name, values in numbers.items()}
         return self.make_data(examples, targets, labels=self.labels)
 

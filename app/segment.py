@@ -89,24 +89,13 @@ class Segmentation(ImageTask):
         targets = masks.inspect_masks(examples, self.inspected)
         self.choose_classes(targets)
         scales = a.random_scale or ((1.0, 1.0) if self.uses_windows else None)
-        self.augmentation = Augmentation(
-            self.processing.size,
-            *(a.random_crop, a.random_flip, a.random_rotation, a.color_jitter),
-            fill=masks.IGNORED,
-            scales=scales,
-            native=self.uses_windows,
-            colour=self.processing.mean_colour,
-        )
+        of_crops = {"scales": scales, "native": self.uses_windows, "colour": self.processing.mean_colour}
+        self.augmentation = Augmentation(self.processing.size, *a.changes, fill=masks.IGNORED, **of_crops)
         # Windows work on one image at a time, and a batch would be padded to its largest.
         self.evaluation_rows = 1 if self.uses_windows else None
-        return self.make_data(
-            examples,
-            targets,
-            labels=self.classes.names,
-            ignored=sorted(self.classes.ignored),
-            loss=[a.cross_entropy_weight, a.dice_weight, a.class_weights],
-            scales=list(scales or ()),
-        )
+        loss = [a.cross_entropy_weight, a.dice_weight, a.class_weights]
+        of_classes = {"labels": self.classes.names, "ignored": sorted(self.classes.ignored)}
+        return self.make_data(examples, targets, **of_classes, loss=loss, scales=list(scales or ()))
 
     def choose_model(self) -> None:
         """Sets `config`, `processor`, `processing`, `own_labels`, `uses_windows` and `overlap`."""

@@ -83,6 +83,11 @@ class ImageArguments(
         False, help="compute batch norm over the rows of all processes, instead of each process's own"
     )
 
+    @property
+    def changes(self) -> tuple[float | None, bool, float, float]:
+        """The first fields of `Augmentation` after its size."""
+        return self.random_crop, self.random_flip, self.random_rotation, self.color_jitter
+
     batch_sizes = (128, 32)  # defaults of --global_batch_size for random and for pretrained weights
 
     def __post_init__(self) -> None:

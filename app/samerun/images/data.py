@@ -336,8 +336,7 @@ def image_extensions() -> frozenset[str]:
 def images_below(folder: Path, notes: list[str]) -> list[Path]:
     """All images below a folder by extension, sorted by path, but hidden ones. Notes other files."""
     files = sorted(_files_below(folder))
-    others = [path.name for path in files if path.suffix.lower() not in image_extensions()]
-    if others:
+    if others := [path.name for path in files if path.suffix.lower() not in image_extensions()]:
         notes.append(
             f"{folder}: {len(others)} file(s) without an image's extension are left out: {listed(others)}"
         )
@@ -387,8 +386,7 @@ def class_folders(folder: Path, notes: list[str]) -> tuple[list[Path], list[str]
             f"--train_file {subfolders[0]}"
         )
     files = [path for path in paths_in(folder) if path.is_file() and not path.name.startswith(".")]
-    beside = [path.name for path in files if path.suffix.lower() in image_extensions()]
-    if beside:
+    if beside := [path.name for path in files if path.suffix.lower() in image_extensions()]:
         raise InputError(
             f"{folder}: holds images beside the folders of classes ({listed(beside)}); move them into a class"
         )

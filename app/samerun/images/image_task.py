@@ -152,7 +152,7 @@ class ImageTask(Task):
             "model": model_content(a.config_name or a.model_name_or_path, weights),
             **of_task,
             "input": str(self.processing),
-            "augmentation": [a.random_crop, a.random_flip, a.random_rotation, a.color_jitter],
+            "augmentation": list(a.changes),
             "sync_batch_norm": a.sync_batch_norm,
             **adapters.fingerprint(a),
             **rows,

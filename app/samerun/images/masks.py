@@ -108,8 +108,7 @@ def _pairs(folder: Path, masks: Path | None, base: str | None, notes: list[str])
     mask_paths = _by_name(masks, CITYSCAPES_SUFFIXES[1] if is_cityscapes else "", [], only=is_cityscapes)
     missing = [name for name in image_paths if name not in mask_paths]
     raise_problems([f"{image_paths[name]}: no mask in {masks}; expected {name}.png" for name in missing])
-    others = [str(mask_paths[name].relative_to(masks)) for name in mask_paths if name not in image_paths]
-    if others:
+    if others := [str(mask_paths[name].relative_to(masks)) for name in mask_paths if name not in image_paths]:
         notes.append(f"{masks}: {len(others)} mask(s) without an image are left out: {listed(others)}")
     found = data.Images.of([str(mask_paths[name]) for name in image_paths], Path())
     return data.Examples(str(folder), images, found, ids)

@@ -92,8 +92,7 @@ def numbered_layers(model: Any, head: set[str]) -> int:
 def layerwise_scale(name: str, layers: int, decay: float) -> float:
     """`decay` to the power of the number of layers above a parameter: 1 for a head, lowest for embeddings
     (discriminative fine-tuning of ULMFiT, Howard and Ruder, arXiv:1801.06146)."""
-    layer = LAYER.search(name)
-    if layer:
+    if layer := LAYER.search(name):
         return decay ** (layers - int(layer[1]))
     return decay ** (layers + 1) if EMBEDDINGS.search(name) else 1.0
 

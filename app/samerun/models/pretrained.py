@@ -185,8 +185,7 @@ def set_labels(config: Any, labels: list[str]) -> None:
 
 def labels_of(config: Any) -> list[str]:
     """The names of the labels in a configuration. Raises `InputError` for ids with gaps."""
-    missing = [label_id for label_id in range(config.num_labels) if label_id not in config.id2label]
-    if missing:
+    if missing := [label_id for label_id in range(config.num_labels) if label_id not in config.id2label]:
         ids = ", ".join(map(str, sorted(config.id2label)[:20]))
         raise InputError(
             f"model {config.name_or_path}: id2label in its config.json numbers its "

@@ -242,8 +242,7 @@ def note_labels(targets: dict[str, Ragged], labels: list[str], notes: list[str])
     counts = {name: np.bincount(ids.values, minlength=len(labels)) for name, ids in targets.items()}
     per_row = counts["train"].sum() / len(targets["train"])
     notes.append(f"{len(labels)} labels, {per_row:.2f} per training row")
-    unused = [label for label, count in zip(labels, counts["train"], strict=True) if count == 0]
-    if unused:
+    if unused := [label for label, count in zip(labels, counts["train"], strict=True) if count == 0]:
         notes.append(f"no training row has {listed(unused)}")
     if "validation" in targets:
         size = len(targets["validation"])

@@ -87,12 +87,8 @@ class SingleLabel(Problem):
             )
 
     def fingerprint(self) -> dict[str, Any]:
-        return {
-            "problem_type": self.name,
-            "label_list": self.labels,
-            "sampling": self.arguments.sampling,
-            "calibration": self.arguments.calibration,
-        }
+        own = {"problem_type": self.name, "label_list": self.labels}
+        return {**own, "sampling": self.arguments.sampling, "calibration": self.arguments.calibration}
 
     # Training
 

@@ -61,14 +61,9 @@ SETTINGS: dict[str, Callable[[Any, list[int]], Any]] = {
 }
 # Fields of GenerationConfig that are arguments.
 ARGUMENTS = {
-    "num_beams": "num_beams",
-    "length_penalty": "length_penalty",
-    "no_repeat_ngram_size": "no_repeat_ngram_size",
-    "num_return_sequences": "num_return_sequences",
-    "max_length": "max_title_length",
-    "max_new_tokens": "max_title_length",
-    "min_length": "min_title_length",
-    "min_new_tokens": "min_title_length",
+    **{x: x for x in ("num_beams", "length_penalty", "no_repeat_ngram_size", "num_return_sequences")},
+    **dict.fromkeys(("max_length", "max_new_tokens"), "max_title_length"),
+    **dict.fromkeys(("min_length", "min_new_tokens"), "min_title_length"),
 }
 WRITTEN_BY_TRANSFORMERS = ("_from_model_config", "transformers_version")
 
@@ -147,8 +142,7 @@ def read_generation_config(path: str | None, tokenizer: Any) -> dict[str, Any]:
         return {}
     ignored, fields = WRITTEN_BY_TRANSFORMERS, read_object(path)
     settings = {name: x for name, x in fields.items() if name not in ignored and x is not None}
-    found = {name: problem for name in settings if (problem := _problem_of(name))}
-    if found:
+    if found := {name: problem for name in settings if (problem := _problem_of(name))}:
         raise InputError(*(f"--generation_config {path}: {name} {text}" for name, text in found.items()))
     tokens, scores = torch.ones(1, 9, dtype=torch.long), torch.zeros(1, len(tokenizer))
     for name, value in settings.items():

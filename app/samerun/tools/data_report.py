@@ -385,8 +385,7 @@ def class_findings(areas: Areas) -> list[Finding]:
     """Findings about rare and missing classes, and about rows with a single class."""
     findings = []
     for split, (names, counts) in areas.items():
-        single = int(((counts > 0).sum(axis=1) <= 1).sum())
-        if single:
+        if single := int(((counts > 0).sum(axis=1) <= 1).sum()):
             found = f"{single} of {len(counts)} {split} masks have one class only, or are ignored altogether"
             findings.append(Finding(found, ADVICE["single"]))
         missing = [name for name, total in zip(names, counts.sum(axis=0), strict=True) if not total]
@@ -396,8 +395,7 @@ def class_findings(areas: Areas) -> list[Finding]:
     if "train" in areas:
         names, counts = areas["train"]
         shares = zip(names, _shares(counts), strict=True)
-        small = [f"{name} ({share:.2%})" for name, share in shares if 0 < share < SMALL_SHARE]
-        if small:
+        if small := [f"{name} ({share:.2%})" for name, share in shares if 0 < share < SMALL_SHARE]:
             found = f"{len(small)} classes have less than {SMALL_SHARE:.0%} of the training area"
             findings.append(Finding(f"{found}: {listed(small)}", ADVICE["small"]))
     return findings

@@ -57,15 +57,8 @@ def read_run(folder: Path) -> dict[str, Any]:
         history = read_history(folder)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InputError(f"{folder}: holds no finished run ({error}); name a run's --output_dir") from None
-    return {
-        "name": str(folder),
-        **run,
-        "metrics": metrics,
-        "history": history,
-        "predictions": predictions and predictions.name,
-        "rows": rows,
-        "resampled": resampled,
-    }
+    read = {"metrics": metrics, "history": history, "rows": rows, "resampled": resampled}
+    return {"name": str(folder), **run, **read, "predictions": predictions and predictions.name}
 
 
 def resample(lines: Sequence[Mapping[str, Any]], rouge_tokenizer: str | None) -> dict[str, np.ndarray]:

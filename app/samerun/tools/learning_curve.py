@@ -75,15 +75,9 @@ def learning_curve(options: argparse.Namespace, command: Command, folder: Path) 
             continue
         scores = [each[metric] for each in scored]
         simple = [each.get(metric.replace("_", "_baseline_", 1)) for each in scored]
-        curve.append(
-            {
-                "rows": of_rows[0]["rows"],
-                "mean": statistics.mean(scores),
-                "lowest": min(scores),
-                "highest": max(scores),
-                "baseline": None if None in simple else statistics.mean(simple),
-            }
-        )
+        point = {"rows": of_rows[0]["rows"], "mean": statistics.mean(scores)}
+        point |= {"lowest": min(scores), "highest": max(scores)}
+        curve.append({**point, "baseline": None if None in simple else statistics.mean(simple)})
     if not curve:
         raise InputError(f"--metric_for_best_model {task.best_metric}: undefined in all runs")
     # A number above that of the rows there are repeats the run on all of them.

@@ -102,8 +102,7 @@ def choose_setups(names: str | None, processes: int, num_gpus: int) -> list[Setu
         return [setup for setup in usual if num_gpus or setup.precision != "fp16"]
     known = {setup.name: setup for setup in SETUPS}
     chosen = list(known) if names == "all" else [name.strip() for name in names.split(",")]
-    unknown = [name for name in chosen if name not in known]
-    if unknown:
+    if unknown := [name for name in chosen if name not in known]:
         raise InputError(f"--setups {', '.join(unknown)}: no such setup; choose from {', '.join(known)}")
     return [REFERENCE, *(known[name] for name in dict.fromkeys(chosen) if name != REFERENCE.name)]
 

@@ -455,8 +455,7 @@ def recommend(planned: Row, shipped: list[Row], gpu_memory: float) -> int:
 
     fitting = [row for row in [planned, *shipped] if row.estimate.needed <= gpu_memory * memory.GIB]
     print(f"\nthis setup {'fits' if planned in fitting else 'does not fit'} {gpu_memory:g} GiB")
-    fitting_shipped = sorted((row for row in fitting if row is not planned), key=lambda row: row.cost)
-    if fitting_shipped:
+    if fitting_shipped := sorted((row for row in fitting if row is not planned), key=lambda row: row.cost):
         print(f"the cheapest that fits is {fitting_shipped[0].name}")
     else:
         print(

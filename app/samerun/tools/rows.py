@@ -250,8 +250,7 @@ def main(argv: list[str]) -> int:
     for title, rows in listed.items():
         print(f"{title.lower():<26}{len(rows)} of {number}")
     likely = listed[KINDS["label"]][:SHOWN]
-    first = [[table.where(row), texts[row][:60], given[row], suggestions[row]] for row in likely]
-    if first:
+    if first := [[table.where(row), texts[row][:60], given[row], suggestions[row]] for row in likely]:
         print("", *plain_table(["row", "text", "given", "suggestion"], first), sep="\n")
     print(f"\nlook through {page}; correct {file}")
     several = (held_out.given.sum(axis=1) != 1).any() and not held_out.task.arguments.label_columns

@@ -173,15 +173,9 @@ def main(argv: list[str]) -> int:
     soak = Soak(options)
     with signals_unwind():
         soak.run()
-    report = {
-        "kills": soak.kills,
-        "runs": soak.runs,
-        "where": dict(soak.kill_points.most_common()),
-        "wrong": soak.problems,
-        "launch": options.launch,
-        "seed": options.seed,
-    }
-    write_json(folder / "soak.json", report)
+    found = {"where": dict(soak.kill_points.most_common()), "wrong": soak.problems}
+    given = {"launch": options.launch, "seed": options.seed}
+    write_json(folder / "soak.json", {"kills": soak.kills, "runs": soak.runs, **found, **given})
     print(*(f"{count:>5} x {point}" for point, count in soak.kill_points.most_common()), sep="\n")
     done = f"{soak.kills} kill(s) over {soak.runs} run(s)"
     print(f"{done}: {len(soak.problems)} problem(s)", *soak.problems, sep="\n")

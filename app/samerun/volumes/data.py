@@ -139,8 +139,7 @@ def _from_folder(folder: Path, split: str, encoding: str, is_own: bool) -> Volum
             raise InputError(f"{folder / SPLIT_FILE}: has no {split} volumes")
     elif not is_own and images.name != OF_TEST[0]:
         return None
-    channels = [name for name in names if _is_second_channel(name, images, labels)]
-    if channels:
+    if channels := [name for name in names if _is_second_channel(name, images, labels)]:
         raise InputError(
             f"{images / channels[0]}: is a second channel; images of several channels are not supported. If "
             "it is a volume of its own, give a table of the volumes instead of the folder"

@@ -86,8 +86,7 @@ def read_image(path: Path) -> np.ndarray:
     """(x, y, z) float32 in canonical orientation, normalised to mean 0 and standard deviation 1 over the
     volume. Raises `InputError` for a truncated file, and for NaN or infinite voxels."""
     voxels = _voxels(path)
-    wrong = int((~np.isfinite(voxels)).sum())
-    if wrong:
+    if wrong := int((~np.isfinite(voxels)).sum()):
         raise InputError(
             f"{path}: {wrong} of {voxels.size} voxels are NaN or infinite; replace them, or leave "
             "the volume out"

@@ -99,8 +99,7 @@ def choose(names: str) -> list[Setup | None]:
     known = {HERE: None, **MEASURED}
     usual = [name for name, setup in MEASURED.items() if setup.usual and setup.precision == "no"]
     chosen = usual if names == "all" else [name.strip() for name in names.split(",")]
-    unknown = [name for name in chosen if name not in known]
-    if unknown:
+    if unknown := [name for name in chosen if name not in known]:
         raise InputError(f"--measure {', '.join(unknown)}: no such setup; there are all, {', '.join(known)}")
     return [known[name] for name in dict.fromkeys(chosen)]
 

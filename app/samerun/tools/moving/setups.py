@@ -17,27 +17,16 @@ from samerun.run_folder import STATUS, read_metrics
 OBSERVER = Path(__file__).resolve().with_name("observer.py")
 # Of a run that is not the user's own job: it leaves that one's mirror, repository and predictions alone.
 APART = {
-    "mirror_to": "none",
-    "push_to_hub": "false",
-    "hub_model_id": "none",
-    "hub_private_repo": "false",
-    "predictions_file": "none",
+    **dict.fromkeys(("mirror_to", "hub_model_id", "predictions_file"), "none"),
+    **dict.fromkeys(("push_to_hub", "hub_private_repo"), "false"),
 }
 # Overrides the command's own values: a setup does not resume, predict, upload or report.
 OVERRIDES = {
     **APART,
-    "do_train": "true",
-    "do_eval": "true",
-    "do_predict": "false",
-    "overwrite_output_dir": "true",
-    "resume_from_checkpoint": "none",
-    "report_to": "none",
-    "profile": "none",
-    "max_train_time": "none",
-    "early_stopping_patience": "none",
-    "ddp_backend": "none",
-    "logging_steps": "1",
-    "eval_strategy": "steps",
+    **dict.fromkeys(("do_train", "do_eval", "overwrite_output_dir"), "true"),
+    **dict.fromkeys(("resume_from_checkpoint", "report_to", "profile", "max_train_time"), "none"),
+    **dict.fromkeys(("early_stopping_patience", "ddp_backend"), "none"),
+    **{"do_predict": "false", "logging_steps": "1", "eval_strategy": "steps"},
 }
 
 
