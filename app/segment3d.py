@@ -59,6 +59,7 @@ from samerun.runtime import join_rows
 from samerun.task import (
     Batch,
     Data,
+    Mixture,
     ModelCard,
     Predictions,
     ReportContent,
@@ -133,7 +134,8 @@ class VolumeSegmentation(Task):
         )
         sampling = a.patches_per_volume, a.foreground_share, a.flip_axes, a.seed
         patches = Patches(volumes, settings.patch_size, *sampling, augmentation)
-        mixture = files.mixture(a.mixing_weights, a.patches_per_volume, self.notes)
+        source = np.repeat(files.source, a.patches_per_volume)  # unused without weights
+        mixture = Mixture.of(source, a.mixing_weights, files.sources, self.notes)
         return Split(files.path, patches.batch, len(patches), augment=patches.batch, mixture=mixture)
 
     def run_fingerprint(self, prepared: dict[str, list[Prepared]]) -> dict[str, Any]:

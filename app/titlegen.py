@@ -79,7 +79,7 @@ from samerun.text import titles
 from samerun.text.rouge import choose_tokenizer, first_sentence_scores, rouge_scores
 from samerun.text.text import TextSplit, TextTask, check_outputs, pad_rows
 from samerun.text.titles import IGNORED, Generation, teacher_forcing, token_losses
-from samerun.text.tokenizer import TitleEncoder, set_languages, tokenizer_fingerprint
+from samerun.text.tokenizer import TitleEncoder, set_languages
 
 
 class TitleGeneration(TextTask):
@@ -142,8 +142,7 @@ class TitleGeneration(TextTask):
 
     def ids_of_targets(self, table: Table, targets: Cells) -> Ragged:
         limit, ids = self.arguments.max_title_length, encoder_decoder.special_ids(self.config, self.tokenizer)
-        tokenizer = tokenizer_fingerprint(self.tokenizer)
-        settings = f"{tokenizer} title {ids} {limit} {self.title_language or ''}".rstrip()
+        settings = f"{self.tokenizer_hash} title {ids} {limit} {self.title_language or ''}".rstrip()
         encode = TitleEncoder(self.tokenizer, *ids, limit)
         encoded = encode_cached(targets, encode, settings, self.arguments.preprocessing_num_workers)
         note_cut(table, "titles", encoded["cut"], limit, self.notes)

@@ -97,10 +97,12 @@ class Mixture:
 
     @classmethod
     def of(
-        cls, source: np.ndarray, weights: Sequence[float], paths: Sequence[str], notes: list[str]
-    ) -> Mixture:
-        """Builds the mixture of --mixing_weights, `weights`, and appends a note. `paths`: the sources' names.
-        Raises `InputError` for a source without rows in an epoch."""
+        cls, source: Any, weights: Sequence[float] | None, paths: Sequence[str], notes: list[str]
+    ) -> Mixture | None:
+        """The mixture of --mixing_weights, `weights`, with a note; None without them. `paths`: the sources'
+        names. Raises `InputError` for a source without rows in an epoch."""
+        if weights is None:
+            return None
         mixture = cls(source, tuple(weight / sum(weights) for weight in weights))
         available = np.bincount(source, minlength=len(weights))
         problems = [

@@ -27,7 +27,6 @@ from samerun.data.tables import Table, check_ids, dataset_table, ids_of, read_ta
 from samerun.errors import InputError, described, in_short, listed, raise_problems
 from samerun.files import paths_in
 from samerun.images.transforms import Encoded, Header, decode, decode_mask, read_header
-from samerun.task import Mixture
 
 if TYPE_CHECKING:
     import datasets
@@ -225,10 +224,6 @@ class Examples:
             labels = labels.take(rows) if isinstance(labels, Images) else [labels[row] for row in rows]
         ids, source = [self.ids[row] for row in rows], None if self.source is None else self.source[rows]
         return replace(self, images=self.images.take(rows), labels=labels, ids=ids, source=source)
-
-    def mixture(self, weights: Sequence[float] | None, notes: list[str]) -> Mixture | None:
-        """The `Mixture` of the sources by --mixing_weights; None without weights."""
-        return None if weights is None else Mixture.of(self.source, weights, self.sources, notes)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from samerun.models import adapters
 from samerun.models.pretrained import head_names, load_model, model_content
 from samerun.models.sync_batch_norm import allow_single_values, has_batch_norm, synchronise_batch_norm
 from samerun.plan import Modes
-from samerun.task import Batch, Data, Split, Task
+from samerun.task import Batch, Data, Mixture, Split, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class ImageTask(Task):
 
     def split(self, name: str, rows: Examples, targets: Targets | None, inspected: Inspection) -> ImageSplit:
         collate = self.collator(name, rows.images, None if targets is None else targets.values)
-        trains = name == "train"
+        trains, weights = name == "train", self.arguments.mixing_weights
         return ImageSplit(
             rows.path,
             collate,
@@ -76,7 +76,7 @@ class ImageTask(Task):
             augment=collate if trains and not self.augmentation.is_off else None,
             labelled=targets is not None,
             ids=rows.ids,
-            mixture=rows.mixture(self.arguments.mixing_weights, self.notes) if trains else None,
+            mixture=Mixture.of(rows.source, weights, rows.sources, self.notes) if trains else None,
             content=partial(_content, inspected, targets),
             evaluation_rows=self.evaluation_rows,
             images=rows.images,

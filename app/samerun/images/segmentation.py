@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn import functional
 
 from samerun.reports.figures import GREY, NAME, bars, confusion, legend_below
@@ -78,7 +79,7 @@ class SegmentationLoss:
         """What an exported model's configuration stores, so that later evaluations use the same loss."""
         return {name: getattr(self, name) for name in SETTINGS}
 
-    def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         logits, labels = logits.float().flatten(2), labels.long().flatten(1)
         loss = torch.zeros(len(labels), device=logits.device)
         if self.cross_entropy_weight:
@@ -87,7 +88,7 @@ class SegmentationLoss:
             loss = loss + self.dice_weight * self._dice(logits, labels)
         return loss
 
-    def _cross_entropy(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         """(b,) CE_i. logits: (b, channels, n), labels: (b, n)."""
         weights, smoothing = (labels != IGNORED).float(), self.label_smoothing
         if self.class_weights is not None:
@@ -103,7 +104,7 @@ class SegmentationLoss:
         # By the true class: torch's `weight` would weight the smoothed share of each class by its own.
         return _safe_ratio((weights * losses).sum(1), weights.sum(1))
 
-    def _dice(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def _dice(self, logits: Tensor, labels: Tensor) -> Tensor:
         """(b,) Dice_i. logits: (b, channels, n), labels: (b, n)."""
         binary = logits.shape[1] == 1
         probabilities = torch.sigmoid(logits) if binary else torch.softmax(logits, dim=1)
@@ -126,7 +127,7 @@ def balanced_class_weights(counts: np.ndarray) -> tuple[float, ...]:
     return tuple(float(median / count) if count > 0 else 1.0 for count in counts)
 
 
-def _safe_ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
+def _safe_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     """`numerator / denominator`, 0 where the denominator is not positive."""
     valid = denominator > 0
     return torch.where(valid, numerator / torch.where(valid, denominator, 1.0), 0.0)
@@ -142,16 +143,16 @@ class EqualPasses:
     def __init__(self, model: Callable[..., Any], device: torch.device, equal: bool) -> None:
         self._model, self._device, self._equal = model, device, equal and dist.is_initialized()
 
-    def __call__(self, *args: torch.Tensor, **inputs: torch.Tensor) -> Any:
+    def __call__(self, *args: Tensor, **inputs: Tensor) -> Any:
         self._any_calls(True)
         return self._model(*args, **inputs)
 
-    def fill_up(self, *args: torch.Tensor, **inputs: torch.Tensor) -> None:
+    def fill_up(self, *args: Tensor, **inputs: Tensor) -> None:
         """Calls the model with these inputs until no process has a call of its own left."""
         while self._any_calls(False):
             self._model(*args, **inputs)
 
-    def _any_calls(self, this_process: bool) -> bool | torch.Tensor:
+    def _any_calls(self, this_process: bool) -> bool | Tensor:
         """Whether any process calls the model next. A tensor: only who asks waits for a GPU."""
         if not self._equal:
             return this_process
@@ -163,7 +164,7 @@ class EqualPasses:
 # Scores
 
 
-def count_classes(predicted: torch.Tensor, truth: torch.Tensor, num_classes: int) -> dict[str, torch.Tensor]:
+def count_classes(predicted: Tensor, truth: Tensor, num_classes: int) -> dict[str, Tensor]:
     """`counts`, (classes, 3) int64 of an image or volume: shared, predicted, true. For at most MAX_CONFUSION
     classes also `confusion`: (classes, classes) int64 number of elements by true and predicted class.
     `predicted`, `truth`: (*space) class numbers of any integer type. `IGNORED` ones do not count."""
@@ -175,12 +176,8 @@ def count_classes(predicted: torch.Tensor, truth: torch.Tensor, num_classes: int
 
 
 def scored_outputs(
-    loss: SegmentationLoss,
-    logits: torch.Tensor,
-    predicted: torch.Tensor,
-    truth: torch.Tensor,
-    num_classes: int,
-) -> dict[str, torch.Tensor]:
+    loss: SegmentationLoss, logits: Tensor, predicted: Tensor, truth: Tensor, num_classes: int
+) -> dict[str, Tensor]:
     """`loss` and the outputs of `count_classes` of one image or volume. `logits`: (channels, *space);
     `predicted`, `truth`: (*space) class numbers."""
     return {"loss": loss(logits[None], truth[None])[0], **count_classes(predicted, truth, num_classes)}
@@ -192,7 +189,7 @@ def mean_loss(predictions: Predictions) -> float | None:
     return float(losses.mean(dtype=np.float64)) if len(losses) else None
 
 
-def largest_logit(logits: torch.Tensor) -> torch.Tensor:
+def largest_logit(logits: Tensor) -> Tensor:
     """() the largest absolute value. It is NaN if any logit is, which a mask would not show."""
     return torch.stack(logits.aminmax()).abs().amax()
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy import ndarray
 from PIL import Image, ImageDraw, ImageFont
 from scipy.sparse import csr_array
 
@@ -49,13 +50,7 @@ def legend_below(figure: Figure) -> None:
 
 
 def matrix(
-    title: str,
-    counts: np.ndarray,
-    names: list[str],
-    *,
-    x: str = "",
-    y: str = "",
-    shares: np.ndarray | None = None,
+    title: str, counts: ndarray, names: list[str], *, x: str = "", y: str = "", shares: ndarray | None = None
 ) -> Figure:
     """A matrix of `counts`, (names, names), in the colours of `shares`, by default of the largest count."""
     shares = counts / max(1, counts.max(initial=0)) if shares is None else shares
@@ -74,7 +69,7 @@ def matrix(
 
 
 def confusion(
-    title: str, counts: np.ndarray | csr_array, names: Sequence[str], most: int, *, percent: bool = False
+    title: str, counts: ndarray | csr_array, names: Sequence[str], most: int, *, percent: bool = False
 ) -> Figure:
     """The `most` classes with the most errors. `counts`: (true classes, predicted classes); `percent`: shown
     as shares of the true class, like the colours."""
@@ -97,7 +92,7 @@ def bars(title: str, x: str, names: Sequence[str], shares: Sequence[float], **mo
     return figure
 
 
-def as_image(figure: Figure) -> np.ndarray:
+def as_image(figure: Figure) -> ndarray:
     """The figure as (height, width, 3) uint8. Matplotlib's own font has no Chinese, for example."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.text import Text
@@ -141,7 +136,7 @@ def _note_squares() -> None:
     say("note           figures have squares for characters that no font here has; install fonts-noto-cjk")
 
 
-def with_legend(image: np.ndarray, text: str, colours: Mapping[str, Sequence[int]]) -> np.ndarray:
+def with_legend(image: ndarray, text: str, colours: Mapping[str, Sequence[int]]) -> ndarray:
     """Adds a title above an image, (height, width, 3) uint8, and a legend of its colours below it."""
     font, width = ImageFont.load_default(FONT_SIZE), image.shape[1]
     others = "".join(sorted({character for name in colours for character in name if character > "~"}))

@@ -180,15 +180,12 @@ def rescaled(
 
 
 def check_export(
-    folder: Path,
-    expected: dict[str | tuple[str, str], np.ndarray],
-    precision: str,
-    unit: np.ndarray | float = 1.0,
+    folder: Path, expected: dict[Any, np.ndarray], precision: str, unit: np.ndarray | float = 1.0
 ) -> None:
-    """Compares the probabilities of transformers' pipeline with the run's. `expected`: text -> (labels,)
-    probabilities or, of a regression, values; `unit`: what a difference of 1 is. With --long_documents the
-    function on the model card is checked, too; the pipeline only on texts that need no truncation. Raises
-    `TrainingError` if probabilities differ by more than `TOLERANCE`."""
+    """Compares the probabilities of transformers' pipeline with the run's. `expected`: text or pair ->
+    (labels,) probabilities or, of a regression, values; `unit`: what a difference of 1 is. With
+    --long_documents the function on the model card is checked, too; the pipeline only on texts that need no
+    truncation. Raises `TrainingError` if probabilities differ by more than `TOLERANCE`."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = load_plain(folder, AutoModelForSequenceClassification)
     classify = pipeline("text-classification", model=model, tokenizer=tokenizer, top_k=None, device="cpu")

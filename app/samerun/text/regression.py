@@ -4,7 +4,7 @@ output layer includes the scale, so that plain transformers gives the original u
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -252,9 +252,7 @@ class Regression(Problem):
             layer.forward = lambda x: (x.float()[..., None, :] * layer.weight).sum(-1) + layer.bias
 
 
-def regression_scores(
-    found: np.ndarray, true: np.ndarray, columns: tuple[str, ...]
-) -> dict[str, float | None]:
+def regression_scores(found: np.ndarray, true: np.ndarray, columns: Sequence[str]) -> dict[str, float | None]:
     """METRICS as means over the columns, and with several columns those of each column; None for undefined
     ones, such as correlations of a column with one value. `found`, `true`: (rows, columns) float64."""
     table = [column_scores(*pair) for pair in zip(found.T, true.T, strict=True)]

@@ -36,6 +36,7 @@ from samerun.text.labels import OF_MODEL, Labelled, knows_none, read_label_file
 from samerun.text.long_documents import LongDocuments
 from samerun.text.tokenizer import IDS_ALONE, WIDE, WORD
 
+Rows = Sequence[Sequence[str]]  # the tags of each row's words
 OUTSIDE = "O"
 PREFIXED = re.compile(r"[BILMUES]-.+")
 RAW = "\2"  # begins the text of a sentence that was not split into words by its file
@@ -208,7 +209,7 @@ def _bilou_problems(tags: Sequence[str]) -> Iterator[tuple[int, str]]:
             yield number, f"{tags[number]} follows nothing; a name begins with B- (BILOU)"
 
 
-def _iob_problems(rows: Sequence[Sequence[str]]) -> tuple[str, list[list[tuple[int, str]]]]:
+def _iob_problems(rows: Rows) -> tuple[str, list[list[tuple[int, str]]]]:
     """(IOB1 or IOB2, (word, what is wrong) of each row). In IOB1 B- only parts names of a type."""
     without, needless = [], []
     for tags in rows:
@@ -382,9 +383,7 @@ def inside_labels(labels: Sequence[str]) -> np.ndarray:
 # Scores
 
 
-def per_type(
-    truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], labels: Sequence[str]
-) -> dict[str, dict[str, float | int]]:
+def per_type(truth: Rows, predicted: Rows, labels: Sequence[str]) -> dict[str, dict[str, float | int]]:
     """precision, recall, f1 and support of each type of `types_of` that occurs or is predicted. Whole names
     are counted, by seqeval, and "micro avg" is that of all names; of other tags, words are counted."""
     if not are_names(labels):
@@ -407,9 +406,7 @@ def per_type(
     }
 
 
-def scores_of(
-    truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], labels: Sequence[str]
-) -> dict[str, float | None]:
+def scores_of(truth: Rows, predicted: Rows, labels: Sequence[str]) -> dict[str, float | None]:
     """`metric_names`, without the loss. None if undefined."""
     table = per_type(truth, predicted, labels)
     words = zip(chain.from_iterable(truth), chain.from_iterable(predicted), strict=True)
@@ -462,11 +459,7 @@ def entities_of(
 
 
 def report_content(
-    truth: Sequence[Sequence[str]],
-    predicted: Sequence[Sequence[str]],
-    labels: Sequence[str],
-    losses: np.ndarray,
-    sentences: Sequence[str],
+    truth: Rows, predicted: Rows, labels: Sequence[str], losses: np.ndarray, sentences: Sequence[str]
 ) -> ReportContent:
     """F1 and confusion of types, and sentences of the largest loss. `losses`: (rows,) per tagged token."""
     table = per_type(truth, predicted, labels)
@@ -487,7 +480,7 @@ def report_content(
     return ReportContent(figures, [worst_rows(losses, columns)])
 
 
-def _confusion(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], names: list[str]) -> Any:
+def _confusion(truth: Rows, predicted: Rows, names: list[str]) -> Any:
     """The words of each type, by the type that they are taken for."""
     numbers = {name: number for number, name in enumerate(names)}
     counts = np.zeros((len(names), len(names)), dtype=np.int64)

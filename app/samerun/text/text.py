@@ -212,9 +212,10 @@ class TextTask(Task):
         return tokenizer
 
     def use_tokenizer(self, tokenizer: Any, encoder: Any, default: int) -> None:
-        """Sets `tokenizer`, `encoder_config`, `max_length`, `long_documents` and the padding of batches.
-        `encoder`: the configuration of the encoder; `default`: of --max_length. Raises `InputError`."""
+        """Sets `tokenizer`, its hash, `encoder_config`, `max_length`, `long_documents` and the padding of
+        batches. `encoder`: the encoder's configuration; `default`: of --max_length. Raises `InputError`."""
         a, self.tokenizer, self.encoder_config = self.arguments, tokenizer, encoder
+        self.tokenizer_hash = tokenizer_fingerprint(tokenizer)
         self.max_length = choose_max_length(a.max_length, encoder, tokenizer, default, self.modes.train)
         self.long_documents = LongDocuments.of(a, self.config, tokenizer, self.max_length)
         self.limits = [f"Texts are cut to {self.long_documents.limit} tokens."]
@@ -233,10 +234,10 @@ class TextTask(Task):
 
     def data(self, tables: dict[str, Table], targets: dict[str, Ragged], own: dict[str, Any]) -> Data:
         """Tokenizes the texts; sets `splits`. `targets`: ids by split; `own`: entries of the fingerprint."""
-        tokenizer, self.splits = tokenizer_fingerprint(self.tokenizer), {}
+        self.splits = {}
         for name, table in tables.items():
             with self._cached(name):
-                self.splits[name] = self._split(name, table, targets.get(name), tokenizer)
+                self.splits[name] = self._split(name, table, targets.get(name))
         if self.buffers is not None:
             stream = TextStream(self.buffers, self._split_of_buffer)
             self.splits["train"] = replace(self.splits["train"], stream=stream)
@@ -248,7 +249,7 @@ class TextTask(Task):
                 for name, split in self.splits.items()
             }
             note_repeated_texts(texts, self.notes)
-        return Data(self.splits, self._fingerprint(tokenizer, own), self.notes)
+        return Data(self.splits, self._fingerprint(own), self.notes)
 
     def share_of_tokens_lost(self, texts: Sequence[str], tokens: Ragged, cut: np.ndarray) -> float:
         """The share of all tokens of `texts` that `tokens` lacks, by a sample of the rows `cut`."""
@@ -260,13 +261,13 @@ class TextTask(Task):
         lost = (sum(map(len, whole)) - kept) / kept * sum(len(tokens[row]) for row in cut.tolist())
         return lost / (lost + int(tokens.lengths.sum()))
 
-    def _split(self, name: str, table: Table, targets: Ragged | None, tokenizer: str) -> TextSplit:
-        """Tokenizes a file's texts and notes how many were cut. `tokenizer`: its fingerprint."""
+    def _split(self, name: str, table: Table, targets: Ragged | None) -> TextSplit:
+        """Tokenizes a file's texts and notes how many were cut."""
         arguments, notes = self.arguments, self.notes
         if name == "test":
             check_ids(table, arguments.id_column)
         texts = table.columns[arguments.text_column]
-        settings = f"{tokenizer} {self.max_length} {self.source_prefix!r} {self.long_documents}"
+        settings = f"{self.tokenizer_hash} {self.max_length} {self.source_prefix!r} {self.long_documents}"
         encoder = self.long_documents.encoder(self.tokenizer, self.source_prefix)
         cells, has_types = texts, False
         if self.pair_column is not None:
@@ -325,24 +326,22 @@ class TextTask(Task):
         table = self.as_texts(table, "train")
         self._check_texts(table, True)
         targets = self.ids_of_targets(table, self.read_targets(table, "train"))
-        return self._split("train", table, targets, tokenizer_fingerprint(self.tokenizer))
+        return self._split("train", table, targets)
 
     def _cached(self, name: str) -> AbstractContextManager[None]:
         """A context in which the tokens of a streamed split are cached with its first buffer."""
         return self.buffers.cached_with(0) if self.buffers is not None and name == "train" else nullcontext()
 
-    def _fingerprint(self, tokenizer: str, own: dict[str, Any]) -> dict[str, Any]:
-        """The run's fingerprint (`Data.fingerprint`). `tokenizer`: the tokenizer's."""
+    def _fingerprint(self, own: dict[str, Any]) -> dict[str, Any]:
+        """The run's fingerprint (`Data.fingerprint`)."""
         arguments = self.arguments
         trained = {name: split for name, split in self.splits.items() if name != "test"}
-        weights = arguments.model_name_or_path
+        weights = None if arguments.from_scratch else arguments.model_name_or_path
         return {
-            "model": model_content(
-                arguments.config_name or weights, None if arguments.from_scratch else weights
-            ),
+            "model": model_content(arguments.config_name or arguments.model_name_or_path, weights),
             **own,
             **adapters.fingerprint(arguments),
-            "tokenizer": tokenizer[:16],
+            "tokenizer": self.tokenizer_hash[:16],
             "max_length": self.max_length,
             **self.long_documents.fingerprint(),
             **({} if self.buffers is None else {"stream": self.buffers.fingerprint}),

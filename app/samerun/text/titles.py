@@ -243,9 +243,7 @@ def plain_model(model: Any, search: Generation) -> Any:
     return plain
 
 
-def check_export(
-    folder: Path, collate: Callable[[np.ndarray], Batch] | None, expected: dict[int, str]
-) -> None:
+def check_export(folder: Path, collate: Callable[..., Batch] | None, expected: dict[int, str]) -> None:
     """Generates the titles of a few documents with the exported folder in plain transformers. `expected`: row
     number -> the run's title; `collate` makes the batch of a row. Raises `TrainingError` if titles differ."""
     model, tokenizer = load_plain(folder, AutoModelForSeq2SeqLM), AutoTokenizer.from_pretrained(folder)

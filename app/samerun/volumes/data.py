@@ -26,7 +26,6 @@ from samerun.data.tables import Table, read_table
 from samerun.errors import InputError, collecting, described, listed, raise_problems
 from samerun.files import paths_in
 from samerun.plan import Modes
-from samerun.task import Mixture
 from samerun.volumes import nifti
 
 SUFFIXES = (".nii", ".nii.gz")
@@ -66,13 +65,6 @@ class Volumes:
     def take(self, rows: np.ndarray) -> Volumes:
         source = None if self.source is None else self.source[rows]
         return replace(self, files=[self.files[row] for row in rows], source=source)
-
-    def mixture(self, weights: Sequence[float] | None, patches: int, notes: list[str]) -> Mixture | None:
-        """The `Mixture` of the sources by --mixing_weights, with `patches` rows per volume; None without
-        weights."""
-        if weights is None:
-            return None
-        return Mixture.of(np.repeat(self.source, patches), weights, self.sources, notes)
 
     @property
     def labelled(self) -> bool:

@@ -11,6 +11,7 @@ from samerun.images import data
 from samerun.images.data import read_examples
 from samerun.images.transforms import read_header
 from samerun.parsing import SpaceSeparated
+from samerun.task import Mixture
 
 
 def read(source, split="train", notes=None, **given):
@@ -150,7 +151,7 @@ def test_several_folders_and_files_are_read_one_after_the_other(tmp_path, token_
     assert found.images.where(10).startswith(f"{tmp_path}/tables/part-2/rows.csv:2")
     digests = [digest for single in singles for digest in single.images.inspect().digests]
     assert found.images.inspect().digests == digests
-    mixture = found.mixture((1, 1, 1, 4), notes := [])
+    mixture = Mixture.of(found.source, (1, 1, 1, 4), found.sources, notes := [])
     assert mixture.counts.tolist() == [2, 2, 2, 8]
     shares = f"2 from the 4 of {a}, 2 from the 4 of {b}, 2 from the 4 of {tmp_path}/tables/part-1"
     assert notes[0].startswith(f"rows of an epoch: {shares}")

@@ -117,8 +117,7 @@ def test_targets_are_0_and_1():
 def test_rows_without_a_label_are_noted():
     problem, cells = MultiLabel(classify.Arguments()), ["a", "", ""]
     problem.labels = ["a"]
-    ids = problem.ids(table({"labels": cells}, "test.csv"), read(cells))
-    assert ids.lengths.tolist() == [1, 0, 0]
+    assert problem.ids(table({"labels": cells}, "test.csv"), read(cells)).lengths.tolist() == [1, 0, 0]
     assert problem.notes == ["test.csv: 2 row(s) have no label"]
 
 
@@ -507,8 +506,7 @@ def test_the_prior_of_labels_that_no_row_or_every_row_has_is_finite():
 
 
 def test_a_metric_that_one_row_defines():
-    rows: list[list[int]] = [[]] * 20
-    problem = MultiLabel(classify.Arguments())
+    rows, problem = [[]] * 20, MultiLabel(classify.Arguments())
     problem.labels = ["a", "b"]
     problem.check_best_metric("roc_auc_macro", Ragged.of([*rows, [0]]))
     problem.check_best_metric("f1_micro", Ragged.of(rows))

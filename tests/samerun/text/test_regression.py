@@ -21,9 +21,8 @@ SIZES = sizes(4, heads=1, inner=4, words=9) | {"num_labels": 2}
 
 
 def problem(values=((1.0, 100.0), (3.0, 300.0), (8.0, 200.0)), **given):
-    made = Regression(
-        Arguments(output_dir="runs/a", problem_type="regression", label_columns=("a", "b"), **given)
-    )
+    given |= {"problem_type": "regression", "label_columns": ("a", "b")}
+    made = Regression(Arguments(output_dir="runs/a", **given))
     made.choose(BertConfig(), Numbers(np.array(values)))
     return made
 

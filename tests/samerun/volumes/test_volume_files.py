@@ -9,6 +9,7 @@ import pytest
 from samerun.data import cache
 from samerun.errors import InputError
 from samerun.plan import Modes
+from samerun.task import Mixture
 from samerun.volumes.arguments import VolumeArguments
 from samerun.volumes.data import check_headers, check_values, choose_classes, find_splits, prepare
 
@@ -98,7 +99,8 @@ def test_several_folders_and_tables(folder):
     assert ids(found)["train"] == ["data/v0", "data/v1", "data/v2", "second/v0", "second/v1"]
     assert ids(found)["test"][5:] == ["second/v2", "mine"]
     found = find(named, (True, False, False))["train"]
-    assert found.mixture((1, 3), 2, notes).counts.tolist() == [4, 10]  # of 14 patches; exactly 3.5 and 10.5
+    mixture = Mixture.of(np.repeat(found.source, 2), (1, 3), found.sources, notes)  # of 14 patches
+    assert mixture.counts.tolist() == [4, 10]  # exactly 3.5 and 10.5
     shares = f"4 from the 12 of {folder}, 10 from the 2 of {table}"
     assert notes[-1] == f"rows of an epoch: {shares} (--mixing_weights)"
     shutil.rmtree(folder.with_name("second") / "labels")

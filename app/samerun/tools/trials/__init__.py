@@ -91,11 +91,7 @@ class Command:
         return read_metrics(folder / METRICS)
 
 
-def run_script(
-    parser: argparse.ArgumentParser,
-    argv: list[str],
-    work: Callable[[argparse.Namespace, Command, Path], None],
-) -> int:
+def run_script(parser: argparse.ArgumentParser, argv: list[str], work: Callable[..., None]) -> int:
     """Adds the options that the scripts share, parses them, locks --output_dir and calls `work`(options,
     command, folder), which calls `claim`. Raises as `work` does, and `InputError`."""
     parser.add_argument("--processes", type=task_scripts.at_least(1), default=1)
