@@ -19,8 +19,7 @@ from samerun.run_folder import BEST_PREDICTIONS, PLOTS, REPORT, SPEED, by_split,
 from samerun.runtime import Run
 from samerun.task import ModelCard, Predictions, ReportContent, Section, Split, Task
 
-CURVES = ("loss", "metrics", "learning_rate", "grad_norm", "speed", "memory")
-FIRST = tuple(f"curve_{name}" for name in CURVES)
+FIRST = tuple(f"curve_{x}" for x in ("loss", "metrics", "learning_rate", "grad_norm", "speed", "memory"))
 MAX_PLOTS = 40
 MAX_ROWS, MAX_CHARACTERS = 20, 300  # of a table of rows, and of a cell in it
 MAX_BYTES = 2**28  # of saved predictions

@@ -12,7 +12,7 @@ import signal
 import socket
 import urllib.parse
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,8 +37,9 @@ EXPECTED = {
 
 
 class Limits(NamedTuple):
-    """`max_wait`: in seconds. `megabytes`: maximum size of a request body. `pixels`: of an image. `hosts`:
-    names besides addresses and `localhost` by which clients may call this server; `*` allows all."""
+    """`max_wait`: seconds that an incomplete batch waits for more. `megabytes`: maximum size of a request
+    body. `pixels`: of an image. `hosts`: names besides addresses and `localhost` by which clients may call
+    this server; `*` allows all."""
 
     max_batch: int
     max_wait: float
@@ -55,10 +56,10 @@ class Server:
         self._predictor, self._model_info, self._limits = predictor, model_info, limits
         self._takes = predictor.task.input_kind
         self._model_thread = ThreadPoolExecutor(1, "model")
-        queue = partial(BatchQueue, thread=self._model_thread, queue_size=limits.queue_size)
-        self._queue = queue(self._predict, max_batch=limits.max_batch, max_wait=limits.max_wait)
+        self._queue = BatchQueue(self._predict, self._model_thread, limits)
         # One at a time, between the batches of other requests: explaining a text takes several passes.
-        self._explanations = queue(self._explain, max_batch=1, max_wait=0)
+        single = limits._replace(max_batch=1, max_wait=0)
+        self._explanations = BatchQueue(self._explain, self._model_thread, single)
         # Connections without an open request, and when they will be closed.
         self._silent: dict[asyncio.Protocol, asyncio.TimerHandle] = {}
         self._reading = 0  # requests whose body has not arrived
@@ -311,22 +312,13 @@ def _error(status: int, message: str, headers: dict[str, str] | None = None) -> 
 
 
 class BatchQueue:
-    """A bounded queue of items that `thread` works on, up to `max_batch` at once. Queues that share a thread
-    take turns. `max_wait`: seconds that an incomplete batch waits for more items."""
+    """A bounded queue of items that `thread` works on, as many at once as `limits` allow. Queues that share a
+    thread take turns."""
 
-    def __init__(
-        self,
-        predict: Callable[[list], Sequence],
-        thread: ThreadPoolExecutor,
-        *,
-        max_batch: int,
-        max_wait: float,
-        queue_size: int,
-    ) -> None:
+    def __init__(self, predict: Callable[[list], Sequence], thread: Executor, limits: Limits) -> None:
         """`predict`: items -> a result for each; raises if one of them is wrong."""
-        self._predict, self._thread = predict, thread
-        self._max_batch, self._max_wait = max_batch, max_wait
-        self._queue: asyncio.Queue[tuple[Any, asyncio.Future]] = asyncio.Queue(queue_size)
+        self._predict, self._thread, self._limits = predict, thread, limits
+        self._queue: asyncio.Queue[tuple[Any, asyncio.Future]] = asyncio.Queue(limits.queue_size)
 
     def __len__(self) -> int:
         return self._queue.qsize()
@@ -359,8 +351,8 @@ class BatchQueue:
     async def _next_batch(self) -> list[tuple[Any, asyncio.Future]]:
         batch = [await self._queue.get()]
         try:
-            async with asyncio.timeout(self._max_wait):
-                while len(batch) < self._max_batch:
+            async with asyncio.timeout(self._limits.max_wait):
+                while len(batch) < self._limits.max_batch:
                     batch.append(await self._queue.get())
         except TimeoutError:
             pass

@@ -34,7 +34,6 @@ from samerun.text.rouge import ROUGE_METRICS, choose_tokenizer, exact_matches, r
 IGNORED = ("output_dir", "config", "run_name", "predictions_file")  # differ between any two runs
 OWN_SECTIONS = ("arguments", "metrics", "history", "rows", "resampled")  # of `read_run`; others are facts
 IGNORED_FACTS = ("name", "predictions", "launcher_process", "slurm_job")
-INTERVAL = (2.5, 97.5)  # percentiles
 RESAMPLES, FEWEST = 1000, 100
 ROUNDING = 1e-5  # of losses and gradient norms, relative: fp32 sums in another order
 MAX_ELEMENTS = 2**27  # computed for a file altogether; large files get fewer resamples
@@ -194,7 +193,7 @@ def bootstrap(scores: Scores, rows: int, elements: int = 0) -> dict[str, np.ndar
 def interval(values: np.ndarray) -> tuple[float, float]:
     """The 95 % percentile interval of a metric's values from `bootstrap`; NaN if no resample has one."""
     known = values[1:][~np.isnan(values[1:])]
-    low, high = np.percentile(known, INTERVAL) if len(known) else (np.nan, np.nan)
+    low, high = np.percentile(known, (2.5, 97.5)) if len(known) else (np.nan, np.nan)
     return float(low), float(high)
 
 

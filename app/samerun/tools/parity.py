@@ -225,14 +225,11 @@ def table(rows: list[Row]) -> list[str]:
 def write_report(options: argparse.Namespace, rows: list[Row]) -> None:
     """Writes parity.json: the table, the command and the machine."""
     setups = []
-    for row in rows:
-        setup, difference = asdict(row.setup), None
-        if row.difference is not None:
-            difference = asdict(row.difference)
-            infinite = [n for n, x in difference.items() if isinstance(x, float) and not math.isfinite(x)]
-            difference |= dict.fromkeys(infinite)
-        setup |= {"processes": row.processes, "difference": difference}
-        setups.append({**setup, "verdict": row.verdict, "passed": row.passed})
+    for row in map(asdict, rows):
+        for name, value in (row["difference"] or {}).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                row["difference"][name] = None
+        setups.append(row.pop("setup") | row)
     report = {
         "command": [str(options.script), *options.arguments],
         "steps": options.steps,
