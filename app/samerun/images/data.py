@@ -293,7 +293,7 @@ def _joined(argument: str, numbered: Sequence[tuple[Examples, int]]) -> Examples
 
 
 def named_from(base: str | None, folder: Path, names: list[str]) -> list[str]:
-    """File names in a folder, relative to `base`, the folder above several source folders: unique."""
+    """File names in a folder, relative to `base`, the folder above all sources if there are several."""
     return names if base is None else [str(Path(os.path.relpath(folder, base), name)) for name in names]
 
 

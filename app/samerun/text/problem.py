@@ -76,8 +76,8 @@ class Problem(ABC):
         """(outputs,) bias of a new head by --head_bias prior."""
 
     def adopt_head(self, model: Any, trained: np.ndarray) -> None:
-        """Prepares the output layer. `trained`: (outputs,) bool: with trained weights. Raises
-        `InputError`."""
+        """Prepares the output layer of a model of this problem type. `trained`: (outputs,) bool, those with
+        trained weights. Raises `InputError`."""
         return
 
     @abstractmethod

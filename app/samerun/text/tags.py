@@ -210,7 +210,7 @@ def _bilou_problems(tags: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def _iob_problems(rows: Rows) -> tuple[str, list[list[tuple[int, str]]]]:
-    """(IOB1 or IOB2, (word, what is wrong) of each row). In IOB1 B- only parts names of a type."""
+    """(IOB1 or IOB2, (word, what is wrong) of each row). In IOB1 B- parts neighbours of one type."""
     without, needless = [], []
     for tags in rows:
         firsts = [(n, tag) for n, (last, tag) in enumerate(pairwise([OUTSIDE, *tags])) if last[2:] != tag[2:]]
