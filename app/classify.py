@@ -322,7 +322,7 @@ class TextClassification(TextTask):
 
     def card(self, folder: Path) -> ModelCard:
         problem, usage = self.problem, long_documents.usage(self.config) or self.problem.usage
-        about = list(problem.card_metrics), problem.card_sections(folder), self.limits
+        about = problem.card_metrics, problem.card_sections(folder), self.limits
         return ModelCard(problem.title, "text-classification", usage, *about)
 
 

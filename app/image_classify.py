@@ -250,7 +250,7 @@ class ImageClassification(ImageTask):
         tag, usage = "image-classification", single_label.USAGE
         if isinstance(self.config, SmallCNNConfig):
             tag, usage = None, single_label.SMALL_CNN_USAGE
-        return ModelCard("Image classification", tag, usage, list(self.shown_metrics), sections)
+        return ModelCard("Image classification", tag, usage, self.shown_metrics, sections)
 
 
 if __name__ == "__main__":

@@ -298,8 +298,7 @@ class Segmentation(ImageTask):
 
     def card(self, folder: Path) -> ModelCard:
         tables, usage = class_tables(folder, self.classes.names, KINDS), semantic_segmentation.USAGE
-        metrics = list(self.shown_metrics)
-        return ModelCard("Semantic segmentation", "image-segmentation", usage, metrics, tables)
+        return ModelCard("Semantic segmentation", "image-segmentation", usage, self.shown_metrics, tables)
 
 
 if __name__ == "__main__":

@@ -243,7 +243,7 @@ class VolumeSegmentation(Task):
 
     def card(self, folder: Path) -> ModelCard:
         tables = class_tables(folder, self.settings.classes[1:], KINDS)
-        return ModelCard("Segmentation of volumes", None, network.USAGE, list(self.shown_metrics), tables)
+        return ModelCard("Segmentation of volumes", None, network.USAGE, self.shown_metrics, tables)
 
 
 if __name__ == "__main__":

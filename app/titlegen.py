@@ -72,7 +72,7 @@ from samerun.launch import Launch
 from samerun.main import run
 from samerun.models import encoder_decoder
 from samerun.models.adapters import limit_training
-from samerun.models.pretrained import check_weights, model_content
+from samerun.models.pretrained import model_content
 from samerun.plan import Modes
 from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent
 from samerun.text import titles
@@ -101,7 +101,6 @@ class TitleGeneration(TextTask):
         tables, reference_titles = self.read(launch, modes)
 
         self.config = encoder_decoder.load_title_config(a)
-        check_weights(a)
         encoder_decoder.check_decoder(a, self.config)
         if modes.train and self.config.is_encoder_decoder:
             named = filter(partial(is_given, a), ("decoder_layers", "decoder_model_name_or_path"))

@@ -165,7 +165,7 @@ class ModelCard(NamedTuple):
     title: str
     pipeline_tag: str | None  # the hub's
     usage: str  # Python code that loads best/
-    metrics: list[str]  # of the table; names without eval_ or test_
+    metrics: Sequence[str]  # of the table; names without eval_ or test_
     sections: list[str]  # lines of Markdown
     limits: Sequence[str] = ()  # sentences about what the model cannot do
 
@@ -318,7 +318,7 @@ class Task(ABC):
 
     def card(self, folder: Path) -> ModelCard:
         """The task's part of the model card. `folder`: the run's, with metrics.json."""
-        return ModelCard(self.name, None, "", list(self.shown_metrics), [])
+        return ModelCard(self.name, None, "", self.shown_metrics, [])
 
     @property
     def best_metric(self) -> str:

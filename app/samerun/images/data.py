@@ -244,29 +244,22 @@ class Targets:
 def read_examples(arguments: Any, split: str, notes: list[str]) -> Examples | None:
     """The images of "train", "validation" or "test" with their classes; None if the arguments name no source.
     Raises `InputError` for problems of a source. `Images.inspect` checks the images themselves."""
-    argument, files = f"--{split}_file", getattr(arguments, f"{split}_file")
-    paths = [] if files is None else splits.expand_patterns(argument, files)
-    from_folder = partial(_from_folder, arguments, split, notes)
-    return read_paths(arguments, split, argument, paths, from_folder)
+    return read_paths(arguments, split, partial(_from_folder, arguments, split, notes))
 
 
 def read_paths(
-    arguments: Any,
-    split: str,
-    argument: str,
-    paths: Sequence[tuple[str, int]],
-    from_folder: Callable[[str | None, str], Examples | None],
-    *,
-    masks: bool = False,
+    arguments: Any, split: str, from_folder: Callable[..., Examples | None], masks: bool = False
 ) -> Examples | None:
-    """The images of the `paths` of an argument (`expand_patterns`); without any, of --dataset_name.
-    `from_folder`: (the folder above all source folders, see `named_from`; a folder) -> its images. `masks`:
-    the column of labels holds masks, not classes."""
+    """The images of the paths of `splits.sources_of`; without any, of --dataset_name. `from_folder`: (whether
+    they are of the split's own argument; the folder above all source folders, see `named_from`; a folder) ->
+    its images. `masks`: the column of labels holds masks, not classes."""
+    argument, paths, is_own = splits.sources_of(arguments, split)
     if not paths:
         table = splits.read_split(arguments, split, *_columns(arguments, split))
         return None if table is None else _of_table(arguments, split, table, Path(), masks)
     folders = [path for path, _ in paths if Path(path).is_dir()]
-    read = partial(_from_path, arguments, split, partial(from_folder, splits.common_parent(folders)), masks)
+    from_folder = partial(from_folder, is_own, splits.common_parent(folders))
+    read = partial(_from_path, arguments, split, from_folder, masks)
     examples = splits.read_sources(paths, read, partial(_joined, argument))
     limit = getattr(arguments, splits.LIMIT_ARGUMENTS[split])
     if examples is None or limit is None or limit >= len(examples):
@@ -307,8 +300,12 @@ def _from_path(
     return _from_idx(source) if is_idx else from_table(arguments, split, source, masks)
 
 
-def _from_folder(arguments: Any, split: str, notes: list[str], base: str | None, path: str) -> Examples:
-    """The images of MNIST's files or of a folder per class. `base`: of `named_from`."""
+def _from_folder(
+    arguments: Any, split: str, notes: list[str], is_own: bool, base: str | None, path: str
+) -> Examples | None:
+    """The images of MNIST's files or of a folder per class, of the split's own argument alone."""
+    if not is_own:
+        return None
     folder = Path(path)
     idx = idx_images(folder, split)
     if idx is not None:

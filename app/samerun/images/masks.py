@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from samerun.data.cache import content_key, get_or_create
-from samerun.data.splits import expand_patterns, sources_of
+from samerun.data.splits import expand_patterns
 from samerun.errors import SHOWN, InputError, collecting, listed, raise_problems
 from samerun.images import data
 from samerun.images.segmentation import IGNORED
@@ -48,13 +48,11 @@ class Classes:
 def read_pairs(arguments: Any, split: str, notes: list[str]) -> data.Examples | None:
     """The images of a split, with its masks as `labels`: from folders, or from a table or data set with a
     column of masks. None if there is no such split, also in the folders of --train_file."""
-    argument, paths, is_own = sources_of(arguments, split)
-    from_folder = partial(_from_folder, arguments, split, is_own, notes)
-    return data.read_paths(arguments, split, argument, paths, from_folder, masks=True)
+    return data.read_paths(arguments, split, partial(_from_folder, arguments, split, notes), masks=True)
 
 
 def _from_folder(
-    arguments: Any, split: str, is_own: bool, notes: list[str], base: str | None, path: str
+    arguments: Any, split: str, notes: list[str], is_own: bool, base: str | None, path: str
 ) -> data.Examples | None:
     """`is_own`: the path is the value of the split's own argument. `base`: of `data.named_from`."""
     folders = _split_folders(Path(path), split, is_own)

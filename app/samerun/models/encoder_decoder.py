@@ -23,7 +23,6 @@ from transformers import (
 
 from samerun.errors import InputError
 from samerun.models import pretrained
-from samerun.models.pretrained import check_weights
 
 TAKEN_FROM_ENCODER = ("intermediate_size", "hidden_dropout_prob", "attention_probs_dropout_prob")
 
@@ -53,6 +52,7 @@ def load_title_config(arguments: Any) -> Any:
 
 def check_decoder(arguments: Any, config: Any) -> None:
     """Raises `InputError` if --max_title_length is too long for a trained decoder, or weights are missing."""
+    pretrained.check_weights(arguments)
     name, requested = arguments.decoder_model_name_or_path, arguments.max_title_length
     if not config.is_encoder_decoder:
         if arguments.export == "adapter":
@@ -61,7 +61,7 @@ def check_decoder(arguments: Any, config: Any) -> None:
             return
         named = replace(arguments, model_name_or_path=name, config_name=None, from_scratch=False)
         config = pretrained.load_config(named)
-        check_weights(named)
+        pretrained.check_weights(named)
     decoder = getattr(config, "decoder", None) or config
     limit = getattr(decoder, "max_decoder_position_embeddings", None)
     limit = limit or getattr(decoder, "max_position_embeddings", None)
