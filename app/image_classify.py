@@ -105,7 +105,8 @@ class ImageClassification(ImageTask):
         return self.make_data(examples, targets, labels=self.labels)
 
     def choose_model(self, train: Examples | None, names: list[str] | None) -> None:
-        """Sets `config`, `processor`, `processing`, `labels`, `smoothing`. `names`: of training classes."""
+        """Sets `config`, `processor`, `processing`, `labels` and `smoothing`. `names`: the classes
+        of the training images."""
         a, self.processor = self.arguments, None
         name_or_path = a.config_name or a.model_name_or_path
         if name_or_path is None and train is None:

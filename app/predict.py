@@ -38,7 +38,8 @@ def _is_distributed() -> bool:
 
 
 def read_options(argv: list[str] | None = None) -> argparse.Namespace:
-    """The options, with `task`, and `task_arguments`: the further ones, for the task. Raises `InputError`."""
+    """The options of the command line, with `task`, and `task_arguments`: the further ones, for the task.
+    Raises `InputError`."""
     parser = task_scripts.parser(__doc__, allow_abbrev=False)
     add = parser.add_argument
     add("model", metavar="MODEL_FOLDER", help="the folder best/ of a run, or one like it")
@@ -86,7 +87,8 @@ def read_options(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def runs_in_memory(options: argparse.Namespace) -> bool:
-    """Whether only texts are predicted and no file is written, without slow imports for files."""
+    """Whether only texts are predicted and no file is written. Then the slow imports for files are
+    skipped."""
     writes_no_file = (options.output or "-") in STDOUT and not options.output_dir
     return options.text is not None and writes_no_file and not _is_distributed()
 
@@ -125,7 +127,8 @@ def task_command(options: argparse.Namespace) -> list[str]:
 
 
 def print_predictions(options: argparse.Namespace) -> None:
-    """Predicts the texts of --text in this process, with the task's output. Raises `InputError`."""
+    """Predicts the texts of --text in this process. The output is that of the task's command. Raises
+    `InputError`."""
     set_up_host()
     from samerun.serving.predictor import load_predictor
 

@@ -207,7 +207,8 @@ class Segmentation(ImageTask):
     def logits(
         self, model: torch.nn.Module, batch: Batch, one_process: bool = False
     ) -> Iterator[torch.Tensor]:
-        """(1, classes, height, width) of each row in its own size. `one_process`: others do not call it."""
+        """Yields (1, classes, height, width) for each row in its own size. `one_process`: other processes do
+        not call it."""
         pixels, sizes = batch.inputs["pixel_values"], batch.inputs["size"].tolist()
         if not self.uses_windows:
             logits = model(pixel_values=pixels).logits
@@ -252,7 +253,8 @@ class Segmentation(ImageTask):
         return {}
 
     def check_export(self, best: Predictions | None, folder: Path) -> None:
-        """Compares losses of the exported model with the run's. Keeps its masks for `previews`."""
+        """Compares losses of the exported model on some validation rows with the run's. Keeps its masks for
+        `overlays`."""
         model = self.load_exported(folder).eval()
         if best is None:
             return

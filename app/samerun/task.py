@@ -99,8 +99,8 @@ class Mixture:
     def of(
         cls, source: Any, weights: Sequence[float] | None, paths: Sequence[str], notes: list[str]
     ) -> Mixture | None:
-        """The mixture of --mixing_weights, `weights`, with a note; None without them. `paths`: the sources'
-        names. Raises `InputError` for a source without rows in an epoch."""
+        """Builds the mixture of --mixing_weights, `weights`, and appends a note. `paths`: the sources' names.
+        Raises `InputError` for a source without rows in an epoch."""
         if weights is None:
             return None
         mixture = cls(source, tuple(weight / sum(weights) for weight in weights))

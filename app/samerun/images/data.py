@@ -1,5 +1,6 @@
-"""The images of a run with their labels: from folders, MNIST's files, tables and data sets. A batch decodes
-them."""
+"""The images of a run with their labels: from folders, MNIST's files, tables and data sets. They are decoded
+when a batch needs them.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +135,8 @@ class Images:
         return self.sources[self.source[row]].folder / cell
 
     def inspect(self) -> Inspection:
-        """Reads headers and hashes; caches those of files until one changes. Raises `InputError`."""
+        """Reads all headers and hashes; caches those of files until one changes (`file_state`). Raises
+        `InputError` listing files that are missing or no images."""
         if self.are_arrays:
             return Inspection(*map(list, zip(*map(self._inspect_one, range(len(self))), strict=True)))
         with ThreadPoolExecutor(THREADS) as pool:
@@ -179,7 +181,8 @@ class Images:
 
 
 def map_rows(function: Callable[[int], Any], num_rows: int, phase: str, unit: str) -> list[Any]:
-    """The results of a function for all rows, computed in threads. Raises `InputError` with all problems."""
+    """The results of a function for all rows, computed in threads with a progress bar. Raises `InputError`
+    with the problems of all rows."""
     results, problems = [], []
     with ThreadPoolExecutor(THREADS) as pool, Phase(phase, unit, num_rows) as bar:
         for future in [pool.submit(function, row) for row in range(num_rows)]:
@@ -286,7 +289,8 @@ def _joined(argument: str, numbered: Sequence[tuple[Examples, int]]) -> Examples
 
 
 def named_from(base: str | None, folder: Path, names: list[str]) -> list[str]:
-    """File names in a folder, relative to `base`, the folder above all sources if there are several."""
+    """File names in a folder, relative to `base`, the folder above all source folders: so they are unique.
+    None: there is one source folder."""
     return names if base is None else [str(Path(os.path.relpath(folder, base), name)) for name in names]
 
 
@@ -326,7 +330,8 @@ def image_extensions() -> frozenset[str]:
 
 
 def images_below(folder: Path, notes: list[str]) -> list[Path]:
-    """All images below a folder by extension, sorted by path, but hidden ones. Notes other files."""
+    """All images below a folder by extension, sorted by path. Skips hidden files and folders, and other files
+    with a note."""
     files = sorted(_files_below(folder))
     if others := [path.name for path in files if path.suffix.lower() not in image_extensions()]:
         notes.append(
@@ -351,7 +356,8 @@ def _files_below(folder: Path, above: frozenset[str] = frozenset()) -> Iterator[
 
 
 def check_output_outside(folder: Path, output_dir: str) -> None:
-    """Raises `InputError` if plots and masks of this run would be images that the next run reads."""
+    """Raises `InputError` if the run would write below a folder whose images are read: its plots and masks
+    would be the next run's data."""
     output = Path(os.path.realpath(output_dir))  # not Path.resolve, which raises for circular links
     if output.is_relative_to(os.path.realpath(folder)):
         raise InputError(
@@ -399,7 +405,8 @@ def class_folders(folder: Path, notes: list[str]) -> tuple[list[Path], list[str]
 
 
 def _columns(arguments: Any, split: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(required, optional) columns of a table. Raises `InputError` if images and labels share one."""
+    """(required columns, optional columns) of a table. Raises `InputError` if images and labels share a
+    column."""
     image, label, id_column = arguments.image_column, arguments.label_column, arguments.id_column
     if image == label:
         raise InputError(f"column {image!r} is used twice; images and labels need columns of their own")
@@ -433,7 +440,8 @@ def _of_table(arguments: Any, split: str, table: Table, folder: Path, masks: boo
 
 
 def _holds_images(path: Path, column: str) -> bool:
-    """Whether a column of a parquet file holds images, not paths. `read_table` reports an unreadable file."""
+    """Whether a column of a parquet file holds images, not their paths. False for an unreadable file:
+    `read_table` reports the error."""
     try:
         schema = parquet.read_schema(path)
     except (pyarrow.ArrowException, OSError):
@@ -482,7 +490,8 @@ def _from_idx(path: Path) -> Examples:
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """The array, uint8. Raises `InputError` for another type or shape, and for a truncated file."""
+    """The array, uint8. Raises `InputError` for another type or number of dimensions, and for a truncated
+    file."""
     try:
         content = path.read_bytes()
         if path.suffix == ".gz":

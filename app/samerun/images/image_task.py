@@ -47,8 +47,7 @@ class ImageTask(Task):
         "validation", "test"). `values`: those of its `Targets`, None without labels."""
 
     def read(self, launch: Launch, modes: Modes, read: Callable[..., Examples | None]) -> dict[str, Examples]:
-        """Reads and inspects the images of the splits that the run needs (`read_needed`). `read`: (arguments,
-        split, notes) -> its images."""
+        """Reads and inspects the images of the splits that the run needs (`read_needed`)."""
         self.launch, a = launch, self.arguments
         adapters.check_quantization(a, launch)
         given = a, modes, partial(read, a, notes=self.notes), self.notes
@@ -103,7 +102,8 @@ class ImageTask(Task):
         return self.split("test", examples["test"], None, inspected["test"])
 
     def limit_training(self, model: Any) -> Any:
-        """Applies --lora_r and --freeze, but for the head. Raises `InputError` for unknown layers."""
+        """Applies --lora_r and --freeze, but for the head. Raises `InputError` for layers that the model does
+        not have."""
         self.head = head_names(model)
         self.num_layers = adapters.numbered_layers(model, self.head)
         by_layer = self.arguments.layerwise_lr_decay, *map(str.isdecimal, self.arguments.freeze or ())
@@ -160,7 +160,8 @@ class ImageTask(Task):
 
 
 def check_size(auto_class: Any, arguments: Any, config: Any, size: tuple[int, int]) -> None:
-    """Raises `InputError` for a size of images that fails in a forward pass on the meta device."""
+    """Raises `InputError` for a size of images that the model cannot process. Runs a forward pass on the meta
+    device."""
     with torch.device("meta"), torch.no_grad():
         try:
             model = load_model(auto_class, arguments, config).eval()
@@ -206,7 +207,8 @@ def inspect_all(examples: dict[str, Examples], notes: list[str]) -> dict[str, In
 def check_colours(
     arguments: Any, processing: Processing, examples: dict[str, Examples], inspected: dict[str, Inspection]
 ) -> None:
-    """Raises `InputError` for an --image_mode or colour images that the model cannot see."""
+    """Raises `InputError` for an --image_mode that is not the model's, and for colour images if the model has
+    one input channel."""
     if arguments.image_mode not in ("auto", processing.mode):
         raise InputError(f"--image_mode {arguments.image_mode}: the model sees {processing}; leave it out")
     if processing.mode == "L" and arguments.image_mode == "auto":

@@ -47,7 +47,8 @@ class Classes:
 
 def read_pairs(arguments: Any, split: str, notes: list[str]) -> data.Examples | None:
     """The images of a split, with its masks as `labels`: from folders, or from a table or data set with a
-    column of masks. None if there is no such split, also in the folders of --train_file."""
+    column of masks. Looks for the split in the folders of --train_file if its own argument is missing. None
+    if there is no such split."""
     return data.read_paths(arguments, split, partial(_from_folder, arguments, split, notes), masks=True)
 
 
@@ -65,7 +66,8 @@ def _from_folder(
 
 def _split_folders(root: Path, split: str, is_own: bool) -> tuple[Path, Path | None] | None:
     """(folder of images, folder of masks) of a split below `root`; None without the split. A test split may
-    have no masks. `is_own`: `root` is the value of the split's own argument, which may hold it alone."""
+    have no masks. `is_own`: `root` is the value of the split's own argument, so it may hold this split
+    alone."""
     pairs = []
     for name in SPLIT_FOLDERS[split]:
         pairs += [
@@ -189,7 +191,8 @@ def choose_classes(
     arguments: Any, train: data.Targets | None, own: list[str] | None, of_config: list[str]
 ) -> Classes:
     """Chooses the classes: those of the classes file, else `own`, the class names of the model, else the
-    values of the training masks. `of_config`: the model's labels, used without training."""
+    values of the training masks. `of_config`: all class labels of the model, used without training. Raises
+    `InputError`."""
     file, ignored = find_classes_file(arguments), arguments.ignore_index
     if file is None and own is None and train is not None:
         return numbered_classes(train, ignored)

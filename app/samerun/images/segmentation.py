@@ -50,10 +50,12 @@ MAX_ROWS, MAX_BARS, MAX_CONFUSED = 20, 30, 15  # of the report's table and figur
 
 @dataclass(frozen=True)
 class SegmentationLoss:
-    """`loss(logits, labels)` -> (b,) float32, the loss of each image. logits: (b, classes, *space), any
-    floating-point dtype; computed in fp32. With a single channel, one class against a background: sigmoid,
-    binary cross-entropy + Dice. labels: (b, *space), integers, or `IGNORED`. An image of ignored elements has
-    loss 0."""
+    """`loss(logits, labels)` -> (b,) float32, the loss of each image.
+
+    logits: (b, classes, *space), any floating-point dtype; computed in fp32. With a single channel, one class
+    against a background: sigmoid, binary cross-entropy + Dice. labels: (b, *space), integers, or `IGNORED`.
+    An image of ignored elements has loss 0.
+    """
 
     cross_entropy_weight: float = 1.0
     dice_weight: float = 1.0
@@ -69,14 +71,16 @@ class SegmentationLoss:
         exported: dict[str, Any] | None,
         include_background: bool = True,
     ) -> SegmentationLoss:
-        """The loss of the arguments; without training, that of the model's training (`exported` settings)."""
+        """The loss of the arguments; without training, that of the model's training, if its `settings` are
+        known: `exported`."""
         a = arguments
         weights = a.cross_entropy_weight, a.dice_weight, class_weights
         loss = cls(*weights, include_background, a.label_smoothing_factor)
         return loss if a.modes.train or exported is None else replace(loss, **exported)
 
     def settings(self) -> dict[str, Any]:
-        """What an exported model's configuration stores, so that later evaluations use the same loss."""
+        """The settings that an exported model's configuration stores, so that later evaluations use the same
+        loss."""
         return {name: getattr(self, name) for name in SETTINGS}
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -120,8 +124,9 @@ class SegmentationLoss:
 
 
 def balanced_class_weights(counts: np.ndarray) -> tuple[float, ...]:
-    """Median class frequency divided by each class's own (Eigen and Fergus, arXiv:1411.4734, section 6.1),
-    over all images. `counts`: (classes,) elements; an empty class has weight 1."""
+    """Median frequency balancing: the median class frequency divided by each class's own (Eigen and Fergus,
+    arXiv:1411.4734, section 6.1, with frequencies over all images). `counts`: (classes,) elements; an empty
+    class has weight 1."""
     counts = np.asarray(counts, dtype=np.float64)
     median = np.median(counts[counts > 0]) if (counts > 0).any() else 1.0
     return tuple(float(median / count) if count > 0 else 1.0 for count in counts)
@@ -167,7 +172,10 @@ class EqualPasses:
 def count_classes(predicted: Tensor, truth: Tensor, num_classes: int) -> dict[str, Tensor]:
     """`counts`, (classes, 3) int64 of an image or volume: shared, predicted, true. For at most MAX_CONFUSION
     classes also `confusion`: (classes, classes) int64 number of elements by true and predicted class.
-    `predicted`, `truth`: (*space) class numbers of any integer type. `IGNORED` ones do not count."""
+
+    `predicted`, `truth`: (*space) class numbers of any integer type. Elements whose truth is `IGNORED` do not
+    count.
+    """
     counted = truth != IGNORED
     cells = truth[counted].long() * num_classes + predicted[counted].long()
     confusion = torch.bincount(cells, minlength=num_classes**2).view(num_classes, num_classes)
@@ -202,7 +210,8 @@ def iou(counts: np.ndarray) -> np.ndarray:
 
 
 def dice(counts: np.ndarray) -> np.ndarray:
-    """(..., classes) Dice coefficient (F1), as `iou`."""
+    """(..., classes) Dice coefficient (F1); NaN for a class in neither prediction nor truth. `counts`: (...,
+    classes, 3)."""
     return _ratio(2 * counts[..., SHARED], counts[..., PREDICTED] + counts[..., TRUE])
 
 
@@ -219,8 +228,11 @@ def by_class(values: np.ndarray, names: Sequence[str]) -> dict[str, float | None
 
 def segmentation_scores(counts: np.ndarray, names: Sequence[str]) -> dict[str, float | None]:
     """`mean_iou`, `mean_dice`, `pixel_accuracy`, and `iou_NAME` and `dice_NAME` of each class; None if
-    undefined. `counts`: (classes, 3) summed over images; `names`: of all classes. Means are over the classes
-    that occur in truth or prediction."""
+    undefined.
+
+    `counts`: (classes, 3) summed over images; `names`: of all classes. Means are over the classes that occur
+    in truth or prediction.
+    """
     ious, dices = iou(counts), dice(counts)
     accuracy = _ratio(counts[:, SHARED].sum(), counts[:, TRUE].sum())
     scores = {
@@ -289,9 +301,11 @@ def unpack(packed: np.ndarray, size: Sequence[int], num_classes: int) -> np.ndar
 def report_content(
     predictions: Predictions, classes: Sequence[str], ids: Sequence[str], first: int = 0
 ) -> ReportContent:
-    """Dice by class, the confusion matrix, and the worst rows. `predictions`: `loss` (rows,), `counts` (rows,
-    classes, 3) and, for few classes, `confusion` (rows, true classes, predicted classes). `first`: the first
-    class to be scored; 1 leaves out the background."""
+    """Dice by class, the confusion matrix, and the worst rows.
+
+    `predictions`: `loss` (rows,), `counts` (rows, classes, 3) and, for few classes, `confusion` (rows, true
+    classes, predicted classes). `first`: the first class to be scored; 1 leaves out the background.
+    """
     counts, scores = predictions["counts"], {"loss": predictions["loss"]}
     for name, metric in (("iou", iou), ("dice", dice)):
         means = map(mean_of_defined, metric(counts)[:, first:])

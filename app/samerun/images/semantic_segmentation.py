@@ -34,7 +34,8 @@ segment("image.png")  # a label and a mask for each class in the image"""
 
 def processor_for(processor: Any, size: tuple[int, int], windows: bool) -> Any:
     """A copy of a model's image processor that resizes to `size` (height, width) without cropping or padding,
-    for masks of whole images by `post_process_semantic_segmentation`; with `windows` without resizing."""
+    so that `post_process_semantic_segmentation` returns a mask of the whole image. With `windows` it does not
+    resize."""
     adapted = copy.deepcopy(processor)
     adapted.size = {"height": size[0], "width": size[1]}
     adapted.resample = Image.Resampling.BILINEAR
@@ -49,7 +50,8 @@ def processor_for(processor: Any, size: tuple[int, int], windows: bool) -> Any:
 
 
 def default_size(processor: Any) -> tuple[int, int]:
-    """(height, width) that an image processor resizes to; a square of its shortest edge."""
+    """(height, width) that an image processor resizes to; a square of the shortest edge if it keeps the
+    aspect ratio."""
     size = processor.crop_size if getattr(processor, "do_center_crop", False) else processor.size
     edge = size.get("shortest_edge")
     return (size["height"], size["width"]) if edge is None else (edge, edge)
@@ -79,7 +81,8 @@ def processing_for(processor: Any, size: tuple[int, int], channels: int, name: s
 
 
 def pad_and_stack(tensors: Sequence[torch.Tensor], size: Sequence[int], value: int) -> torch.Tensor:
-    """Stacks tensors (..., height, width) to (b, ..., *size), padded with `value` on the right and below."""
+    """Stacks tensors of shape (..., height, width) to (b, ..., *size), padded with `value` on the right and
+    below."""
     margins = [(0, size[1] - tensor.shape[-1], 0, size[0] - tensor.shape[-2]) for tensor in tensors]
     padded = [pad(tensor, margin, value=value) for tensor, margin in zip(tensors, margins, strict=True)]
     return torch.stack(padded)
@@ -101,7 +104,8 @@ def configure(config: Any, labels: list[str], overlap: float, loss_settings: dic
 
 
 def upsampled(logits: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
-    """(b, classes, *size) float32 logits, as of transformers' post_process_semantic_segmentation."""
+    """Resizes logits to (b, classes, *size) float32, as transformers' post_process_semantic_segmentation
+    does."""
     return interpolate(logits.float(), size=tuple(size), mode="bilinear", align_corners=False)
 
 

@@ -55,7 +55,8 @@ def class_names(examples: Examples) -> list[str]:
 
 
 def class_numbers(examples: Examples, names: list[str], labels: list[str]) -> np.ndarray:
-    """(rows,) int64: the class number of each row. Raises `InputError` for classes not among `labels`."""
+    """(rows,) int64: the class number of each row. Raises `InputError` naming rows whose class is not among
+    `labels`."""
     numbers, problems = {label: number for number, label in enumerate(labels)}, []
     for row, name in enumerate(names):
         if name not in numbers:
@@ -104,7 +105,8 @@ def new_small_cnn(
 
 
 def with_labels(config: SmallCNNConfig, labels: list[str], arguments: Any) -> SmallCNNConfig:
-    """The configuration with these classes. Raises `InputError` for other classes or another --image_size."""
+    """The configuration of a small CNN with these classes. Raises `InputError` if it was trained for other
+    classes or another --image_size."""
     if arguments.image_size is not None and config.image_size != (arguments.image_size,) * 2:
         height, width = config.image_size
         raise InputError(
@@ -127,7 +129,8 @@ def small_cnn_processing(config: SmallCNNConfig) -> Processing:
 
 
 def configure(config: Any, labels: list[str], label_smoothing_factor: float) -> None:
-    """Sets classes and, for later evaluations, label smoothing in a configuration of transformers."""
+    """Sets classes and loss in a configuration of transformers. It keeps the label smoothing, so that later
+    evaluations have the same loss."""
     config.label_smoothing_factor = label_smoothing_factor
     set_labels(config, labels)
     config.problem_type = "single_label_classification"

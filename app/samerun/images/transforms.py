@@ -50,7 +50,9 @@ def read_header(encoded: Encoded, name: str) -> Header:
 
 def decode(encoded: Encoded, name: str, mode: str) -> Image.Image:
     """An image in `mode`, "L" or "RGB". Applies the EXIF rotation and the palette, drops an alpha channel.
-    Raises `InputError`, starting with `name`, if it is broken or has more than 8 bits per channel."""
+
+    Raises `InputError`, starting with `name`, if it is broken, truncated or has more than 8 bits per channel.
+    """
     image = _decoded(encoded, name)
     if image.mode in DEEP:
         raise InputError(f"{name}: {too_deep(image.mode)}")
@@ -210,7 +212,8 @@ def scaled_crop(
     fill: int | tuple[int, ...],
     resample: Image.Resampling,
 ) -> Image.Image:
-    """The crop of `size` at `start` of an image resized to `scaled`, all (width, height); `fill` beyond."""
+    """The crop of `size` at `start` of an image that is resized to `scaled`, with `fill` beyond its borders.
+    All are (width, height)."""
     first, last = np.maximum(start, 0), np.minimum(np.add(start, size), scaled)  # inside
     step = np.divide(image.size, scaled)
     box = *(first * step).tolist(), *np.minimum(last * step, image.size).tolist()
@@ -227,7 +230,8 @@ def scaled_crop(
 
 @dataclass(frozen=True)
 class Processing:
-    """How images become a model's input: v of 0..255 becomes (v * scale - mean) / std of its channel."""
+    """How images become a model's input: a value v of 0..255 becomes (v * scale - mean) / std of its
+    channel."""
 
     size: tuple[int, int]  # (height, width)
     mode: str  # Pillow's, "L" or "RGB"
@@ -265,8 +269,11 @@ class Processing:
 
     def normalize(self, pixels: np.ndarray) -> torch.Tensor:
         """Normalises a batch from `fit`, (b, height, width[, 3]) uint8, to (b, channels, height, width)
-        float32. The memory format is channels_last: on a CPU steps of small ResNets and MobileNets take 10 to
-        30 % less time, those of a small ViT up to 3 % more."""
+        float32.
+
+        The memory format is channels_last: on a CPU steps of small ResNets and MobileNets take 10 to 30 %
+        less time, those of a small ViT up to 3 % more.
+        """
         values = torch.from_numpy(np.ascontiguousarray(pixels))
         values = values[:, None] if pixels.ndim == 3 else values.permute(0, 3, 1, 2)
         mean, std = (torch.tensor(x, dtype=torch.float32).view(-1, 1, 1) for x in (self.mean, self.std))

@@ -100,10 +100,12 @@ def layerwise_scale(name: str, layers: int, decay: float) -> float:
 def to_export(
     model: Any, plain: Any, weights: dict[str, torch.Tensor], arguments: Any
 ) -> tuple[Any, dict[str, torch.Tensor]]:
-    """(object with `save_pretrained`, weights to save). `model`: the trained model; `weights`: its full
-    weights; `plain`: a model of its class on the meta device. Adapters are merged into the base weights, or
-    saved alone with --export adapter. Quantized weights are exported in fp32: quantizing the merged weights
-    again would change the model."""
+    """(object with `save_pretrained`, weights to save).
+
+    `model`: the trained model; `weights`: its full weights; `plain`: a model of its class on the meta device.
+    Adapters are merged into the base weights, or saved alone with --export adapter. Quantized weights are
+    exported in fp32: quantizing the merged weights again would change the model.
+    """
     vars(plain.config).pop(BASE_BITS, None)
     if not hasattr(model, "peft_config"):
         return plain, weights

@@ -132,8 +132,10 @@ def new_names(model: Any, arguments: Any, config: Any) -> set[str]:
 
 def set_output_bias(model: Any, title_ids: np.ndarray) -> None:
     """Sets the output bias of a new decoder, if it has one, to the log-frequencies of title tokens.
+
     `title_ids`: the ids of all training titles in one array. Half an occurrence is added to each token. As
-    for a new classifier's head, this saves the first steps, which would learn the frequencies."""
+    for a new classifier's head, this saves the first steps, which would learn the frequencies.
+    """
     bias = getattr(model.get_output_embeddings(), "bias", None)
     if bias is not None:
         counts = np.bincount(title_ids, minlength=len(bias)) + 0.5
@@ -142,7 +144,8 @@ def set_output_bias(model: Any, title_ids: np.ndarray) -> None:
 
 
 def set_decoder_start(config: Any, start: dict[str, int]) -> None:
-    """Sets the decoder's start token to the title language. `start`: of `text.tokenizer.set_languages`."""
+    """Sets the decoder's start token to the title language. `start`: settings of `set_languages` in
+    text/tokenizer.py."""
     if "decoder_start_token_id" in start:
         config.decoder_start_token_id = start["decoder_start_token_id"]
 

@@ -80,12 +80,14 @@ def check_model(arguments: Any, config: Any, mapping: Any, can: str) -> None:
 
 
 def load_model(auto_class: Any, arguments: Any, config: Any) -> Any:
-    """The model in fp32: pretrained or, with --from_scratch, random. Raises `InputError`."""
+    """The model in fp32: pretrained, or with random weights (--from_scratch). The caller seeds torch. Raises
+    `InputError` if the weights cannot be loaded."""
     return load_model_and_new_names(auto_class, arguments, config)[0]
 
 
 def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tuple[Any, set[str]]:
-    """(model of `load_model`, parameters without pretrained values). On "meta" no weights are read."""
+    """(model of `load_model`, names of its parameters without pretrained values). Under
+    `torch.device("meta")` no weights are read."""
     if arguments.from_scratch or on_meta():
         try:
             model = auto_class.from_config(config, trust_remote_code=arguments.trust_remote_code).float()
@@ -220,7 +222,8 @@ def classification_names(model: Any) -> set[str]:
 
 
 def renew_head(model: Any) -> set[str]:
-    """Re-initialises the classification layers, of other classes. Returns their parameters' names."""
+    """Re-initialises the classification layers, which were trained for other classes. Returns the names of
+    their parameters."""
     names = classification_names(model)
     for layer in sorted({name.rpartition(".")[0] for name in names}):
         module = model.get_submodule(layer)
@@ -231,7 +234,8 @@ def renew_head(model: Any) -> set[str]:
 
 
 def check_vocabulary(model: Any, tokenizer: Any, what: str = "model") -> None:
-    """Raises `InputError` if a token id has no embedding: on a GPU, an obscure device assertion."""
+    """Raises `InputError` if a token id has no embedding. On a GPU that would be an obscure device
+    assertion."""
     rows = model.get_input_embeddings().weight.shape[0]
     highest = max(tokenizer.get_vocab().values())
     if highest >= rows:

@@ -72,7 +72,8 @@ class SmallCNN(nn.Sequential):
 
 
 def read_config(folder: str | Path | None) -> SmallCNNConfig | None:
-    """The configuration of an exported SmallCNN; None for another model. Raises `InputError` if damaged."""
+    """The configuration of an exported SmallCNN; None for a folder of another model or a hub id. Raises
+    `InputError` for a damaged configuration."""
     file = Path(folder or "") / "config.json"
     if folder is None or not file.is_file():
         return None

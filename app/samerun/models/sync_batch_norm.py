@@ -27,7 +27,8 @@ def allow_single_values(model: nn.Module, kind: type[BatchNorm] | None = None) -
 
 
 def synchronise_batch_norm(model: nn.Module, on_gpu: bool) -> nn.Module:
-    """Replaces batch norms by torch's `SyncBatchNorm` or, on a CPU, where it does not run, by ours."""
+    """Replaces batch norms by `torch.nn.SyncBatchNorm`, or by `SyncBatchNormOnCpu` on a CPU, where torch's
+    does not run. Names of parameters and buffers stay."""
     if on_gpu:
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)
     return allow_single_values(model, SyncBatchNormOnCpu)

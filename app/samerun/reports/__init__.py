@@ -1,2 +1,4 @@
-"""Reports of a run: history, trackers, figures, model card, report.html. Rank 0 writes them;
-nothing here changes the training."""
+"""Reports of a run: history, trackers, figures, model card, report.html. Rank 0 writes them.
+
+Nothing here changes the training.
+"""

@@ -36,7 +36,10 @@ SPLITS = {"eval": "validation", "test": "test"}  # prefix of metrics -> split
 
 def write_card(folder: Path, card: ModelCard, arguments: Any) -> None:
     """Writes the model card of the run in `folder` from its run.json, metrics.json and plots/, and from the
-    task's part. `arguments`: those of the run; the card shows the ones that differ from their defaults."""
+    task's part.
+
+    `arguments`: those of the run; the card shows the ones that differ from their defaults.
+    """
     run, values = read_metrics(folder / RUN_FILE), read_metrics(folder / METRICS)
     resolved = run["arguments"]
     base = None if resolved.get("from_scratch") else _hub_id(resolved.get("model_name_or_path"))
@@ -75,7 +78,8 @@ def write_card(folder: Path, card: ModelCard, arguments: Any) -> None:
 
 
 def _hub_id(name: str | None) -> str | None:
-    """The name if it can be a repository on the hub; None for a local path, which others must not see."""
+    """The name if it can be a repository on the hub; None for a local path, which the hub rejects and others
+    must not see."""
     if not name or Path(name).exists():
         return None
     try:
@@ -86,7 +90,8 @@ def _hub_id(name: str | None) -> str | None:
 
 
 def _changed(arguments: Any) -> dict[str, Any]:
-    """The arguments that differ from their defaults, but for a machine's own. Of paths the file names."""
+    """The arguments that differ from their defaults, without those of a single machine. Paths are shortened
+    to file names."""
     changed = {}
     for field in dataclasses.fields(arguments):
         value = getattr(arguments, field.name)
@@ -118,7 +123,8 @@ def markdown_table(header: list[str], rows: list[list[Any]]) -> list[str]:
 
 
 def table_of(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """`markdown_table` of rows with equal keys; of many, the MAX_ROWS of most "support"; [] without rows."""
+    """`markdown_table` of rows with the same keys, of which "support" counts examples: of many, the MAX_ROWS
+    most frequent ones; [] without rows."""
     if len(rows) > MAX_ROWS:
         rows = sorted(rows, key=lambda row: -row["support"])[:MAX_ROWS]
     return markdown_table(list(rows[0]), [list(row.values()) for row in rows]) if rows else []
@@ -130,7 +136,8 @@ def section(title: str, rows: Sequence[dict[str, Any]] | None) -> list[str]:
 
 
 def class_tables(folder: Path, classes: Sequence[str], columns: dict[str, str]) -> list[str]:
-    """Tables of each class's metrics, by split, of the run in `folder`. `columns`: metric -> header."""
+    """Markdown tables of the metrics of each class, for validation and test, of the run in `folder`.
+    `columns`: metric -> header."""
     metrics, lines = read_metrics(folder / METRICS), []
     for prefix, split in SPLITS.items():
         if any(f"{prefix}_mean_{metric}" in metrics for metric in columns):

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy import ndarray
 from PIL import Image, ImageDraw, ImageFont
 from scipy.sparse import csr_array
 
@@ -50,9 +49,16 @@ def legend_below(figure: Figure) -> None:
 
 
 def matrix(
-    title: str, counts: ndarray, names: list[str], *, x: str = "", y: str = "", shares: ndarray | None = None
+    title: str,
+    counts: np.ndarray,
+    names: list[str],
+    *,
+    x: str = "",
+    y: str = "",
+    shares: np.ndarray | None = None,
 ) -> Figure:
-    """A matrix of `counts`, (names, names), in the colours of `shares`, by default of the largest count."""
+    """A matrix of `counts`, (names, names). The colours show `shares` from 0 to 1, by default shares of the
+    largest count."""
     shares = counts / max(1, counts.max(initial=0)) if shares is None else shares
     figure, axes = new_figure(title, x, y, height=2.4 + 0.2 * len(names))
     axes.grid(False)
@@ -69,7 +75,7 @@ def matrix(
 
 
 def confusion(
-    title: str, counts: ndarray | csr_array, names: Sequence[str], most: int, *, percent: bool = False
+    title: str, counts: np.ndarray | csr_array, names: Sequence[str], most: int, *, percent: bool = False
 ) -> Figure:
     """The `most` classes with the most errors. `counts`: (true classes, predicted classes); `percent`: shown
     as shares of the true class, like the colours."""
@@ -92,7 +98,7 @@ def bars(title: str, x: str, names: Sequence[str], shares: Sequence[float], **mo
     return figure
 
 
-def as_image(figure: Figure) -> ndarray:
+def as_image(figure: Figure) -> np.ndarray:
     """The figure as (height, width, 3) uint8. Matplotlib's own font has no Chinese, for example."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.text import Text
@@ -136,7 +142,7 @@ def _note_squares() -> None:
     say("note           figures have squares for characters that no font here has; install fonts-noto-cjk")
 
 
-def with_legend(image: ndarray, text: str, colours: Mapping[str, Sequence[int]]) -> ndarray:
+def with_legend(image: np.ndarray, text: str, colours: Mapping[str, Sequence[int]]) -> np.ndarray:
     """Adds a title above an image, (height, width, 3) uint8, and a legend of its colours below it."""
     font, width = ImageFont.load_default(FONT_SIZE), image.shape[1]
     others = "".join(sorted({character for name in colours for character in name if character > "~"}))

@@ -26,7 +26,8 @@ MAX_BYTES = 2**28  # of saved predictions
 
 
 def save_best_predictions(folder: Path, best: Predictions) -> None:
-    """Saves the best model's validation predictions for the report unless they are too large. Rank 0 only."""
+    """Saves the best model's predictions of the validation rows for the report, unless they are too large.
+    Rank 0 only."""
     if sum(array.nbytes for array in best.values()) <= MAX_BYTES:
         path = folder / BEST_PREDICTIONS
         unfinished = path.with_suffix(".unfinished.npz")

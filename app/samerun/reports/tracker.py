@@ -72,7 +72,8 @@ class Tracker:
                 self.files[path.name] = path.open("a", encoding="utf-8")
 
     def start_trackers(self, project: str, run_name: str | None, arguments: dict[str, Any]) -> None:
-        """Starts the Accelerator's trackers, or resumes their runs. `project`: of all but TensorBoard."""
+        """Starts the Accelerator's trackers, or resumes their runs. TensorBoard writes to tensorboard/ in the
+        run's folder. `project`: the other trackers' project."""
         if not self.accelerator.log_with:
             return
         config = {key: x if isinstance(x, int | float | str) else str(x) for key, x in arguments.items()}
@@ -162,7 +163,8 @@ def project_of(arguments: Any, task: str) -> str:
 
 
 def show_image(accelerator: Any, folder: Path, name: str, pixels: np.ndarray, step: int) -> None:
-    """Writes `pixels`, (height, width, 3) uint8, to plots/NAME.png and to trackers of images. Rank 0 only."""
+    """Writes an image, `pixels` (height, width, 3) uint8, to plots/NAME.png, and sends it to trackers that
+    take images. Rank 0 only."""
     path = folder / PLOTS / f"{name}.png"
     add_to_list(path.parent, [path.name])
     with path_in_errors(path):
@@ -176,7 +178,8 @@ def show_image(accelerator: Any, folder: Path, name: str, pixels: np.ndarray, st
 
 
 def read_history(output_dir: Path, name: str = HISTORY) -> list[dict[str, Any]]:
-    """The events of history.jsonl or speed.jsonl, if any, without a last line that a crash truncated."""
+    """The events of history.jsonl or speed.jsonl, without a last line that a crash truncated; [] without the
+    file."""
     events: list[dict[str, Any]] = []
     with contextlib.suppress(FileNotFoundError, ValueError):
         for event in read_lines(output_dir / name):

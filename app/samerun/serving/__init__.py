@@ -1,1 +1,3 @@
-"""Serving: a predictor that stays in memory, dynamic batching, a JSON API over HTTP and a web page."""
+"""Serving: a predictor that stays in memory, dynamic batching, a JSON API over HTTP and a web page.
+Independent of the kind of data.
+"""

@@ -25,7 +25,8 @@ HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Predictor:
-    """Texts, or images as bytes -> the task's lines of predictions, without ids. A mask is a PNG file."""
+    """Texts, or images as bytes -> the task's lines of predictions.jsonl, without ids. A mask is the bytes of
+    a PNG file."""
 
     def __init__(self, task: Task) -> None:
         """Raises `InputError` for a model that the task cannot load."""

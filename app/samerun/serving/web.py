@@ -254,7 +254,8 @@ def _is_ip_address(name: str) -> bool:
 
 
 def _parse_texts(body: bytes) -> tuple[list[str] | list[tuple[str, str]], bool]:
-    """(texts or pairs of texts, whether to explain them). Raises `InputError` for anything but EXPECTED."""
+    """(texts or pairs of texts, whether to explain them). Raises `InputError` for a body that does not match
+    EXPECTED."""
     try:
         content = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -324,7 +325,8 @@ class BatchQueue:
         return self._queue.qsize()
 
     def submit(self, items: Sequence[Any]) -> list[asyncio.Future]:
-        """The futures of the queued items' results. Raises `asyncio.QueueFull` without room for all."""
+        """Queues the items and returns the futures of their results. Raises `asyncio.QueueFull` without room
+        for all."""
         if len(self) + len(items) > self._queue.maxsize:
             raise asyncio.QueueFull
         futures = [asyncio.get_running_loop().create_future() for _ in items]

@@ -1,1 +1,3 @@
-"""Text tasks: what they share, label columns, classifier heads, titles, tokenizers and vocabularies."""
+"""Text tasks: what they share (files, tokens, batches), label columns, classifier heads, titles, tokenizers
+and vocabularies. Image tasks need none of it.
+"""

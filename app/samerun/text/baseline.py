@@ -22,9 +22,11 @@ def linear_model(
     train: Sequence[str], targets: np.ndarray, outputs: int
 ) -> Callable[[Sequence[str]], np.ndarray] | None:
     """Trains a linear model on the texts `train`: a function from texts to (rows, outputs) float32. None if
-    no text has a word. `targets`: (rows, labels) of 0 and 1 for a support vector machine per label; (rows,)
-    class numbers of `outputs` classes for one against the others; (rows, columns) floats for ridge
-    regression."""
+    no text has a word.
+
+    `targets`: (rows, labels) of 0 and 1 for a support vector machine per label; (rows,) class numbers of
+    `outputs` classes for one against the others; (rows, columns) floats for ridge regression.
+    """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import Ridge

@@ -58,8 +58,11 @@ def output_layer(model: Any, num_labels: int) -> tuple[str, torch.nn.Linear] | N
 
 def replace_output_layer(model: Any, own: list[str], labels: list[str]) -> np.ndarray:
     """Replaces the head's output layer for the labels `own` by one for `labels`. Labels in both lists keep
-    their weights. Returns (labels,) bool: the labels with new weights. Raises `InputError` for a head without
-    a linear output layer."""
+    their weights.
+
+    Returns (labels,) bool: the labels with new weights. Raises `InputError` for a head without a linear
+    output layer.
+    """
     named_layer = output_layer(model, len(own))
     if named_layer is None:
         raise InputError(
@@ -146,7 +149,8 @@ def problem_type_of(arguments: Any) -> str:
 
 
 def check_problem_type(arguments: Any, config: Any, notes: list[str]) -> None:
-    """Raises `InputError` if --problem_type is not the model's. Notes that neither names one."""
+    """Raises `InputError` if --problem_type is given for a model that was trained for another. Notes that
+    neither the model nor the argument names one."""
     own, given = config.problem_type, arguments.problem_type
     if own is None and given is None:  # transformers' pipeline takes such a model for one of single labels
         notes.append(
@@ -182,10 +186,14 @@ def rescaled(
 def check_export(
     folder: Path, expected: dict[Any, np.ndarray], precision: str, unit: np.ndarray | float = 1.0
 ) -> None:
-    """Compares the probabilities of transformers' pipeline with the run's. `expected`: text or pair ->
-    (labels,) probabilities or, of a regression, values; `unit`: what a difference of 1 is. With
-    --long_documents the function on the model card is checked, too; the pipeline only on texts that need no
-    truncation. Raises `TrainingError` if probabilities differ by more than `TOLERANCE`."""
+    """Loads the folder into transformers' pipeline and compares its probabilities with the run's. `expected`:
+    text -> (labels,) probabilities or, of a regression, values; `unit`: what a difference of 1 is.
+
+    With --long_documents the function on the model card is checked, too; the pipeline only on texts that need
+    no truncation.
+
+    Raises `TrainingError` if probabilities differ by more than `TOLERANCE`.
+    """
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = load_plain(folder, AutoModelForSequenceClassification)
     classify = pipeline("text-classification", model=model, tokenizer=tokenizer, top_k=None, device="cpu")

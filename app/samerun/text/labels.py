@@ -26,7 +26,8 @@ BITS = {"1": True, "true": True, "1.0": True, "0": False, "false": False, "0.0":
 
 @dataclass(frozen=True)
 class Labelled:
-    """The distinct labels of each row. `declared`: all of --label_columns or of a ClassLabel column."""
+    """The distinct labels of each row. `declared`: all labels of --label_columns or of a ClassLabel column,
+    used or not."""
 
     rows: list[tuple[str, ...]]
     declared: tuple[str, ...] = ()
@@ -44,10 +45,14 @@ class Labelled:
 
 
 def read_labels(table: Table, arguments: Any, notes: list[str]) -> Labelled | None:
-    """The labels of each row of a file; None for a file without labels. A cell of --label_column is a list of
-    texts or integers, or one text split at --label_separator (empty: no label). Integers are converted to
-    text. A ClassLabel is never split. With --label_columns a row has the labels whose columns hold 1. Raises
-    `InputError` with the line for cells of another type and for files that mix types."""
+    """The labels of each row of a file; None for a file without labels.
+
+    A cell of --label_column is a list of texts or integers, or one text split at --label_separator (empty: no
+    label). Integers are converted to text. A ClassLabel is never split. With --label_columns a row has the
+    labels whose columns hold 1.
+
+    Raises `InputError` with the line for cells of another type and for files that mix types.
+    """
     columns = arguments.label_columns or (arguments.label_column,)
     if any(column not in table.columns for column in columns):
         return None
@@ -94,7 +99,8 @@ def read_labels(table: Table, arguments: Any, notes: list[str]) -> Labelled | No
 
 
 def _parse_cell(cell: Any, separator: str | None) -> tuple[list[str], str]:
-    """(labels, form of the cell or ""). `separator`: None if a text is one label. Raises ValueError."""
+    """(labels, form of the cell); the form is "" without labels. `separator`: None if a text is one label.
+    Raises ValueError for a cell of another form."""
     if isinstance(cell, str) and separator is None:
         return [cell], "a text"
     if isinstance(cell, str):
@@ -232,8 +238,11 @@ def label_ids(
     source: str = "training data",
 ) -> Ragged:
     """Each row's label ids, ascending. `ignore_unknown`: --unknown_labels, None if it does not apply;
-    `source`: of the list `labels`, for messages. Raises `InputError` with the lines of labels that are not in
-    the list. With `ignore_unknown` it drops them and notes their number."""
+    `source`: of the list `labels`, for messages.
+
+    Raises `InputError` with the lines of labels that are not in the list. With `ignore_unknown` it drops them
+    and notes their number.
+    """
     numbers = {name: number for number, name in enumerate(labels)}
     ids = {names: sorted(numbers[name] for name in names if name in numbers) for names in set(labelled.rows)}
     unknown: dict[str, list[int]] = {}  # label -> rows
@@ -264,7 +273,8 @@ def label_ids(
 
 
 def knows_none(table: Table, label: str, source: str) -> str:
-    """The problem of a file with labels of another model, or of a command that lacks --do_train."""
+    """The problem of a file with labels that a model was not trained on, or of a command that only predicts
+    with a model that is still to be trained."""
     return (
         f"{table.path}: none of its labels, such as {label!r:.80}, is in the {source}. This command does not "
         "train: add --do_train to train first, or name a model that was trained on these labels"
@@ -282,7 +292,8 @@ def label_source(arguments: Any) -> str:
 
 def class_balanced(targets: Ragged, num_labels: int) -> np.ndarray:
     """(rows,) probability of each row if a label is drawn first, then one of its rows (Shen et al.,
-    arXiv:1512.05830, section 3.2). "No label" counts as one."""
+    arXiv:1512.05830, section 3.2). "No label" counts as a label of its own, so that rows without labels are
+    drawn, too."""
     count = np.bincount(targets.values, minlength=num_labels)
     weights = np.zeros(len(targets))
     np.add.at(weights, np.repeat(np.arange(len(targets)), targets.lengths), 1 / count[targets.values])

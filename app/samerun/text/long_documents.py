@@ -41,9 +41,11 @@ tokenizer = AutoTokenizer.from_pretrained("best")
 
 @dataclass(frozen=True)
 class LongDocuments:
-    """The value of --long_documents (`method`) with its settings. `max_length`: of one input, special tokens
-    included. `head`: number of first tokens that head_tail keeps. `stride`: overlap of two windows in tokens.
-    `pooling`: max or mean."""
+    """The value of --long_documents (`method`) with its settings.
+
+    `max_length`: of one input, special tokens included. `head`: number of first tokens that head_tail keeps.
+    `stride`: overlap of two windows in tokens. `pooling`: max or mean.
+    """
 
     method: str
     max_length: int
@@ -55,7 +57,10 @@ class LongDocuments:
     @staticmethod
     def of(arguments: Any, config: Any, tokenizer: Any, max_length: int) -> LongDocuments:
         """The setting of the arguments or, without --long_documents, of the model's `config`, which then
-        stores it. Raises `InputError` for a stride that leaves a window no new tokens."""
+        stores it.
+
+        Raises `InputError` for a stride that leaves a window no new tokens.
+        """
         if not isinstance(arguments, LongDocumentArguments):
             return LongDocuments("truncate", max_length)
         way, given = with_settings(arguments, "long_documents")
@@ -107,8 +112,10 @@ class LongDocuments:
 
     def _windows(self, tokenizer: Any, texts: list[str]) -> dict[str, list]:
         """Concatenates the windows of a text, each with its special tokens. All but the last have
-        `max_length` ids. They are those of `return_overflowing_tokens`, which tokenizers 0.23.1 and 0.23.2
-        leave empty."""
+        `max_length` ids.
+
+        They are those of `return_overflowing_tokens`, which tokenizers 0.23.1 and 0.23.2 leave empty.
+        """
         is_special = tokenizer("a").encodings[0].special_tokens_mask
         leading, trailing = is_special.index(0), is_special[::-1].index(0)
         size = self.max_length - leading - trailing
@@ -131,7 +138,8 @@ class LongDocuments:
         return f"{windows}{self.max_length}"
 
     def widths(self, lengths: np.ndarray, multiple: int) -> np.ndarray | None:
-        """`Split.widths` of documents with (rows,) `lengths`. All windows of a longer one count as full."""
+        """`Split.widths` of documents with (rows,) `lengths`; every window of a longer document counts as a
+        full one."""
         if self.method != "windows":
             return None
         full, single = (-(-np.maximum(size, 1) // multiple) * multiple for size in (self.max_length, lengths))
@@ -190,7 +198,8 @@ def _document_logits(
 
 
 def usage(config: Any) -> str | None:
-    """Python code for the model card that classifies long texts; None for a model that truncates."""
+    """Python code for the model card that classifies long texts with best/; None for a model that
+    truncates."""
     setting = getattr(config, "long_documents", None)
     if setting is None:
         return None

@@ -61,7 +61,8 @@ class MultiLabelLoss:
 def loss_of_arguments(
     arguments: Any, positive: np.ndarray, rows: int, labels: list[str], notes: list[str]
 ) -> MultiLabelLoss:
-    """The loss of --loss. `positive`: (labels,) training `rows` with each label. Raises `InputError`."""
+    """The loss of --loss. `positive`: (labels,) number of the training `rows` with each label. Raises
+    `InputError`."""
     if arguments.loss_name == "bce":
         weight = positive_weights(arguments, positive, rows, labels)
         if weight is not None:
@@ -128,7 +129,8 @@ def given_weights(arguments: Any, balanced: np.ndarray, labels: list[str]) -> np
 
 def focal(logits: Tensor, targets: Tensor, focal_gamma: float, focal_alpha: float | None) -> Tensor:
     """-alpha_t (1 - p_t)^gamma log(p_t), where p_t is the probability of the true value, and alpha_t is alpha
-    for positive labels, else 1 - alpha (Lin et al., arXiv:1708.02002, equation 5; without alpha, 4)."""
+    for positive labels, 1 - alpha for negative ones (Lin et al., arXiv:1708.02002, equation 5); without
+    alpha, equation 4."""
     wrong = (1 - 2 * targets) * logits  # logit of the false value
     loss = torch.exp(focal_gamma * logsigmoid(wrong)) * softplus(wrong)
     return loss if focal_alpha is None else (focal_alpha * targets + (1 - focal_alpha) * (1 - targets)) * loss

@@ -211,7 +211,8 @@ class MultiLabel(Problem):
         return self.fitted.probabilities(logits)
 
     def config_entries(self) -> dict[str, Any]:
-        """With the loss, for later evaluations. The exported weights include the temperatures already."""
+        """The loss, so that later evaluations compute the same one. The temperatures for information only:
+        the exported weights include them (`head.rescaled`)."""
         fitted, stored = self.fitted, self.loss.as_settings()
         calibrates = (fitted.temperatures != 1).any()
         return {
@@ -238,7 +239,8 @@ class MultiLabel(Problem):
 
 
 def note_labels(targets: dict[str, Ragged], labels: list[str], notes: list[str]) -> None:
-    """Notes labels without training rows or a ROC AUC. `targets`: label ids of each row, by split."""
+    """Notes labels without training rows, and labels without a ROC AUC. `targets`: label ids of each row, by
+    split."""
     counts = {name: np.bincount(ids.values, minlength=len(labels)) for name, ids in targets.items()}
     per_row = counts["train"].sum() / len(targets["train"])
     notes.append(f"{len(labels)} labels, {per_row:.2f} per training row")
@@ -278,7 +280,8 @@ def prior_bias(
 
 def fixed_thresholds(parts: Sequence[str] | None, labels: Sequence[str]) -> np.ndarray | None:
     """(labels,) the thresholds of --threshold; None without the argument. Each part is a number for all
-    labels, LABEL=NUMBER, or a json file {"LABEL": NUMBER}; later parts win. Raises `InputError`."""
+    labels, LABEL=NUMBER, or a json file {"LABEL": NUMBER}; later parts win. Raises `InputError` for unknown
+    and for missing labels."""
     if parts is None:
         return None
     thresholds, problems = {}, []

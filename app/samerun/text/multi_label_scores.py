@@ -21,7 +21,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy import ndarray
 
 from samerun.reports.figures import BLUE, COLORS, GREY, NAME, bars, legend_below, matrix, new_figure
 from samerun.reports.page import worst_rows
@@ -32,12 +31,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DECISION_METRICS = (
-    *("f1_micro", "f1_macro", "f1_samples", "precision_micro", "recall_micro"),
-    *("precision_macro", "recall_macro", "hamming_loss", "subset_accuracy"),
+    "f1_micro",
+    "f1_macro",
+    "f1_samples",
+    "precision_micro",
+    "recall_micro",
+    "precision_macro",
+    "recall_macro",
+    "hamming_loss",
+    "subset_accuracy",
 )
 RANKING_METRICS = (
-    *("roc_auc_macro", "roc_auc_macro_labels", "average_precision_macro", "average_precision_macro_labels"),
-    *("average_precision_micro", "lrap"),
+    "roc_auc_macro",
+    "roc_auc_macro_labels",
+    "average_precision_macro",
+    "average_precision_macro_labels",
+    "average_precision_micro",
+    "lrap",
 )
 METRICS = ("loss", *DECISION_METRICS, *RANKING_METRICS, *(f"tuned_{name}" for name in DECISION_METRICS))
 CALIBRATION_BINS = 15  # as in Guo et al., arXiv:1706.04599, section 4
@@ -57,17 +67,19 @@ MAX_BARS, MAX_CURVES, MAX_CONFUSED = 30, 9, 15  # in figures
 
 
 def multilabel_scores(
-    logits: ndarray, targets: ndarray, loss: float | None, tuned: ndarray
+    logits: np.ndarray, targets: np.ndarray, loss: float | None, tuned: np.ndarray
 ) -> dict[str, float | None]:
     """METRICS: `loss`, DECISION_METRICS at 0.5 and as `tuned_*` of the decisions `tuned`, RANKING_METRICS.
-    `logits`, `targets` of 0 and 1, `tuned` of bool: (rows, labels). Without cells every score is None."""
+
+    `logits`, `targets` of 0 and 1, `tuned` of bool: (rows, labels). Without cells every score is None.
+    """
     probabilities, targets = sigmoid(logits), np.asarray(targets, dtype=bool)
     scores = {"loss": loss, **decision_scores(probabilities >= 0.5, targets)}
     scores |= ranking_scores(probabilities, targets)
     return scores | {f"tuned_{name}": score for name, score in decision_scores(tuned, targets).items()}
 
 
-def decision_scores(predicted: ndarray, targets: ndarray) -> dict[str, float | None]:
+def decision_scores(predicted: np.ndarray, targets: np.ndarray) -> dict[str, float | None]:
     """DECISION_METRICS of bool matrices (rows, labels)."""
     if not targets.size:
         return dict.fromkeys(DECISION_METRICS)
@@ -88,7 +100,7 @@ def decision_scores(predicted: ndarray, targets: ndarray) -> dict[str, float | N
     return {name: float(score) for name, score in scores.items()}
 
 
-def ranking_scores(probabilities: ndarray, targets: ndarray) -> dict[str, float | None]:
+def ranking_scores(probabilities: np.ndarray, targets: np.ndarray) -> dict[str, float | None]:
     """RANKING_METRICS, which need no thresholds. `probabilities`, `targets` of bool: (rows, labels)."""
     from sklearn.metrics import average_precision_score
 
@@ -104,8 +116,9 @@ def ranking_scores(probabilities: ndarray, targets: ndarray) -> dict[str, float 
     return {**scores, "lrap": label_ranking_average_precision(probabilities, targets)}
 
 
-def label_ranking_average_precision(probabilities: ndarray, targets: ndarray) -> float:
-    """The mean over rows, then labels, of the share of true labels among those ranked as high."""
+def label_ranking_average_precision(probabilities: np.ndarray, targets: np.ndarray) -> float:
+    """As scikit-learn's: the mean over rows, then over the labels of a row, of the share of true labels among
+    those ranked at least as high."""
     from scipy.stats import rankdata
 
     rank = rankdata(-probabilities, method="max", axis=1)
@@ -116,8 +129,8 @@ def label_ranking_average_precision(probabilities: ndarray, targets: ndarray) ->
 
 
 def precision_recall_f1(
-    predicted: ndarray, targets: ndarray, axis: int | None
-) -> tuple[ndarray, ndarray, ndarray]:
+    predicted: np.ndarray, targets: np.ndarray, axis: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Precision, recall and F1 of bool matrices, counted along `axis` (None: over all cells)."""
     hits = (predicted & targets).sum(axis=axis)
     n_predicted, n_positive = predicted.sum(axis=axis), targets.sum(axis=axis)
@@ -129,7 +142,7 @@ def precision_recall_f1(
     )
 
 
-def ranking_by_label(probabilities: ndarray, targets: ndarray) -> ndarray:
+def ranking_by_label(probabilities: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """(2, labels) ROC AUC and average precision; NaN where undefined."""
     from sklearn.metrics import average_precision_score, roc_auc_score
 
@@ -145,11 +158,18 @@ def ranking_by_label(probabilities: ndarray, targets: ndarray) -> ndarray:
 
 
 def per_label_table(
-    probabilities: ndarray, targets: ndarray, thresholds: ndarray, names: Sequence[str], decisions: ndarray
+    probabilities: np.ndarray,
+    targets: np.ndarray,
+    thresholds: np.ndarray,
+    names: Sequence[str],
+    decisions: np.ndarray,
 ) -> list[dict[str, str | int | float | None]]:
     """One row per label: label, support (positive rows), threshold, precision, recall, f1, roc_auc,
-    average_precision. The mean of a column over its defined entries is the macro metric. `probabilities`,
-    `targets` and `decisions`: (rows, labels); `thresholds` (labels,) are shown, `decisions` scored."""
+    average_precision. The mean of a column over its defined entries is the macro metric.
+
+    `probabilities`, `targets` and `decisions`: (rows, labels); `thresholds` (labels,) are shown, `decisions`
+    scored.
+    """
     targets = np.asarray(targets, dtype=bool)
     columns: dict[str, list] = {
         "label": list(names),
@@ -163,7 +183,9 @@ def per_label_table(
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def calibration_bins(probabilities: ndarray, targets: ndarray) -> tuple[ndarray, ndarray, ndarray]:
+def calibration_bins(
+    probabilities: np.ndarray, targets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(number of cells, mean probability, share of positives), (CALIBRATION_BINS,) each, in bins of equal
     width over all rows and labels; 0 in empty bins."""
     probabilities, targets = probabilities.ravel(), targets.ravel()
@@ -173,14 +195,14 @@ def calibration_bins(probabilities: ndarray, targets: ndarray) -> tuple[ndarray,
     return sizes, *(total / np.maximum(sizes, 1) for total in sums)
 
 
-def expected_calibration_error(probabilities: ndarray, targets: ndarray) -> float | None:
+def expected_calibration_error(probabilities: np.ndarray, targets: np.ndarray) -> float | None:
     """The mean difference of probability and share of positives over `calibration_bins`, weighted by size
     (Guo et al., arXiv:1706.04599, equation 3, over all labels instead of the top one); None without cells."""
     sizes, mean, share = calibration_bins(probabilities, targets)
     return float((np.abs(mean - share) * sizes).sum() / sizes.sum()) if sizes.sum() else None
 
 
-def sigmoid(logits: ndarray) -> ndarray:
+def sigmoid(logits: np.ndarray) -> np.ndarray:
     """The logistic function, in float64, without overflow."""
     return np.exp(-np.logaddexp(0, -np.asarray(logits, dtype=np.float64)))
 
@@ -198,7 +220,9 @@ class Objective:
     target: float = 0.0
     miss_cost: float = 1.0
 
-    def values(self, hits: ndarray, predicted: ndarray, positive: float) -> tuple[ndarray, ndarray, float]:
+    def values(
+        self, hits: np.ndarray, predicted: np.ndarray, positive: float
+    ) -> tuple[np.ndarray, np.ndarray, float]:
         """Returns (value of each of k cuts, tie-breaker of each, value of predicting nothing). Higher is
         better; cuts that miss the target are minus infinity. `hits`: (k,) true positives, `predicted`: (k,)
         predicted rows, `positive`: positive rows. Not for "f1": see `_mean_f1`."""
@@ -214,7 +238,7 @@ class Objective:
 F1 = Objective()
 
 
-def tune_thresholds(probabilities: ndarray, targets: ndarray, objective: Objective = F1) -> ndarray:
+def tune_thresholds(probabilities: np.ndarray, targets: np.ndarray, objective: Objective = F1) -> np.ndarray:
     """(labels,) float64 thresholds for the objective. `probabilities`: (rows, labels) in [0, 1]; `targets`:
     (rows, labels) of 0 and 1.
 
@@ -247,7 +271,7 @@ def tune_thresholds(probabilities: ndarray, targets: ndarray, objective: Objecti
     return tuned
 
 
-def _all_labels(probabilities: ndarray, targets: ndarray) -> tuple[float, float, float, float]:
+def _all_labels(probabilities: np.ndarray, targets: np.ndarray) -> tuple[float, float, float, float]:
     """What serves all labels: slope and offset of Platt's scaling of the log-odds, as a loss or weights may
     have moved them; the best micro-F1 of a single threshold; the lowest threshold with nearly that micro-F1.
     Of every nth row, if there are many cells."""
@@ -265,21 +289,21 @@ def _all_labels(probabilities: ndarray, targets: ndarray) -> tuple[float, float,
     return platt.coef_.item(), platt.intercept_.item(), f1.max(), near
 
 
-def _log_odds(probabilities: ndarray) -> ndarray:
+def _log_odds(probabilities: np.ndarray) -> np.ndarray:
     bounded = np.clip(probabilities, TINY, 1 - TINY)
     return np.log(bounded) - np.log1p(-bounded)
 
 
 def _mean_f1(
-    micro_f1: float, weight: float, hits: ndarray, predicted: ndarray, positive: float
-) -> tuple[ndarray, ndarray, float]:
+    micro_f1: float, weight: float, hits: np.ndarray, predicted: np.ndarray, positive: float
+) -> tuple[np.ndarray, np.ndarray, float]:
     """Like `Objective.values`: a label's F1, and what its decisions add to micro-F1, times `weight`. Near
     micro-F1 m, a hit adds in proportion to 2 - m and a false positive to -m (Dinkelbach, 1967)."""
     value = 2 * hits / (predicted + positive) + weight * (2 * hits - micro_f1 * predicted)
     return value.round(10), np.zeros(hits.shape), 0.0  # equal values must be equal floats
 
 
-def _best_cut(scores: ndarray, truth: ndarray, values_of: Callable[..., tuple], near: float) -> float:
+def _best_cut(scores: np.ndarray, truth: np.ndarray, values_of: Callable[..., tuple], near: float) -> float:
     """The best threshold for the (k,) scores of a label, `truth` between 0 and 1, and values as those of
     `Objective.values`; of equally good ones the nearest to `near`."""
     order = np.argsort(-scores)
@@ -301,11 +325,13 @@ def _best_cut(scores: ndarray, truth: ndarray, values_of: Callable[..., tuple], 
 # Calibration
 
 
-def fit_temperatures(logits: ndarray, targets: ndarray, per_label: bool) -> ndarray:
+def fit_temperatures(logits: np.ndarray, targets: np.ndarray, per_label: bool) -> np.ndarray:
     """(labels,) the temperatures T with the lowest binary cross-entropy of sigmoid(logits / T) (Guo et al.,
-    arXiv:1706.04599, section 4.2, with a sigmoid in place of the softmax). `logits` and `targets` of 0 and 1:
-    (rows, labels). All labels share one temperature. With `per_label` labels with at least
-    MIN_CALIBRATION_ROWS positive and negative rows have their own. 1 for fewer rows."""
+    arXiv:1706.04599, section 4.2, with a sigmoid in place of the softmax).
+
+    `logits` and `targets` of 0 and 1: (rows, labels). All labels share one temperature. With `per_label`
+    labels with at least MIN_CALIBRATION_ROWS positive and negative rows have their own. 1 for fewer rows.
+    """
     logits, targets = np.asarray(logits, dtype=np.float64), np.asarray(targets, dtype=np.float64)
     if len(logits) < MIN_CALIBRATION_ROWS:
         return np.ones(logits.shape[1])
@@ -317,14 +343,14 @@ def fit_temperatures(logits: ndarray, targets: ndarray, per_label: bool) -> ndar
     return temperatures
 
 
-def _bisect(logits: ndarray, targets: ndarray) -> ndarray:
+def _bisect(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """(m,) temperatures of the columns of (rows, m)."""
     return lowest_temperatures(
         lambda middle: (logits * (sigmoid(logits / middle) - targets)).sum(axis=0), logits.shape[1]
     )
 
 
-def lowest_temperatures(slope: Callable[[ndarray], ndarray], size: int) -> ndarray:
+def lowest_temperatures(slope: Callable[[np.ndarray], np.ndarray], size: int) -> np.ndarray:
     """(size,) temperatures with the lowest cross-entropy, by bisection: it is convex in 1 / T, so its slope
     changes its sign at most once. `slope`: temperatures -> slopes with respect to 1 / T."""
     low, high = (np.full(size, bound) for bound in TEMPERATURE_RANGE)
@@ -338,7 +364,7 @@ def lowest_temperatures(slope: Callable[[ndarray], ndarray], size: int) -> ndarr
 # From logits to decisions
 
 
-def folds(rows: int, seed: int) -> list[ndarray]:
+def folds(rows: int, seed: int) -> list[np.ndarray]:
     """(rows,) bool masks of at most FOLDS random folds."""
     fold_of = np.empty(rows, dtype=int)
     fold_of[np.random.default_rng(seed).permutation(rows)] = np.arange(rows) % FOLDS
@@ -348,11 +374,11 @@ def folds(rows: int, seed: int) -> list[ndarray]:
 class Thresholds(NamedTuple):
     """Temperatures of the logits and thresholds of the calibrated probabilities, (labels,) each."""
 
-    temperatures: ndarray
-    values: ndarray
+    temperatures: np.ndarray
+    values: np.ndarray
     tuning: dict[str, Any] | None = None  # how they were tuned, for the model's configuration; None if fixed
 
-    def probabilities(self, logits: ndarray) -> ndarray:
+    def probabilities(self, logits: np.ndarray) -> np.ndarray:
         """Calibrated probabilities of logits (rows, labels) or (labels,)."""
         return sigmoid(logits / self.temperatures)
 
@@ -361,12 +387,12 @@ class Thresholds(NamedTuple):
 class ThresholdTuner:
     """Fits temperatures and thresholds."""
 
-    fixed: ndarray | None = None  # (labels,) thresholds of --threshold
+    fixed: np.ndarray | None = None  # (labels,) thresholds of --threshold
     objective: Objective = F1
     calibration: str = "none"  # --calibration
     seed: int = 0  # of the folds
     tuned_on: str | None = None  # hash of the rows on which a trained model's thresholds were tuned
-    temperatures: ndarray | float = 1.0  # by which a trained model's logits are already divided
+    temperatures: np.ndarray | float = 1.0  # by which a trained model's logits are already divided
 
     def of_trained(self, config: Any) -> ThresholdTuner:
         """The tuner of a trained model's thresholds, from its configuration; `self` for fixed thresholds."""
@@ -377,7 +403,7 @@ class ThresholdTuner:
         own = replace(self, objective=objective, seed=tuning["seed"], tuned_on=tuning["rows"])
         return replace(own, temperatures=1.0 if temperatures is None else np.asarray(temperatures))
 
-    def fit(self, logits: ndarray, targets: ndarray) -> Thresholds:
+    def fit(self, logits: np.ndarray, targets: np.ndarray) -> Thresholds:
         """Fits temperatures and thresholds on all rows; logits and targets: (rows, labels)."""
         temperatures = np.ones(logits.shape[1])
         if self.calibration != "none" and len(logits):
@@ -387,9 +413,10 @@ class ThresholdTuner:
             thresholds = tune_thresholds(sigmoid(logits / temperatures), targets, self.objective)
         return Thresholds(temperatures, thresholds)
 
-    def held_out(self, logits: ndarray, targets: ndarray) -> tuple[ndarray, ndarray]:
+    def held_out(self, logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Calibrated logits and decisions by cross-validation, (rows, labels) each: each of at most FOLDS
-        random folds uses what was fitted on the others, whose own scores would be too good."""
+        random folds uses temperatures and thresholds fitted on the others. Scores of the rows that the fit
+        has seen would be too good."""
         if self.fixed is not None and self.calibration == "none":
             return logits, sigmoid(logits) >= self.fixed
         calibrated, decisions = np.array(logits, dtype=np.float64), np.zeros(logits.shape, dtype=bool)
@@ -399,18 +426,21 @@ class ThresholdTuner:
             decisions[fold] = fitted.probabilities(logits[fold]) >= fitted.values
         return calibrated, decisions
 
-    def decide(self, logits: ndarray, targets: ndarray, thresholds: ndarray | None, rows: str) -> ndarray:
+    def decide(
+        self, logits: np.ndarray, targets: np.ndarray, thresholds: np.ndarray | None, rows: str
+    ) -> np.ndarray:
         """(rows, labels) bool decisions at a trained model's thresholds; held-out ones without thresholds and
         for the rows on which the thresholds were tuned. So evaluating an exported model repeats the scores of
         its training. `rows`: hash of the rows."""
         if thresholds is None or self.tuned_on == rows:
-            # Thresholds between calibrated scores decide a few rows otherwise: here all are tuned before.
+            # Thresholds that lie between calibrated scores decide a few rows otherwise: here all are tuned
+            # before calibration.
             tuner = replace(self, calibration="none") if self.fixed is None else self
             return tuner.held_out(logits * self.temperatures, targets)[1]
         return sigmoid(logits) >= thresholds
 
     def report(
-        self, logits: ndarray, targets: ndarray, names: Sequence[str], rows: str
+        self, logits: np.ndarray, targets: np.ndarray, names: Sequence[str], rows: str
     ) -> tuple[Thresholds, dict[str, Any]]:
         """(temperatures and thresholds to export, entries of metrics.json). The entries: the table of labels,
         with the exported thresholds and the scores of held-out decisions, and calibration errors. `rows`:
@@ -438,9 +468,10 @@ class ThresholdTuner:
 
 
 def report_content(
-    tuner: ThresholdTuner, logits: ndarray, targets: ndarray, names: Sequence[str], split: Any
+    tuner: ThresholdTuner, logits: np.ndarray, targets: np.ndarray, names: Sequence[str], split: Any
 ) -> ReportContent:
-    """Figures, and rows of the largest loss. `logits`, `targets`: (rows, labels); `split`: a `TextSplit`."""
+    """Figures of the most frequent labels and the rows with the largest binary cross-entropy. `logits` and
+    `targets`: (rows, labels); `split`: their `TextSplit`."""
     calibrated, predicted = tuner.held_out(logits, targets)[0], tuner.decide(logits, targets, None, "")
     probabilities, truth = sigmoid(calibrated), targets.astype(bool)
     losses = -np.log(np.clip(np.where(truth, probabilities, 1 - probabilities), 1e-12, 1)).mean(axis=1)
@@ -453,14 +484,18 @@ def report_content(
     return ReportContent(figures(probabilities, truth, thresholds, predicted, names), [rows])
 
 
-def worst_texts(losses: ndarray, columns: dict[str, Sequence[str]], split: Any) -> Section:
+def worst_texts(losses: np.ndarray, columns: dict[str, Sequence[str]], split: Any) -> Section:
     """`worst_rows` with the texts of `split`, a `TextSplit`."""
     pairs = {} if split.pairs is None else {"text_pair": split.pairs}
     return worst_rows(losses, {**columns, "text": split.texts, **pairs})
 
 
 def figures(
-    probabilities: ndarray, targets: ndarray, thresholds: ndarray, predicted: ndarray, names: Sequence[str]
+    probabilities: np.ndarray,
+    targets: np.ndarray,
+    thresholds: np.ndarray,
+    predicted: np.ndarray,
+    names: Sequence[str],
 ) -> dict[str, Figure]:
     """Figures by name. `probabilities`, `targets` and `predicted` of bool: (rows, labels); `thresholds`:
     (labels,), of the model. Labels without a row are left out."""
@@ -488,7 +523,7 @@ def figures(
 
 
 def _precision_recall_curves(
-    probabilities: ndarray, targets: ndarray, thresholds: ndarray, shown: list[tuple[int, str]]
+    probabilities: np.ndarray, targets: np.ndarray, thresholds: np.ndarray, shown: list[tuple[int, str]]
 ) -> Figure:
     from sklearn.metrics import precision_recall_curve
 
@@ -504,7 +539,7 @@ def _precision_recall_curves(
     return figure
 
 
-def _calibration_curve(probabilities: ndarray, targets: ndarray) -> Figure:
+def _calibration_curve(probabilities: np.ndarray, targets: np.ndarray) -> Figure:
     sizes, mean, share = calibration_bins(probabilities, targets)
     error = expected_calibration_error(probabilities, targets)
     title = f"Calibration, all labels; expected error {error:.4f}"

@@ -19,7 +19,9 @@ from samerun.text.text import TextSplit
 
 class Problem(ABC):
     """The targets of a classifier's rows, their loss and scores, and what an export needs of them.
-    Predictions hold `logits`, (rows, outputs) float32, and for labelled rows `labels`."""
+
+    Predictions hold `logits`, (rows, outputs) float32, and for labelled rows `labels`.
+    """
 
     name: str  # of --problem_type
     unit: np.ndarray | float = 1.0  # of exported outputs: differences of 1 matter like those of probabilities
@@ -43,7 +45,8 @@ class Problem(ABC):
 
     @abstractmethod
     def read(self, table: Table) -> Any | None:
-        """The targets of a file, with a method `take(rows)`; None without any. Raises `InputError`."""
+        """The targets of a file, with a method `take(rows)`; None for a file without them. Raises
+        `InputError`."""
 
     @abstractmethod
     def choose(self, config: Any, train: Any | None) -> None:
@@ -95,7 +98,8 @@ class Problem(ABC):
         """The metrics of a labelled file."""
 
     def of_model(self, predict: Callable[[TextSplit], Predictions], validation: TextSplit | None) -> Problem:
-        """The problem for another model, with thresholds tuned on its predictions of validation rows."""
+        """The same problem for another model, whose thresholds are tuned as those of the exported one, on its
+        predictions of the validation rows."""
         return self
 
     @abstractmethod
@@ -122,7 +126,8 @@ class Problem(ABC):
 
     @abstractmethod
     def fit(self, best: Predictions | None, split: TextSplit | None) -> dict[str, Any]:
-        """Fits what the export needs on the best model's validation rows. Returns entries of metrics.json."""
+        """Fits what the export needs on the best model's predictions of the validation rows. Returns entries
+        of metrics.json."""
 
     @abstractmethod
     def exported_outputs(self, logits: np.ndarray) -> np.ndarray:

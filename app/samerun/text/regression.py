@@ -92,7 +92,8 @@ class Regression(Problem):
         return Numbers(values)
 
     def choose(self, config: Any, train: Numbers | None) -> None:
-        """Raises `InputError` for a training column of one value, and for other columns than the model's."""
+        """Raises `InputError` for a training column with one value only, and for other columns than the
+        model's."""
         self.labels = list(self.columns)
         if train is not None:
             self.mean, self.scale = train.values.mean(axis=0), train.values.std(axis=0)

@@ -41,8 +41,12 @@ SENTENCE_OPENING = re.compile(r"[\"“‘'(\[（《「『【]*$")  # quotes and 
 
 
 def characters(text: str) -> list[str]:
-    """CJK characters, and lower-case words and numbers of other scripts, on ASCII text as rouge-score's own
-    tokenizer. 基于BERT的方法 -> 基 于 bert 的 方 法."""
+    """CJK characters, and lower-case words and numbers of other scripts.
+
+    基于BERT的方法 -> 基 于 bert 的 方 法.
+
+    On ASCII text the tokens are those of rouge-score's own tokenizer.
+    """
     return UNIT.findall(text.lower())
 
 
@@ -58,8 +62,11 @@ def words(text: str) -> list[str]:
 
 def unicode_words(text: str) -> list[str]:
     """Case-folded words and numbers of any script; combining marks belong to their word. Größe हिन्दी ->
-    grösse हिन्दी. On ASCII text the tokens are those of rouge-score's own tokenizer. Scripts without spaces
-    (Chinese, Thai) are not split into words."""
+    grösse हिन्दी.
+
+    On ASCII text the tokens are those of rouge-score's own tokenizer. Scripts without spaces (Chinese, Thai)
+    are not split into words.
+    """
     folded = unicodedata.normalize("NFC", text.casefold())  # é may be one character or two
     spaced = "".join(c if c.isalnum() or unicodedata.category(c).startswith("M") else " " for c in folded)
     return [word for word in spaced.split() if any(map(str.isalnum, word))]  # without the lone marks of emoji
@@ -78,9 +85,12 @@ TOKENIZERS = {**CJK_TOKENIZERS, "unicode_words": unicode_words, "default": defau
 
 def choose_tokenizer(references: Sequence[str]) -> str:
     """`characters` for Chinese and Japanese, `unicode_words` for other languages than English, else
-    `default`. Chinese and Japanese: at least a tenth of the references' units are CJK characters. Not
-    English: at least one unit in fifty is not ASCII. The shares are low because `default` drops such units:
-    identical titles in Cyrillic would score 0. On ASCII text all three tokenizers agree."""
+    `default`.
+
+    Chinese and Japanese: at least a tenth of the references' units are CJK characters. Not English: at least
+    one unit in fifty is not ASCII. The shares are low because `default` drops such units: identical titles in
+    Cyrillic would score 0. On ASCII text all three tokenizers agree.
+    """
     units = [unit for reference in references for unit in UNIT.findall(reference)]
     n_cjk = sum(IS_CJK.match(unit) is not None for unit in units)
     n_non_ascii = sum(not unit.isascii() for unit in units) - n_cjk
@@ -96,8 +106,10 @@ def rouge_scores(
     predictions: Sequence[str], references: Sequence[str], tokenizer: str
 ) -> dict[str, float | None]:
     """Mean F1 of ROUGE_METRICS over the rows, and `exact_match`. Without rows every score is None.
+
     `tokenizer`: a name in TOKENIZERS. ROUGE-Lsum splits texts into sentences at line breaks and, with CJK
-    tokenizers, at 。！？. Raises ValueError for sequences of different lengths."""
+    tokenizers, at 。！？. Raises ValueError for sequences of different lengths.
+    """
     rouge, exact = row_scores(predictions, references, tokenizer), exact_matches(predictions, references)
     if not rouge:
         return dict.fromkeys((*ROUGE_METRICS, "exact_match"))
@@ -134,7 +146,8 @@ def _row_scores(
 
 
 def exact_matches(predictions: Sequence[str], references: Sequence[str]) -> list[bool]:
-    """Whether each prediction equals its reference but for case and spaces, which tokenizers lose."""
+    """Whether each prediction equals its reference, ignoring case and spaces, which an uncased tokenizer
+    loses."""
     bare = (["".join(text.casefold().split()) for text in texts] for texts in (predictions, references))
     return [prediction == reference for prediction, reference in zip(*bare, strict=True)]
 
@@ -144,9 +157,12 @@ def exact_matches(predictions: Sequence[str], references: Sequence[str]) -> list
 
 def first_sentence(text: str, max_units: int) -> str:
     """A title without a model: the first sentence of a document, cut after `max_units` CJK characters or
-    other words. A sentence ends at 。！？, at . ! ? before the next sentence, or with its paragraph. A single
-    line break counts as a space, since documents may be wrapped. Marks of headings and list items are
-    dropped. Empty if the text holds no word."""
+    other words.
+
+    A sentence ends at 。！？, at . ! ? before the next sentence, or with its paragraph. A single line break
+    counts as a space, since documents may be wrapped. Marks of headings and list items are dropped. Empty if
+    the text holds no word.
+    """
     text = NUMBERING.sub("", text)
     first = UNIT.search(text)
     if first is None:

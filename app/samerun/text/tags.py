@@ -156,7 +156,8 @@ class Tagged(Labelled):
 
 
 def _are_prefixed(tags: Collection[str]) -> bool:
-    """Whether the tags are those of names. Word classes, of which one may look like a name's, lack O."""
+    """Whether the tags are those of names. Word classes, one of which may look like the tag of a name, lack
+    O."""
     prefixed = {tag for tag in tags if PREFIXED.fullmatch(tag)}
     return bool(prefixed) and (OUTSIDE in tags or prefixed == set(tags))
 
@@ -210,7 +211,8 @@ def _bilou_problems(tags: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def _iob_problems(rows: Rows) -> tuple[str, list[list[tuple[int, str]]]]:
-    """(IOB1 or IOB2, (word, what is wrong) of each row). In IOB1 B- parts neighbours of one type."""
+    """(IOB1 or IOB2, (word, what is wrong) of each row). IOB2 begins each name with B-, IOB1 only one that
+    follows another of its type."""
     without, needless = [], []
     for tags in rows:
         firsts = [(n, tag) for n, (last, tag) in enumerate(pairwise([OUTSIDE, *tags])) if last[2:] != tag[2:]]
@@ -234,7 +236,8 @@ def as_iob2(tags: Sequence[str]) -> tuple[str, ...]:
 
 
 def tag_ids(table: Table, tagged: Tagged, labels: Sequence[str], words_column: str, source: str) -> Ragged:
-    """The number of each word's tag. `source`: of the labels, for messages. Raises `InputError`."""
+    """The number of each word's tag. Raises `InputError` with row and word of tags that are no label.
+    `source`: of the labels, for messages."""
     numbers = {label: number for number, label in enumerate(labels)}
     unknown: dict[str, list[tuple[int, int]]] = {}
     for row, tags in enumerate(tagged.rows):
@@ -420,7 +423,8 @@ def scores_of(truth: Rows, predicted: Rows, labels: Sequence[str]) -> dict[str, 
 
 
 def metric_names(labels: Sequence[str]) -> list[str]:
-    """The names of the metrics, of which those of types depend on the labels."""
+    """The names of the metrics: precision, recall and F1 of whole names; accuracy of words; and the F1 of
+    each type of names, or of each tag."""
     return ["loss", *scores_of([], [], labels)]
 
 
@@ -461,7 +465,8 @@ def entities_of(
 def report_content(
     truth: Rows, predicted: Rows, labels: Sequence[str], losses: np.ndarray, sentences: Sequence[str]
 ) -> ReportContent:
-    """F1 and confusion of types, and sentences of the largest loss. `losses`: (rows,) per tagged token."""
+    """F1 by type, which types are taken for which, and the sentences of the largest loss. `losses`: (rows,)
+    per tagged token."""
     table = per_type(truth, predicted, labels)
     table.pop("micro avg", None)
     types = sorted(table, key=lambda kind: -table[kind]["support"])[:MAX_TYPES]
@@ -497,6 +502,7 @@ def _confusion(truth: Rows, predicted: Rows, names: list[str]) -> Any:
 def check_export(folder: Path, expected: Sequence[tuple], precision: str, found: dict[str, float]) -> None:
     """Loads the folder into transformers and compares the probabilities of tags with the run's. `expected`:
     (text, token ids, the likeliest tags' probabilities, names as (type, start, end) or None) of sentences.
+
     Sets `found["eval_pipeline_agreement"]` to the share of sentences in which the pipeline, which tags each
     token by itself, finds the run's names. Raises `TrainingError` for other probabilities."""
     tokenizer = AutoTokenizer.from_pretrained(folder)

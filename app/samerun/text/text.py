@@ -107,9 +107,11 @@ class TextStream(Stream):
 
 
 class TextTask(Task):
-    """Base class of tasks whose rows are texts. A task's `load` calls `read`, loads its configuration, calls
-    `load_tokenizer`, `use_tokenizer` and `all_ids`, and returns `data`. A stream calls `read_targets` and
-    `ids_of_targets` for later buffers."""
+    """Base class of tasks whose rows are texts.
+
+    A task's `load` calls `read`, loads its configuration, calls `load_tokenizer`, `use_tokenizer` and
+    `all_ids`, and returns `data`. A stream calls `read_targets` and `ids_of_targets` for later buffers.
+    """
 
     input_kind = "texts"
     memory_advice = "a smaller --max_tokens_per_micro_batch or --max_length, "
@@ -122,7 +124,8 @@ class TextTask(Task):
 
     @abstractmethod
     def read_targets(self, table: Table, split: str) -> Any | None:
-        """The targets of a file, with a method `take(rows)`; None without any. Raises `InputError`."""
+        """The checked targets of a file, with a method `take(rows)`; None for a file without targets. Raises
+        `InputError`."""
 
     @abstractmethod
     def ids_of_targets(self, table: Table, targets: Any) -> Ragged:
@@ -133,7 +136,8 @@ class TextTask(Task):
         """(b, ...) targets of these rows, for `Batch.labels`."""
 
     def as_texts(self, table: Table, split: str) -> Table:
-        """The table with texts in the text column, for tasks of other rows. Raises `InputError`."""
+        """The table with texts in the text column, for tasks whose rows are something else. Raises
+        `InputError` for cells that cannot be texts."""
         return table
 
     @property
@@ -193,7 +197,8 @@ class TextTask(Task):
                 raise_problems([f"{table.where(row)}: {advice}" for row in blank])
 
     def all_ids(self, tables: dict[str, Table], targets: dict[str, Any]) -> dict[str, Ragged]:
-        """The ids of the targets by split. Their errors are reported before texts are tokenized."""
+        """The ids of the targets, by split, of the splits that have targets. Errors in targets are reported
+        before texts are tokenized."""
         ids = {}
         for name, own in targets.items():
             if own is not None:
@@ -233,7 +238,8 @@ class TextTask(Task):
         self.padding_multiple = padding_of(encoder)
 
     def data(self, tables: dict[str, Table], targets: dict[str, Ragged], own: dict[str, Any]) -> Data:
-        """Tokenizes the texts; sets `splits`. `targets`: ids by split; `own`: entries of the fingerprint."""
+        """Tokenizes the texts and sets `splits`. `targets`: ids by split; `own`: the task's entries of the
+        run's fingerprint."""
         self.splits = {}
         for name, table in tables.items():
             with self._cached(name):
@@ -322,7 +328,7 @@ class TextTask(Task):
         return replace(split, collate=partial(self.collate, split), content=partial(_content, split))
 
     def _split_of_buffer(self, table: Table) -> TextSplit:
-        """Tokenizes the rows of a later buffer, whose notes are not shown. Raises `InputError`."""
+        """Tokenizes the rows of a later buffer. Raises `InputError`."""
         table = self.as_texts(table, "train")
         self._check_texts(table, True)
         targets = self.ids_of_targets(table, self.read_targets(table, "train"))

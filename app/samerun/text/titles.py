@@ -69,7 +69,8 @@ WRITTEN_BY_TRANSFORMERS = ("_from_model_config", "transformers_version")
 
 
 def read_titles(table: Table, column: str, split: str) -> Cells | None:
-    """The titles of a file; None for a test file without any. Raises `InputError` for empty ones."""
+    """The titles of a file; None for a test file without titles. Raises `InputError` for empty titles and
+    other types."""
     if column not in table.columns or (
         split == "test" and all(title in (None, "") for title in table.columns[column])
     ):
@@ -122,7 +123,8 @@ def with_search_defaults(arguments: Any) -> Any:
 
 
 def generation_config(arguments: Any, further: dict[str, Any]) -> GenerationConfig:
-    """The settings of `SearchArguments`, and `further` ones. Lengths count the start and the end token."""
+    """The settings of `SearchArguments`, and `further` ones (`read_generation_config`). Lengths count the
+    start and the end token."""
     return GenerationConfig(
         do_sample=False,
         num_beams=arguments.num_beams,
@@ -136,8 +138,11 @@ def generation_config(arguments: Any, further: dict[str, Any]) -> GenerationConf
 
 
 def read_generation_config(path: str | None, tokenizer: Any) -> dict[str, Any]:
-    """The fields of the file of --generation_config; {} without a file. Raises `InputError` for fields that
-    are unknown, unsupported or arguments, and for values that transformers rejects."""
+    """The fields of the file of --generation_config; {} without a file.
+
+    Raises `InputError` for fields that are unknown, unsupported or arguments, and for values that
+    transformers rejects.
+    """
     if path is None:
         return {}
     ignored, fields = WRITTEN_BY_TRANSFORMERS, read_object(path)
@@ -172,8 +177,10 @@ def _problem_of(name: str) -> str | None:
 @dataclass(frozen=True)
 class Generation:
     """The beam search. `config`: `samerun.text.titles.generation_config`. `candidates`: titles per document.
+
     `synced_gpus`: as in transformers; under ZeRO-3 and FSDP all processes must run the same number of forward
-    passes."""
+    passes.
+    """
 
     config: GenerationConfig
     start_id: int
@@ -185,8 +192,11 @@ class Generation:
         self, model: Any, inputs: dict[str, torch.Tensor], encoder_output: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns (ids, scores): (b, candidates, max_length) int32, best candidate first, and (b,
-        candidates), 0 for a single candidate. `encoder_output`: (b, width, hidden) last hidden state of the
-        encoder for these inputs, if it was computed before."""
+        candidates), 0 for a single candidate.
+
+        `encoder_output`: (b, width, hidden) last hidden state of the encoder for these inputs, if it was
+        computed before.
+        """
         if encoder_output is not None:
             inputs = inputs | {"encoder_outputs": BaseModelOutput(last_hidden_state=encoder_output)}
         # `generate` reads what is not set from the model, as a pretrained one's max_new_tokens.
@@ -210,12 +220,14 @@ def decode(tokenizer: Any, ids: np.ndarray) -> list[str]:
 
 
 def title_lengths(tokenizer: Any, titles: Iterable[np.ndarray]) -> np.ndarray:
-    """(titles,) number of tokens of each title, an array of ids, without special tokens."""
+    """(titles,) number of tokens of each title, an array of ids, without special tokens, which `decode` drops
+    too."""
     return np.array([(~np.isin(ids, tokenizer.all_special_ids)).sum() for ids in titles], dtype=np.int64)
 
 
 def prediction_lines(tokenizer: Any, ids: np.ndarray, scores: np.ndarray) -> Iterator[dict[str, Any]]:
-    """Lines of predictions. `ids`: (rows, candidates, width), best first; `scores`: (rows, candidates)."""
+    """The lines of predictions.jsonl. `ids`: (rows, candidates, width), best first; `scores`: (rows,
+    candidates)."""
     for row_ids, row_of_scores in zip(ids, scores, strict=True):
         pairs = zip(decode(tokenizer, row_ids), row_of_scores.tolist(), strict=True)
         candidates = [{"title": title, "score": round(score, 6)} for title, score in pairs]
@@ -244,8 +256,11 @@ def plain_model(model: Any, search: Generation) -> Any:
 
 
 def check_export(folder: Path, collate: Callable[..., Batch] | None, expected: dict[int, str]) -> None:
-    """Generates the titles of a few documents with the exported folder in plain transformers. `expected`: row
-    number -> the run's title; `collate` makes the batch of a row. Raises `TrainingError` if titles differ."""
+    """Generates the titles of a few documents with the exported folder in plain transformers.
+
+    `expected`: row number -> the run's title; `collate` makes the batch of a row. Raises `TrainingError` if
+    titles differ.
+    """
     model, tokenizer = load_plain(folder, AutoModelForSeq2SeqLM), AutoTokenizer.from_pretrained(folder)
     model.eval()
     for row, title in expected.items():
@@ -263,7 +278,8 @@ def check_export(folder: Path, collate: Callable[..., Batch] | None, expected: d
 
 
 def model_card(folder: Path, prefix: str, limits: list[str]) -> ModelCard:
-    """The task's part of the model card of the run in `folder`. `prefix`: put before each document."""
+    """The task's part of the model card, with the example titles in the folder's metrics.json. `prefix`: put
+    before each document."""
     metrics = read_metrics(folder / "metrics.json")
     sections = [
         f"ROUGE counts `{metrics.get('rouge_tokenizer')}`; `baseline_*` is the document's first sentence as "

@@ -67,7 +67,9 @@ NO_LIMIT = 2**31 - 1
 
 def load_tokenizer(arguments: Any, train_texts: Sequence[Cells], notes: list[str]) -> Any:
     """The model's tokenizer, that of --tokenizer_name, or a new one trained on the columns `train_texts`.
-    Raises `InputError` if the tokenizer cannot be loaded or has no padding token."""
+
+    Raises `InputError` if the tokenizer cannot be loaded or has no padding token.
+    """
     if arguments.tokenizer_type == "train":
         return _train_or_load(train_texts, arguments.vocab_size)
     name = arguments.tokenizer_name or arguments.model_name_or_path
@@ -142,8 +144,10 @@ def choose_max_length(requested: int | None, config: Any, tokenizer: Any, defaul
 def set_languages(tokenizer: Any, arguments: Any) -> dict[str, int]:
     """Sets --source_lang and --target_lang on a multilingual tokenizer. Returns the settings that make a
     model write in the target language: `decoder_start_token_id` (mBART) or `forced_bos_token_id` (mBART-50,
-    NLLB); {} without --source_lang. Raises `InputError` for a tokenizer without languages and for unknown
-    language codes."""
+    NLLB); {} without --source_lang.
+
+    Raises `InputError` for a tokenizer without languages and for unknown language codes.
+    """
     source, target = arguments.source_lang, arguments.target_lang or arguments.source_lang
     if source is None:
         return {}
@@ -170,7 +174,8 @@ def set_languages(tokenizer: Any, arguments: Any) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """Texts, behind the `prefix` -> {"input_ids": with special tokens, "cut": whether it was truncated}."""
+    """Texts -> {"input_ids": ids of each text with special tokens, "cut": whether it was truncated}.
+    `prefix`: put before each text."""
 
     tokenizer: Any
     max_length: int
@@ -200,7 +205,8 @@ class PairEncoder:
 
 @dataclass(frozen=True)
 class TitleEncoder:
-    """As `TextEncoder`, for decoder targets: at most `max_length` ids and the end token, no start token."""
+    """As `TextEncoder`, for titles as decoder targets: at most `max_length` ids and the end token, without
+    the start token."""
 
     tokenizer: Any
     start_id: int
@@ -243,7 +249,8 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 
 @dataclass(frozen=True)
 class _Concatenated:
-    """The cells of several columns, one column after the other; unlike a generator for several passes."""
+    """The cells of several columns, one column after the other. Unlike a generator it can be iterated
+    twice."""
 
     columns: Sequence[Cells]
 
@@ -271,9 +278,13 @@ def jieba_tokenizer(
     name_or_path: str | Path, user_dictionary: str | Path | None, notes: list[str]
 ) -> RoFormerTokenizer:
     """A RoFormerTokenizer with the WordPiece vocabulary, normalization and added tokens of a folder or a hub
-    model. Its saved folder loads with plain AutoTokenizer and gives the same ids. `add_user_words` adds the
-    user dictionary. Raises InputError for an unreadable user dictionary and for a vocabulary without Chinese
-    words."""
+    model.
+
+    Its saved folder loads with plain AutoTokenizer and gives the same ids. `add_user_words` adds the user
+    dictionary.
+
+    Raises InputError for an unreadable user dictionary and for a vocabulary without Chinese words.
+    """
     bert = BertTokenizer.from_pretrained(str(name_or_path))
     check_vocabulary(bert, name_or_path)
     # RoFormerTokenizer.from_pretrained mistakes the path of vocab.txt for the vocabulary.
@@ -317,8 +328,11 @@ def add_user_words(tokenizer: PreTrainedTokenizerBase, path: str | Path, notes: 
 
 
 def check_vocabulary(tokenizer: BertTokenizer, name_or_path: str | Path) -> None:
-    """Raises InputError unless the tokenizer has a WordPiece vocabulary with Chinese words. BertTokenizer
-    loads without an error from a folder without a vocabulary, and from a SentencePiece vocabulary."""
+    """Raises InputError unless the tokenizer has a WordPiece vocabulary with Chinese words.
+
+    BertTokenizer loads without an error from a folder without a vocabulary, and from a SentencePiece
+    vocabulary.
+    """
     vocabulary = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
     is_wordpiece = all(token in vocabulary for token in tokenizer.all_special_tokens) and not any(
         token.startswith(("\u2581", "\u0120")) for token in vocabulary
@@ -353,9 +367,12 @@ copyreg.pickle(RoFormerTokenizer, _reduce)
 
 def join_chinese(text: str) -> str:
     """Removes spaces between Chinese or Japanese characters and beside their punctuation:
-    深 度 学 习 。 -> 深度学习。 Spaces inside “ ” and beside ASCII punctuation that touches a
-    Chinese character go, too. Spaces beside a Latin word or a number stay (使用 BERT 模型): the tokens do not
-    show whether the author wrote them. Idempotent."""
+    深 度 学 习 。 -> 深度学习。
+
+    Spaces inside “ ” and beside ASCII punctuation that touches a Chinese character go, too. Spaces beside a
+    Latin word or a number stay (使用 BERT 模型): the tokens do not show whether the author wrote them.
+    Idempotent.
+    """
     return ADDED_SPACE.sub("", text).strip(" ")
 
 
@@ -391,10 +408,12 @@ def distinct_words(texts: Collection[str]) -> Collection[str]:
 
 
 def learn_vocabulary(texts: Collection[str], words: Collection[str], vocab_size: int) -> dict[str, int]:
-    """Token -> id, by the WordPiece trainer of `tokenizers`. `words`: the distinct words of the texts. The
-    trainer numbers characters in the order of a randomly seeded hash map and breaks ties between merges by
-    these numbers, so two runs differ. Passing all characters as sorted "special tokens" makes the result
-    reproducible."""
+    """Token -> id, by the WordPiece trainer of `tokenizers`. `words`: the distinct words of the texts.
+
+    The trainer numbers characters in the order of a randomly seeded hash map and breaks ties between merges
+    by these numbers, so two runs differ. Passing all characters as sorted "special tokens" makes the result
+    reproducible.
+    """
     short = [word for word in words if len(word) <= MAX_WORD_CHARACTERS]
     characters = sorted({character for word in short for character in word})
     continuations = sorted({f"##{character}" for word in short for character in word[1:]})

@@ -37,7 +37,8 @@ NO_SCORES = ("test_samples_per_second", "test_rows")
 
 
 def assign_folds(labels: list[tuple[str, ...]], folds: int, seed: int) -> np.ndarray:
-    """(rows,) the folds. Rows with the same rarest label are shuffled by `seed` and assigned in turn."""
+    """(rows,) the fold of each row. Rows with the same rarest label are shuffled by `seed` and assigned in
+    turn."""
     count = Counter(label for row in labels for label in row)
     rarest = [min(row, key=lambda label: (count[label], label), default="") for row in labels]
     number = {label: place for place, label in enumerate(sorted(set(rarest)))}

@@ -126,7 +126,8 @@ def of_texts(
     labels: Sequence[tuple[str, ...]] | None,
     tokens: tuple[np.ndarray, int] | None = None,
 ) -> Rows:
-    """Texts with titles, labels or neither. `tokens`: ((rows,) lengths, their limit), in place of words."""
+    """Texts with titles, labels or neither. `tokens`: ((rows,) lengths in tokens, their limit); without it
+    lengths are in words."""
     contents, similar, num_words, blank = [], [], [], []
     for text in texts:
         words = WORD.findall(text)
@@ -186,7 +187,8 @@ def _pixel_hash(images: Any, row: int) -> str:
 
 
 def _of_volumes(volumes: Sequence[Any], classes: Sequence[str]) -> Rows:
-    """`volumes.data.Prepared` by hashes of files and of voxels: compressed files of equal ones differ."""
+    """Volumes (`volumes.data.Prepared`) by the hashes of their files and of their voxels: compressed
+    files of equal volumes differ."""
     labels, sizes, areas = [volume.files[1:] for volume in volumes], {}, None
     for name, unit in (("size", "voxels"), ("spacing", "mm")):
         values = np.array([volume.facts[name] for volume in volumes], dtype=float).reshape(-1, 3)
@@ -217,7 +219,8 @@ class DataReport(NamedTuple):
 
 
 def examine(splits: Mapping[str, Rows]) -> DataReport:
-    """Examines the splits "train", "validation" and "test", the others compared with "train"."""
+    """Examines the splits "train", "validation" and "test" of a data set, and compares the others with
+    "train"."""
     splits = {name: splits[name] for name in ("train", "validation", "test") if name in splits}
     table, findings = _row_table(splits)
     sections, figures = [table], {}

@@ -181,9 +181,11 @@ def scores_of_labels(lines: Sequence[Mapping[str, Any]]) -> Scores:
 
 def bootstrap(scores: Scores, rows: int, elements: int = 0) -> dict[str, np.ndarray]:
     """(1 + resamples,) values of each metric: of the file, then of as many rows drawn from it with
-    replacement; NaN where a metric is undefined. The draws depend on `rows` alone, so the values of two runs
-    over the same rows are paired. `elements`: of the predictions of all rows; the more there are, the fewer
-    resamples are drawn, at least FEWEST."""
+    replacement; NaN where a metric is undefined.
+
+    The draws depend on `rows` alone, so the values of two runs over the same rows are paired. `elements`: of
+    the predictions of all rows; the more there are, the fewer resamples are drawn, at least FEWEST.
+    """
     resamples = int(np.clip(MAX_ELEMENTS // max(1, elements), FEWEST, RESAMPLES))
     rng = np.random.default_rng(0)
     drawn = [scores(np.arange(rows)), *(scores(rng.integers(rows, size=rows)) for _ in range(resamples))]
@@ -198,7 +200,8 @@ def interval(values: np.ndarray) -> tuple[float, float]:
 
 
 def paired_difference(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float, float, float]:
-    """(difference, ends of its 95 % interval, two-sided p value) of a metric's values from `bootstrap`."""
+    """(difference, its 95 % interval's two ends, two-sided p value) of a metric's values from `bootstrap` for
+    two runs."""
     shorter = min(len(ours), len(theirs))
     differences = ours[:shorter] - theirs[:shorter]
     known = differences[1:][~np.isnan(differences[1:])]
@@ -208,7 +211,8 @@ def paired_difference(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, floa
 
 
 def differing(runs: list[dict[str, Any]], values_of: Callable[[dict[str, Any]], dict[str, Any]]) -> list[str]:
-    """A line for each value that differs, "none" without one. `values_of`: run -> values by name."""
+    """A line for each value that differs between the runs, "none" without one. `values_of`: run -> values by
+    name."""
     values = [values_of(run) for run in runs]
     found = []
     for name in sorted({name for each in values for name in each}):

@@ -55,7 +55,8 @@ SPEED = "rows per second of CPU time"  # which is independent of other processes
 
 
 class OnnxModel(torch.nn.Module):
-    """A graph under ONNX Runtime on the CPU, with torch's number of threads. Called like torch's model."""
+    """An exported graph under ONNX Runtime on the CPU, with torch's number of threads. Called like the torch
+    model."""
 
     def __init__(self, exported: Any) -> None:
         import onnxruntime
@@ -73,7 +74,8 @@ class OnnxModel(torch.nn.Module):
 
 
 def load(folder: Path, task: str) -> tuple[torch.nn.Module, Any]:
-    """(the model; its tokenizer or image processor, None for the small CNN). Raises `InputError`."""
+    """(the model of an exported folder; its tokenizer or image processor, None for the small CNN). Raises
+    `InputError` for a model that cannot be exported to ONNX."""
     small = read_config(folder)
     if small is not None:
         return load_small_cnn(folder, small).eval(), None
@@ -95,7 +97,8 @@ def load(folder: Path, task: str) -> tuple[torch.nn.Module, Any]:
 
 
 def inputs_of(model: Any, processor: Any, rows: int, size: int) -> dict[str, torch.Tensor]:
-    """Random inputs: `rows` texts of `size` tokens, the last one half as long, or `rows` images."""
+    """Random inputs: `rows` texts of `size` tokens, the last one half as long, or `rows` images of the
+    model's own size."""
     generator = np.random.default_rng(size)
     if processor is None:
         shape = (rows, model.config.num_channels, *model.config.image_size)
@@ -113,7 +116,8 @@ def inputs_of(model: Any, processor: Any, rows: int, size: int) -> dict[str, tor
 
 
 def export(folder: Path, model: Any, processor: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """(the ONNX graph for any batch size and text length, the inputs of its trace). Raises `InputError`."""
+    """(the model as an ONNX graph for any batch size and text length, the inputs that it was traced with).
+    Raises `InputError`."""
     try:
         from transformers.exporters import OnnxConfig
         from transformers.exporters.base import ExportedModel  # noqa: F401 - new in transformers 5.23
@@ -143,7 +147,8 @@ def longest(model: Any, processor: Any) -> int:
 
 @torch.no_grad()
 def difference(model: Any, onnx: OnnxModel, processor: Any) -> float:
-    """The largest difference from torch's logits over several inputs; relative for logits above 1."""
+    """The largest difference of ONNX Runtime's logits from torch's over several lengths and batch sizes;
+    relative for logits above 1."""
     tokens, differences = longest(model, processor), []
     for rows, size in ((1, 1), (1, tokens), (3, tokens // 2 + 1), (5, min(17, tokens))):
         inputs = inputs_of(model, processor, rows, size)

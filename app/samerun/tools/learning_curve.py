@@ -59,7 +59,8 @@ def train(
 
 
 def learning_curve(options: argparse.Namespace, command: Command, folder: Path) -> None:
-    """Runs all and writes table and plot. Raises `InputError`, `TrainingError`, `StopRequested`."""
+    """Runs all numbers of rows and writes the table and the plot. Raises `InputError`, `TrainingError`,
+    `StopRequested`."""
     numbers, repeats = read_numbers(options.rows), range(options.seed, options.seed + options.repeats)
     settings = {"--rows": numbers, "--seed": options.seed, "--repeats": options.repeats}
     task, rows, _ = open_rows(command, folder, **settings)

@@ -108,7 +108,8 @@ def choose_setups(names: str | None, processes: int, num_gpus: int) -> list[Setu
 
 
 def run_setups(options: argparse.Namespace, setups: list[Setup], arguments: Any) -> list[Row]:
-    """Runs the setups one by one and prints each verdict. Raises `InputError` if the reference fails."""
+    """Runs the setups one after the other and prints each verdict. Raises `InputError` if the reference setup
+    fails."""
     shutil.rmtree(options.output_dir / "observed", ignore_errors=True)
     rows: list[Row] = []
     for setup in setups:
@@ -160,7 +161,8 @@ def run_setup(options: argparse.Namespace, setup: Setup, processes: int, argumen
 
 
 def batch_arguments(setup: Setup, processes: int, arguments: Any, on_gpu: bool) -> dict[str, Any]:
-    """Arguments for the command's global batch, in `accumulation` times as many micro-batches."""
+    """Arguments for the command's global batch in one process, in `accumulation` times as many
+    micro-batches."""
     batch, rows = batch_of(arguments, 1), arguments.per_device_train_batch_size
     global_batch_size, tokens = batch.global_batch_size, batch.max_tokens
     if arguments.gradient_accumulation_steps:

@@ -259,7 +259,8 @@ def launch_problems(file: LaunchFile, processes: int | None) -> list[str]:
 
 
 def set_launch_variables(file: LaunchFile | None, processes: int, use_cpu: bool) -> None:
-    """Sets the launcher's environment variables for rank 0, as if all processes were on one machine."""
+    """Sets the environment variables that the launcher sets for rank 0, as if all processes were on one
+    machine."""
     for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
         del os.environ[name]
     if processes > 1:
@@ -344,7 +345,8 @@ class Row:
 def memory_report(
     task: Any, data: Any, plan: Any, launch: Any, several_machines: bool, gpu_memory: float | None
 ) -> int:
-    """Prints the memory table and, with `gpu_memory`, what fits. Returns the exit code."""
+    """Prints the memory table and, with `gpu_memory`, the cheapest launch that fits. Returns the exit
+    code."""
     from samerun.embeddings import train_occurring
     from samerun.layers import checkpoint_activations
     from samerun.memory import dry_run, estimate, layout_of
@@ -389,7 +391,8 @@ def memory_report(
 
 
 def model_of(task: Any) -> Any:
-    """The task's model, without values unless `build` reads weights by transformers' `from_pretrained`."""
+    """The task's model, without values if its `build` reads no weights; transformers' `from_pretrained` does,
+    and refuses the meta device."""
     import torch
 
     try:
@@ -400,7 +403,8 @@ def model_of(task: Any) -> Any:
 
 
 def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any]]:
-    """(name, layout) of the shipped files that can run the job in the planned precision and processes."""
+    """(name, layout) of the shipped launch files that can run the job on GPUs with the planned precision and
+    processes."""
     from samerun.memory import Layout
 
     layouts, several = [], planned.world_size > 1
@@ -450,7 +454,8 @@ def table(rows: list[Row], gpu_memory: float | None) -> list[str]:
 
 
 def recommend(planned: Row, shipped: list[Row], gpu_memory: float) -> int:
-    """Prints whether the planned launch fits, and the cheapest that does. Returns the exit code."""
+    """Prints whether the planned launch fits, and the cheapest shipped launch that fits. Returns the exit
+    code."""
     from samerun import memory
 
     fitting = [row for row in [planned, *shipped] if row.estimate.needed <= gpu_memory * memory.GIB]

@@ -61,7 +61,8 @@ TIME_OR_MEMORY = re.compile("runtime|per_second|step_time|stall|memory|train_sec
 
 @dataclass(frozen=True)
 class Kill:
-    """When to kill a run: `seconds` after its start, or at its `disk_call`-th of `DISK_CALLS`."""
+    """When to kill a run: `seconds` after its start, or at its `disk_call`-th call that flushes or renames a
+    file."""
 
     seconds: float | None = None
     disk_call: int | None = None
@@ -274,7 +275,8 @@ def _kill(processes: list[psutil.Process]) -> None:
 
 
 def _wait(process: psutil.Popen, until: float) -> int:
-    """The exit code after all descendants have ended. Kills those that do not: raises `SystemExit`."""
+    """The launcher's exit code after it and all its descendants have ended. Raises `SystemExit`, after
+    killing them, if they do not end."""
     family = process.children(recursive=True) if process.is_running() else []
     try:
         code = process.wait(max(1.0, until - time.monotonic()))
@@ -292,7 +294,8 @@ def _wait(process: psutil.Popen, until: float) -> int:
 
 
 def differences(straight: Path, other: Path) -> list[str]:
-    """How the files of the run `other` differ from those of `straight`, one text per file; [] if equal."""
+    """How the files of the run `other` differ from those of the run `straight`, one text per file; [] for
+    equal runs."""
     different = []
     for name in sorted(_compared_files(straight) | _compared_files(other)):
         one, two = straight / name, other / name
@@ -319,7 +322,8 @@ def _compared_files(folder: Path) -> set[str]:
 
 
 def _json_differences(name: str, one: Path, two: Path) -> list[str]:
-    """Without times, memory and a baseline that one run alone has: time decides on it (--baseline auto)."""
+    """Leaves out times and memory, and a baseline that one run alone has: the training's time decides on it
+    (--baseline auto)."""
     ours, theirs = (json.loads(path.read_text(encoding="utf-8")) for path in (one, two))
     if not isinstance(ours, dict) or not isinstance(theirs, dict):
         return [] if ours == theirs else [f"{name} differs"]

@@ -108,8 +108,10 @@ def open_study(folder: Path, space: Space, metric: str, greater_is_better: bool,
 
 
 def run_trial(study: optuna.Study, command: Command, folder: Path, space: Space, trial: Any) -> None:
-    """Runs one trial: a new one, or `trial` of a stopped sweep. A trial that the run refuses has failed:
-    perhaps only its values are at fault. Raises `InputError` if the first `REFUSED` are all refused."""
+    """Runs one trial: a new one, or `trial` of a stopped sweep.
+
+    A trial that the run refuses has failed: perhaps only its values are at fault. Raises `InputError` if the
+    first `REFUSED` trials are all refused."""
     trial, refusal = trial or study.ask(space), None
     try:
         metrics = command.run(folder / f"trial_{trial.number}", trial.params)

@@ -95,7 +95,8 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def choose_steps(options: argparse.Namespace, run: dict[str, Any]) -> tuple[int, int]:
-    """(the checkpoint's step, 0 to begin anew; how many steps to do). Raises `InputError`."""
+    """(the step of the checkpoint to resume from, 0 to begin anew; how many steps to do). Raises
+    `InputError`."""
     saved = {int(path.name.removeprefix("step_")) for path in (options.run / CHECKPOINTS).glob("step_*[0-9]")}
     logged = sorted(run["history"])
     if options.checkpoint is not None:

@@ -49,7 +49,8 @@ class VolumeFile:
 @dataclass(frozen=True)
 class Volumes:
     """The volumes of a split. `path`: the file or folder that lists them. With several sources, `source` has
-    each volume's number of the argument's value; `sources`: a path for each number."""
+    for each volume the number of the argument's value that it comes from; `sources`: a path for each such
+    number."""
 
     path: str
     files: list[VolumeFile]
@@ -72,7 +73,8 @@ class Volumes:
 
 
 def find_splits(arguments: Any, modes: Modes, notes: list[str]) -> dict[str, Volumes]:
-    """The existing volumes of the splits that `modes` need. Raises `InputError` with all problems."""
+    """The volumes of the splits that `modes` need, checked to exist. Raises `InputError` with all
+    problems."""
     given = arguments, modes, partial(_find, arguments), notes
     found = splits.read_needed(*given, unit="volumes", elsewhere=f", or a {SPLIT_FILE} that names some")
     raise_problems([problem for name, volumes in found.items() for problem in _missing(volumes, name)])
@@ -80,7 +82,8 @@ def find_splits(arguments: Any, modes: Modes, notes: list[str]) -> dict[str, Vol
 
 
 def _find(arguments: Any, split: str) -> Volumes | None:
-    """The volumes of a split, of its own argument or else of the folders of --train_file, if any."""
+    """The volumes of a split, from its own argument or else from the folders of --train_file; None if there
+    are none."""
     argument, paths, is_own = splits.sources_of(arguments, split)
     base = splits.common_parent([path for path, _ in paths if os.path.isdir(path)])
     read = partial(_from_path, arguments, split, base, is_own)
@@ -108,7 +111,8 @@ def _from_path(arguments: Any, split: str, base: str | None, is_own: bool, path:
 
 
 def _from_folder(folder: Path, split: str, encoding: str, is_own: bool) -> Volumes | None:
-    """None without the split. `is_own`: the folder is the value of the split's own argument."""
+    """None if the folder does not have the split. `is_own`: the folder is the value of the split's own
+    argument."""
     layouts = [OURS, OF_TEST if split == "test" else OF_TRAINING]
     found = [(folder / a, folder / b) for a, b in layouts if (folder / a).is_dir()]
     if not found:
@@ -216,9 +220,12 @@ def _stem(name: str) -> str:
 @dataclass(frozen=True)
 class Prepared:
     """A volume as arrays on disk in canonical orientation (RAS). They are memory-mapped only while in use: a
-    mapping is an open file. `folder` holds image.npy, (x, y, z) float32 in the run's spacing; label.npy, (x,
-    y, z) uint8 in the file's spacing; patch_label.npy, the label in the run's spacing; positions.npy, (n, 4)
-    int32: a class and the index of a voxel of it."""
+    mapping is an open file.
+
+    `folder` holds image.npy, (x, y, z) float32 in the run's spacing; label.npy, (x, y, z) uint8 in the file's
+    spacing; patch_label.npy, the label in the run's spacing; positions.npy, (n, 4) int32: a class and the
+    index of a voxel of it.
+    """
 
     folder: Path
     file: VolumeFile
@@ -226,7 +233,8 @@ class Prepared:
 
     @cached_property
     def facts(self) -> dict:
-        """`shape`: in the run's spacing; `size`, `spacing`: of the file; `values`: label -> voxels."""
+        """`shape`: size in the run's spacing; `size`, `spacing`: those of the file; `values`: label -> number
+        of voxels."""
         return json.loads((self.folder / "facts.json").read_text(encoding="utf-8"))
 
     @property
@@ -286,7 +294,8 @@ def _write_arrays(
 
 
 def _positions(label: np.ndarray) -> np.ndarray:
-    """(n, 4) int32: a class, not the background, and the index of a voxel; at most MOST_POSITIONS each."""
+    """(n, 4) int32: a class and the index of a voxel of it, at most MOST_POSITIONS per class, without the
+    background."""
     rows = [np.empty((0, 4), dtype=np.int32)]
     for value in sorted(set(np.unique(label).tolist()) - {0, nifti.IGNORED}):
         indices = np.flatnonzero(label == value)
@@ -297,7 +306,8 @@ def _positions(label: np.ndarray) -> np.ndarray:
 
 
 def check_headers(volumes_of: dict[str, Volumes], notes: list[str]) -> None:
-    """Raises `InputError` for files that are no volumes, and labels of another grid than their image's."""
+    """Reads all headers. Raises `InputError` for files that are no volumes, and for labels whose grid differs
+    from their image's."""
     problems: list[str] = []
     for file in (file for volumes in volumes_of.values() for file in volumes.files):
         with collecting(problems):
@@ -309,7 +319,8 @@ def check_headers(volumes_of: dict[str, Volumes], notes: list[str]) -> None:
 
 
 def choose_classes(train: list[Prepared], names: tuple[str, ...] | None) -> list[str]:
-    """The classes, background first: these names, or the values of training labels. Raises `InputError`."""
+    """The classes, background first: the given names, or else the values of the training labels. Raises
+    `InputError`."""
     values = sorted({int(value) for volume in train for value in volume.facts["values"]} - {0, nifti.IGNORED})
     if not values:
         raise InputError("no training label has a voxel of a class: all are background")

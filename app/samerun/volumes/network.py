@@ -118,7 +118,8 @@ class Settings:
         return Settings(classes, tuple(spacing), tuple(patch), unet, overlap, config.get("loss"))
 
     def updated(self, arguments: Any) -> Settings:
-        """The settings with the overlap of the arguments. Raises `InputError` for contradicting arguments."""
+        """The settings of an exported model with the overlap of the arguments. Raises `InputError` for
+        arguments that contradict the model."""
         own = {"class_names": self.classes[1:], "spacing": self.spacing, "patch_size": self.patch_size}
         for name, value in (own | self.unet).items():
             value = tuple(value) if isinstance(value, list) else value
@@ -203,7 +204,10 @@ def volume_logits(
     window_batch_size: int,
 ) -> torch.Tensor:
     """Logits of a volume, (x, y, z), by sliding windows with Gaussian weights, resampled to (channels, *size)
-    float32. `image`: in the precision of the model's inputs. `size`: the grid of the volume's file."""
+    float32.
+
+    `image`: in the precision of the model's inputs. `size`: the grid of the volume's file.
+    """
 
     def predict(windows: torch.Tensor) -> torch.Tensor:
         return model(windows.to(image.dtype)).float()
@@ -222,8 +226,10 @@ def hausdorff95(
     predicted: np.ndarray, truth: np.ndarray, spacing: Sequence[float], num_classes: int
 ) -> np.ndarray:
     """(classes,) float32: the symmetric 95% Hausdorff distance of each class in mm. NaN for the background,
-    and for a class that is missing in prediction or truth. Ignored voxels belong to no class. `predicted`,
-    `truth`: (x, y, z) class numbers; `spacing`: voxel size in mm."""
+    and for a class that is missing in prediction or truth. Ignored voxels belong to no class.
+
+    `predicted`, `truth`: (x, y, z) class numbers; `spacing`: voxel size in mm.
+    """
     distances = np.full(num_classes, np.nan, dtype=np.float32)
     predicted = np.where(truth == IGNORED, IGNORED, predicted)
     for number in range(1, num_classes):

@@ -59,7 +59,8 @@ def read_header(path: Path) -> Header:
 
 
 def check_pair(image: Path, label: Path, notes: list[str]) -> None:
-    """Raises `InputError` if size, voxel size or orientation differ. Notes another origin or rotation."""
+    """Raises `InputError` if an image and its label differ in size, voxel size or orientation. Notes another
+    origin or rotation."""
     image_header, label_header = read_header(image), read_header(label)
     for name, expected, found, tolerance in (
         ("size", image_header.shape, label_header.shape, 0),
@@ -84,7 +85,10 @@ def check_pair(image: Path, label: Path, notes: list[str]) -> None:
 
 def read_image(path: Path) -> np.ndarray:
     """(x, y, z) float32 in canonical orientation, normalised to mean 0 and standard deviation 1 over the
-    volume. Raises `InputError` for a truncated file, and for NaN or infinite voxels."""
+    volume.
+
+    Raises `InputError` for a truncated file, and for NaN or infinite voxels.
+    """
     voxels = _voxels(path)
     if wrong := int((~np.isfinite(voxels)).sum()):
         raise InputError(
@@ -96,7 +100,10 @@ def read_image(path: Path) -> np.ndarray:
 
 
 def read_label(path: Path, ignore_index: int | None) -> np.ndarray:
-    """(x, y, z) uint8 class numbers in canonical orientation, or `IGNORED`. Raises `InputError`."""
+    """(x, y, z) uint8 class numbers in canonical orientation, `IGNORED` in place of `ignore_index`.
+
+    Raises `InputError` for values that are no class numbers.
+    """
     voxels = _voxels(path)
     ignored = np.zeros(voxels.shape, dtype=bool) if ignore_index is None else voxels == ignore_index
     are_numbers = np.isfinite(voxels) & (voxels == np.round(voxels)) & (voxels >= 0) & (voxels < IGNORED)
@@ -120,7 +127,8 @@ def resampled_shape(
 
 
 def resample(values: torch.Tensor, shape: Sequence[int], mode: str = "trilinear") -> torch.Tensor:
-    """Resamples (channels, x, y, z) to (channels, *shape). `mode`: trilinear or nearest-exact."""
+    """Resamples (channels, x, y, z) to (channels, *shape) over the same extent. `mode`: trilinear or
+    nearest-exact."""
     if tuple(values.shape[1:]) == tuple(shape):
         return values
     aligned = {"align_corners": False} if mode == "trilinear" else {}
@@ -128,7 +136,8 @@ def resample(values: torch.Tensor, shape: Sequence[int], mode: str = "trilinear"
 
 
 def write_like(path: Path, mask: np.ndarray, image: Path) -> None:
-    """Writes class numbers, (x, y, z) uint8 in canonical orientation, in the grid of the file `image`."""
+    """Writes class numbers, (x, y, z) uint8 in canonical orientation, with the orientation and affine of the
+    file `image`."""
     original = _open(image)
     back = ornt_transform(axcodes2ornt("RAS"), io_orientation(original.affine))
     voxels = apply_orientation(mask, back).astype(np.uint8)

@@ -33,7 +33,8 @@ MAX_SHOWN, WIDTH = 8, 160  # volumes shown; pixels that small slices are enlarge
 
 @dataclass(frozen=True)
 class WholeVolumes:
-    """A split of whole volumes. `keeps_masks`: predictions hold masks (test), not slices (validation)."""
+    """A split whose rows are whole volumes. `keeps_masks`: predictions hold masks (test), not slices
+    (validation)."""
 
     volumes: Sequence[Prepared]
     labelled: bool
@@ -65,7 +66,8 @@ class WholeVolumes:
         return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels)
 
     def mask_output(self, batch: Batch, row: int, mask: np.ndarray) -> dict[str, torch.Tensor]:
-        """A predicted mask, (x, y, z) uint8, for gathering: `mask`, packed, or `slice`, padded."""
+        """Converts a predicted mask, (x, y, z) uint8, for gathering: `mask`, packed, or `slice`, padded to
+        the largest."""
         if self.keeps_masks:
             return {"mask": torch.from_numpy(pack(mask, self.num_classes)).to(batch.rows.device)}
         number = int(batch.rows[row])
@@ -82,7 +84,8 @@ class WholeVolumes:
         return tuple(np.max([volume.facts["size"][:2] for volume in self.volumes], axis=0).tolist())
 
     def slice_of(self, row: int) -> int:
-        """The z index of a row's example: the slice with the most labelled voxels, or the middle one."""
+        """The z index of a row's example slice: the slice with the most labelled voxels, or the middle
+        one."""
         if not self.labelled:
             return self.volumes[row].facts["size"][2] // 2
         label = self.volumes[row].label
@@ -102,7 +105,8 @@ def _pad_and_stack(arrays: list[np.ndarray], fill: int) -> np.ndarray:
 
 
 def write_masks(split: WholeVolumes, packed: np.ndarray, folder: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Writes the masks, each in its file's grid. Yields (path from above `folder`, canonical mask)."""
+    """Writes each mask, in its file's own grid, to `folder`. Yields (path from the folder above, mask in
+    canonical orientation)."""
     files = file_names([volume.file.id for volume in split.volumes], ".nii.gz")
     add_to_list(folder, files)
     for volume, name, row in zip(split.volumes, files, packed, strict=True):
@@ -113,8 +117,10 @@ def write_masks(split: WholeVolumes, packed: np.ndarray, folder: Path) -> Iterat
 
 def overlays(split: WholeVolumes, slices: np.ndarray, names: Sequence[str]) -> np.ndarray:
     """(height, width, 3) uint8: one line per volume with image, truth and prediction side by side, above a
-    legend. The patient's left is on the right, the front on top. `slices`: (rows, x, y) uint8, the predicted
-    slice of each row; `names`: of classes 1, 2, ..."""
+    legend. The patient's left is on the right, the front on top.
+
+    `slices`: (rows, x, y) uint8, the predicted slice of each row; `names`: of classes 1, 2, ...
+    """
     lines = []
     for row in range(min(len(slices), MAX_SHOWN)):
         volume, height = split.volumes[row], split.slice_of(row)
@@ -131,7 +137,8 @@ def overlays(split: WholeVolumes, slices: np.ndarray, names: Sequence[str]) -> n
 
 
 def _grey_slice(volume: Prepared, height: int) -> np.ndarray:
-    """(x, y, 3) uint8: a slice in the file's grid, black at the 1st percentile, white at the 99th."""
+    """(x, y, 3) uint8: a slice of the image in the file's grid, from the 1st percentile (black) to the 99th
+    (white)."""
     shape, size = volume.facts["shape"], volume.facts["size"]
     x, y, z = (((np.arange(n) + 0.5) * old / n).astype(int) for old, n in zip(shape, size, strict=True))
     values = volume.image[:, :, z[height]][np.ix_(x, y)]

@@ -23,10 +23,13 @@ AXES = "xyz"
 
 @dataclass(frozen=True)
 class Patches:
-    """The training patches. Row r is a patch of volume r // `per_volume`. With probability `foreground_share`
-    a patch is centred on a voxel of a class, as far as the borders allow. The class is drawn first, then the
-    voxel, so rare classes are as frequent as others. Other patches are placed at random. Volumes smaller than
-    a patch are padded on both sides: the image with 0, its mean, the label with `IGNORED`."""
+    """The training patches. Row r is a patch of volume r // `per_volume`.
+
+    With probability `foreground_share` a patch is centred on a voxel of a class, as far as the borders allow.
+    The class is drawn first, then the voxel, so rare classes are as frequent as others. Other patches are
+    placed at random. Volumes smaller than a patch are padded on both sides: the image with 0, its mean, the
+    label with `IGNORED`.
+    """
 
     volumes: Sequence[Prepared]
     size: tuple[int, int, int]
@@ -123,7 +126,8 @@ def crop_transformed(
     image: np.ndarray, label: np.ndarray, start: Sequence[int], size: Sequence[int], matrix: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """(image, label): crops as by `crop`, rotated and scaled by `matrix` about their centre. Linear
-    interpolation of the image, nearest neighbour of the label; outside 0, the image's mean, and `IGNORED`."""
+    interpolation of the image, nearest neighbour of the label. Outside of the volume the image is 0, its
+    mean, and the label `IGNORED`."""
     centre = (np.array(size) - 1) / 2
     offset = np.array(start) + centre - matrix @ centre
     # Only a box around the transformed corners is read, not the whole volume.

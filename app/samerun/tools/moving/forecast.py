@@ -31,7 +31,8 @@ CHANGES = {
 
 
 class Times(NamedTuple):
-    """Seconds: a mean step; an evaluation with its export; what a checkpoint blocks; outside the training."""
+    """Seconds of a mean step; of an evaluation with the export of its model; for which a checkpoint blocks;
+    before and after the training."""
 
     step: float
     evaluation: float
@@ -81,7 +82,8 @@ def of_earlier_run(run: Path, work: float, rows: int) -> Times:
 
 
 def of_measurement(found: dict[str, Any], metrics: dict[str, Any], seconds: float, rows: Any) -> Times:
-    """The times of a measured run. `found`: by `meter`; `seconds`: of the whole; `rows`: of all splits."""
+    """The times of a measured run. `found`: by `meter`; `metrics`: the run's; `seconds`: of the whole;
+    `rows`: of all splits."""
     evaluation, share = metrics.get("train_evaluation_stall") or 0.0, 1.0
     if evaluation:
         share = rows["validation"] / metrics["train_evaluation_rows"]
@@ -116,7 +118,8 @@ class Job(NamedTuple):
 
 
 def measure(job: Job, setups: list[Setup | None]) -> tuple[Times, list[str]]:
-    """(the times of a job under the first setup; lines on all). Raises `InputError` if all fail."""
+    """Measures a job under each setup. Returns (the times of the first; lines for the console). Raises
+    `InputError` if all fail."""
     evaluates = "validation" in job.rows
     first, rows, failures = None, [], []
     for setup in setups:

@@ -141,7 +141,8 @@ def shapes(batch: BatchShape, larger: bool) -> list[BatchShape]:
 
 
 def seconds_of(engine: ModuleType, training: Any, step: int) -> float:
-    """The seconds of a step as in `Training._run_steps`; with workers, without collating."""
+    """Does an optimizer step as `Training._run_steps` does. Returns its seconds; with workers, without
+    collating."""
     batches, started = training.batches, time.perf_counter()
     micro_batches = batches[step]
     if training.arguments.dataloader_num_workers:

@@ -57,8 +57,10 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def read_steps(folder: Path, name: str, processes: int) -> dict[int, dict[str, Any]]:
-    """Reads the files of a run: step -> {"rows": sorted rows of all processes, "learning_rates"}. Raises
-    `ValueError` for a missing file and for learning rates that differ from rank 0."""
+    """Reads the files of a run: step -> {"rows": sorted rows of all processes, "learning_rates"}.
+
+    Raises `ValueError` for a missing file and for learning rates that differ from rank 0.
+    """
     steps: dict[int, dict[str, Any]] = {}
     for rank in range(processes):
         path = folder / f"{name}.rank_{rank}.jsonl"

@@ -72,7 +72,9 @@ class Difference:
 
 def read_outcome(folder: Path, observed: Path) -> Outcome:
     """Reads a run's folder, its last checkpoint, and its steps that `observer` recorded in the folder
-    `observed`. Raises `ValueError` or `OSError` if one of them is missing or damaged."""
+    `observed`.
+
+    Raises `ValueError` or `OSError` if one of them is missing or damaged."""
     from safetensors.torch import load_file
 
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
@@ -122,8 +124,11 @@ def weight_differences(
 ) -> dict[str, float]:
     """Tensor -> its largest difference, relative to its largest element or, if that is larger, to that of a
     typical tensor: the median, tensors counted by their elements; without the elements of `rounding` (see
-    `rounding_alone`). A bias that started at zero is only a few updates large, and where the gradients of two
-    steps nearly cancel, Adam turns their rounding into a share of an update."""
+    `rounding_alone`).
+
+    A bias that started at zero is only a few updates large, and where the gradients of two steps nearly
+    cancel, Adam turns their rounding into a share of an update.
+    """
     if ours.keys() != theirs.keys():
         return {f"{sorted(ours.keys() ^ theirs.keys())[0]} (only one run has it)": math.inf}
     weights = {name: each for name, each in theirs.items() if each.is_floating_point() and each.numel()}
@@ -147,7 +152,8 @@ def rounding_alone(gradients: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_gradients(checkpoint: Path) -> dict[str, Any]:
-    """`Outcome.gradients`: roots of Adam's second moments, running means of squared gradients."""
+    """`Outcome.gradients`: the square roots of Adam's second moments, which are running means of squared
+    gradients."""
     from safetensors import safe_open
 
     path = checkpoint / "optimizer.safetensors"

@@ -58,8 +58,10 @@ class Command:
 
     def run(self, folder: Path, changes: dict[str, Any]) -> dict[str, Any] | None:
         """Runs the command in `folder` without uploads, or resumes it, unless it is already done. Writes its
-        output to FOLDER.log. Returns the metrics, or None if the training failed. Raises `InputError` if the
-        command rejects its input, `StopRequested` if it was stopped."""
+        output to FOLDER.log. Returns the metrics, or None if the training failed.
+
+        Raises `InputError` if the command rejects its input, `StopRequested` if it was stopped.
+        """
         before = _status(folder)
         if before[0] != "done":
             # A trial that ended without a checkpoint, as with --save_strategy no, starts again.
@@ -113,7 +115,8 @@ def run_script(parser: argparse.ArgumentParser, argv: list[str], work: Callable[
 
 
 def claim(folder: Path, command: Command, **settings: Any) -> None:
-    """Records the command and the `settings` of its runs. Raises `InputError` if there are runs of others."""
+    """Records the command and the `settings` that decide its runs. Raises `InputError` if the folder has runs
+    of others."""
     file, given = folder / "command.json", {"command": [str(command.script), *command.words], **settings}
     if has_runs(folder) and file.exists():
         known = json.loads(file.read_text(encoding="utf-8"))
@@ -133,7 +136,8 @@ def claim(folder: Path, command: Command, **settings: Any) -> None:
 
 
 def has_runs(folder: Path) -> bool:
-    """Whether any run has begun. One whose input was rejected has not: its command may be corrected."""
+    """Whether any run in `folder` has begun. One whose input was rejected has not: its command may be
+    corrected."""
     return any(folder.glob(f"*/{STATUS}"))
 
 
@@ -172,7 +176,8 @@ def _run_unless(stop: threading.Event, job: Callable[[], Any]) -> Any:
 
 
 def _status(folder: Path) -> tuple[str | None, int]:
-    """(a run's state, when it was written): launchers have their own exit codes for a stopped run."""
+    """(the state of a run, when it was written). Launchers have exit codes of their own for a run that was
+    stopped."""
     path = folder / STATUS
     try:
         return json.loads(path.read_text(encoding="utf-8"))["state"], path.stat().st_mtime_ns
