@@ -250,7 +250,9 @@ def main(argv: list[str]) -> int:
     for title, rows in listed.items():
         print(f"{title.lower():<26}{len(rows)} of {number}")
     likely = listed[KINDS["label"]][:SHOWN]
-    first = [[table.where(row), texts[row][:60], given[row], suggestions[row]] for row in likely]
+    first = [
+        [table.where(row), " ".join(texts[row].split())[:60], given[row], suggestions[row]] for row in likely
+    ]
     if first:
         print("", *plain_table(["row", "text", "given", "suggestion"], first), sep="\n")
     print(f"\nlook through {page}; correct {file}")
