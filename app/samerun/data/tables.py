@@ -140,7 +140,8 @@ def read_table(
     """Reads the rows of one file of a kind in `files.FILE_KINDS`.
 
     The table has the `required` columns and the non-empty `optional` ones. Cells of csv and tsv files are
-    str; missing cells are None. Blank lines are skipped. Raises `InputError` with the first 20 problems.
+    str; missing cells are None. Blank lines are skipped, but for those of a csv or tsv file of one column, as
+    spreadsheets write empty cells. Raises `InputError` with the first 20 problems.
     """
     path = os.fspath(path)
     kind = file_kind(path)
