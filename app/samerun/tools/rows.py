@@ -255,7 +255,7 @@ def main(argv: list[str]) -> int:
     ]
     if first:
         print("", *plain_table(["row", "text", "given", "suggestion"], first), sep="\n")
-    print(f"\nlook through {page}; correct {file}")
+    print(f"\nlook through {page}; correct {file}, which has the {number}")
     several = (held_out.given.sum(axis=1) != 1).any() and not held_out.task.arguments.label_columns
     if several and held_out.separator != held_out.task.arguments.label_separator:
         print(f"its labels are separated otherwise: --label_separator {shlex.quote(held_out.separator)}")
