@@ -101,7 +101,7 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelFor
 
 from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
-from samerun.errors import raise_problems
+from samerun.errors import InputError, raise_problems
 from samerun.export import plain_model, rows_to_check
 from samerun.launch import Launch
 from samerun.main import run
@@ -115,6 +115,7 @@ from samerun.text.arguments import PROBLEM_TYPES, inapplicable
 from samerun.text.baseline import expected_seconds, linear_model
 from samerun.text.labels import class_balanced
 from samerun.text.multi_label import MultiLabel
+from samerun.text.multi_label_scores import MIN_CALIBRATION_ROWS
 from samerun.text.regression import HIGHER_IS_BETTER, Regression
 from samerun.text.single_label import SingleLabel
 from samerun.text.text import TextSplit, TextTask, check_outputs
@@ -184,8 +185,12 @@ class TextClassification(TextTask):
             many = problem.enough_updates > ENOUGH_UPDATES
             head.set_default_rates(a, self.config, problem.labels, many, self.notes)
             self.details, self.loss_settings = problem.details, problem.loss_settings
-            if "validation" in ids and self.best_metric in self.metric_names:
-                problem.check_best_metric(self.best_metric, ids["validation"])
+            if "validation" in ids:
+                rows, needed = len(ids["validation"]), MIN_CALIBRATION_ROWS
+                if a.calibration != "none" and rows < needed:
+                    raise InputError(f"--calibration: {rows} validation rows, expected at least {needed}")
+                if self.best_metric in self.metric_names:
+                    problem.check_best_metric(self.best_metric, ids["validation"])
         data = self.data(tables, ids, problem.fingerprint())
         if modes.train:
             weights, updates = None, problem.enough_updates

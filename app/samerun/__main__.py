@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from samerun import __version__
+from samerun.errors import nearest
 from samerun.files import shipped
 from samerun.task_scripts import parser, run_tool, scripts, tools
 
@@ -53,7 +54,9 @@ def main() -> None:
     elif not given and {"--help", "-h"} & {*sys.argv}:
         print(usage(files))
     else:
-        sys.exit(f"{f'error: no command {given}' if given else usage(files)}\n\nsamerun --help lists all")
+        near = nearest(name, [*files, "configs"])
+        error = f"error: no command {given}" + (f"; did you mean {dashed(near)}?" if near else "")
+        sys.exit(f"{error if given else usage(files)}\n\nsamerun --help lists all")
 
 
 def call(tool: str, argv: list[str]) -> int:

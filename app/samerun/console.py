@@ -24,10 +24,13 @@ LINE_SHARE = 0.05  # of the time since the start: the next line comes after it
 
 
 def say(*lines: str) -> None:
-    """Prints lines to stdout, unless silenced. Warnings and errors go to stderr instead."""
-    if not Phase.quiet:
-        for line in lines:
+    """Prints lines to stdout, unless silenced. Warnings and errors go to stderr instead, and notes where
+    stdout gets predictions."""
+    for line in lines:
+        if not Phase.quiet:
             print(as_shown(line), flush=True)
+        elif Phase.notes_on_stderr and line.startswith("note "):
+            print(as_shown(line), file=sys.stderr, flush=True)
 
 
 def plain_table(header: list[str], rows: list[list[str]]) -> list[str]:
@@ -90,6 +93,7 @@ class Phase:
     """
 
     quiet: ClassVar[bool] = False  # silences `say`, too (--log_level warning)
+    notes_on_stderr: ClassVar[bool] = False  # although it is quiet
     running: ClassVar[list[Phase]] = []  # outermost first
     display: ClassVar[Progress | None] = None  # of all bars: a nested phase has its bar below the outer one
     first_began: ClassVar[float] = time.monotonic()

@@ -173,8 +173,8 @@ class Training:
     def _estimate_memory(self, model: torch.nn.Module) -> DryRun | None:
         """Prints the estimate. None if the dry run fails."""
         layout = layout_of(self.run.launch, self.plan.batch, state_bytes(self.arguments, model))
+        batch = self.batches.largest_micro_batch()  # an error in reading rows is not the model's
         try:
-            batch = self.batches.largest_micro_batch()
             passed = dry_run(model, self.task, batch, layout)
         except Exception as error:  # for example, the forward pass reads values of tensors
             reason = f"a dry run of the model fails ({type(error).__name__})"

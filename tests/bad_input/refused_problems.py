@@ -51,6 +51,8 @@ SINGLE = [
     single("one label: another loss", f"--loss {NOT_FOR_ONE}", loss="focal"),
     single("one label: temperature of each",
             "softmax has one temperature", calibration="temperature_per_label"),
+    single("one label: temperature of few rows", "--calibration: 1 validation rows, expected at least 10",
+           calibration="temperature"),
     single("one label: top 5 of two", "top5_accuracy needs more than 5 labels",
            metric_for_best_model="top5_accuracy"),
     Case("one label: unknown in validation",

@@ -113,8 +113,11 @@ def test_a_short_phase_and_a_quiet_run_say_nothing(clock, capsys, monkeypatch):
     assert list(console.counted("ab", "reading", "rows")) == ["a", "b"]
     monkeypatch.setattr(Phase, "quiet", True)
     run(Phase("training", "steps", 1900), clock, 1900, 0.2)
-    console.say("note")
+    console.say("note           1 row is cut")
     assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(Phase, "notes_on_stderr", True)  # predictions go to stdout
+    console.say("time           2 seconds", "note           1 row is cut")
+    assert capsys.readouterr() == ("", "note           1 row is cut\n")
 
 
 def test_a_rate_counts_neither_earlier_steps_nor_phases_inside(clock):

@@ -42,6 +42,12 @@ def test_sums_of_rows_pass_without_a_word(check, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_two_rows_are_not_compiled_for(start_run):
+    model = linear_layer()
+    model.forward = torch.compile(model.forward, backend=lambda *_: pytest.fail("compiled"))
+    assert losses_add_up(start_run(), model, Own(), split_of(*points()).collate(range(3)))
+
+
 @pytest.mark.parametrize(
     "change",
     [

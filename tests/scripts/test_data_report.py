@@ -39,6 +39,8 @@ def test_repetitions_leaks_and_contradictions_are_counted():
     found = [finding.found for finding in report.findings]
     assert "1 train row(s) contradict an equal one (rows 3 and 4 of those read, from 0)" in found
     assert "2 test row(s) are in the training rows too, 1 of them only nearly" in found
+    chosen = examine({"train": train, "validation": test, "test": test}).findings
+    assert "4 test row(s) are in the validation rows too" in [finding.found for finding in chosen]
     assert all(finding.advice.endswith(".") for finding in report.findings)
 
 

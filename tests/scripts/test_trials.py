@@ -184,8 +184,21 @@ def test_folds_hold_every_row_once_and_their_predictions_are_in_its_order(comman
     assert (folder / "labels.txt").read_text() == "often\nrare\n"
     assert len((folder / "validation.jsonl").read_text().splitlines()) == 3
     assert "test_loss  10.0000  0.0000" in capsys.readouterr().out
-    one, other = (cross_validate.assign_folds([("a",)] * 7 + [()] * 5, 4, seed) for seed in (1, 2))
+    labels, texts = [("a",)] * 7 + [()] * 5, list(range(12))
+    one, other = (cross_validate.assign_folds(texts, labels, 4, seed) for seed in (1, 2))
     assert not np.array_equal(one, other)
+
+
+def test_equal_texts_are_in_one_fold(command, tmp_path, capsys):
+    train = tmp_path / "train.jsonl"
+    rows = list(read_lines(train))
+    write_lines(train, [*rows, *({**row, "id": f"again {row['id']}"} for row in rows[:9])])
+    words = ["--folds", "3", *command, *as_words(test_file=train, validation_file=train)]
+    assert run_tool(cross_validate.main, words) == 0
+    assert "--test_file is not read: each fold is tested on its own rows" in capsys.readouterr().out
+    folds = [line["fold"] for line in read_lines(tmp_path / "runs" / "predictions.jsonl")]
+    assert folds[30:] == folds[:9]
+    assert np.bincount(folds[:30]).tolist() == [10, 10, 10]
 
 
 def test_folds_of_other_rows_numbers_or_seeds_are_not_reused(command, tmp_path, capsys):
@@ -220,7 +233,7 @@ def test_a_learning_curve_has_the_scores_by_rows(command, tmp_path, capsys):
     assert run_tool(learning_curve.main, words) == 0
     assert run_tool(learning_curve.main, words) == 0  # nothing runs twice
     folder = tmp_path / "runs"
-    assert {path.read_text() for path in folder.glob("rows_*/runs")} == {"x"}
+    assert [path.read_text() for path in folder.glob("rows_*/runs")] == ["x"] * 9  # 1000 is all
     found = json.loads((folder / "learning_curve.json").read_text())
     assert [point["rows"] for point in found["curve"]] == [10, 30]
     assert [point["highest"] for point in found["curve"]] == pytest.approx([0.102, 0.302])
@@ -228,7 +241,7 @@ def test_a_learning_curve_has_the_scores_by_rows(command, tmp_path, capsys):
     assert (folder / "learning_curve.png").is_file()
     few, all_rows, again = (
         json.loads((folder / f"rows_{name}" / "metrics.json").read_text())["ids"]
-        for name in ("10_seed_0", "all_seed_0", "10_seed_1")
+        for name in ("10_seed_0", "30_seed_0", "10_seed_1")
     )
     assert (len(set(few)), all_rows) == (10, [f"r{row}" for row in range(30)])
     assert few not in (all_rows[:10], again)

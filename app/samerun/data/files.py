@@ -47,6 +47,10 @@ OTHER_FORMATS = {
     codecs.BOM_UTF16_LE: "looks like UTF-16: pass --encoding utf-16",
     codecs.BOM_UTF16_BE: "looks like UTF-16: pass --encoding utf-16",
 }
+SAVE_AS = {  # of kinds that are often tried
+    ".txt": "save it as .tsv or .csv, with a line of column names",
+    ".xlsx": "save it as CSV in UTF-8",
+}
 SAMPLE = 100_000  # characters for a guess
 PARQUET_ERRORS = (pyarrow.ArrowException, OSError, ValueError, OverflowError)
 
@@ -93,9 +97,10 @@ def file_kind(path: str) -> str:
     is_gzip = extension == ".gz"
     kind = FILE_KINDS.get(os.path.splitext(stem)[1] if is_gzip else extension)
     if kind is None or (is_gzip and kind == "parquet"):
+        advice = f"; {SAVE_AS[extension]}" if extension in SAVE_AS else ""
         raise InputError(
-            f"{path}: unknown kind of file; known extensions: {' '.join(FILE_KINDS)}, and .gz after the "
-            "text ones (.csv.gz)"
+            f"{path}: unknown kind of file{advice}; known extensions: {' '.join(FILE_KINDS)}, and .gz after "
+            "the text ones (.csv.gz)"
         )
     if os.path.getsize(path) == 0:
         raise InputError(f"{path}: no rows: the file is empty")
@@ -127,12 +132,11 @@ def _delimited_rows(
     problems.raise_any()  # the first line is broken
     if not header:
         raise InputError(f"{path}: no rows: only blank lines")
-    _check_columns(header, required, names, problems, header_line)
     mark = next((mark for mark in "\t;|,，；" if mark in header[0]), None)
-    if len(header) == 1 and problems.total and mark:
-        advice = "save it with commas as .csv or with tabs as .tsv"
-        problems.add(header_line, f"{mark!r} seems to separate the cells: {advice}")
-        problems.raise_any()  # otherwise each row would be reported
+    if len(header) == 1 and mark and header[0] not in names:
+        where, advice = location(path, kind, header_line), "save it with commas as .csv or with tabs as .tsv"
+        raise InputError(f"{where}: {mark!r} seems to separate the cells ({listed(header)}): {advice}")
+    _check_columns(header, required, names, problems, header_line)
     width, is_empty = len(header), True
     for line, row in rows:
         if _is_blank(row) and width > 1:
@@ -156,12 +160,17 @@ def _is_blank(row: list[str]) -> bool:
 
 
 def _csv_rows(reader: Any, problems: Problems) -> Iterator[tuple[int, list[str]]]:
-    """Yields (first line, cells) of each row that is not empty. Stops at broken quotes."""
-    line = 1
+    """Yields (first line, cells) of each row; a blank line is a row of one empty cell, unless only others
+    follow it. Stops at broken quotes."""
+    line, blank = 1, []
     try:
         for row in reader:
             if row:
+                yield from ((number, [""]) for number in blank)
                 yield line, row
+                blank = []
+            else:
+                blank.append(line)
             line = reader.line_num + 1
     except csv.Error as error:
         if "unexpected end of data" in str(error):

@@ -140,7 +140,8 @@ def read_table(
     """Reads the rows of one file of a kind in `files.FILE_KINDS`.
 
     The table has the `required` columns and the non-empty `optional` ones. Cells of csv and tsv files are
-    str; missing cells are None. Blank lines are skipped. Raises `InputError` with the first 20 problems.
+    str; missing cells are None. Blank lines are skipped, but for those of a csv or tsv file of one column, as
+    spreadsheets write empty cells. Raises `InputError` with the first 20 problems.
     """
     path = os.fspath(path)
     kind = file_kind(path)
@@ -306,14 +307,17 @@ def note_cut(table: Table, what: str, cut: np.ndarray, limit: int | str, notes: 
 
 
 def note_repeated_texts(texts: Mapping[str, Iterable[str]], notes: list[str]) -> None:
-    """Adds notes about repeated training texts, also in validation and test. `texts`: by split."""
+    """Adds notes about training texts that are repeated, and about texts of a split that are also in an
+    earlier one. `texts`: by split."""
     hashes = {split: list(map(hash, column)) for split, column in texts.items()}
-    seen = set(hashes["train"])
-    if repeated := len(hashes["train"]) - len(seen):
+    if repeated := len(hashes["train"]) - len(set(hashes["train"])):
         notes.append(f"{repeated} training row(s) repeat the text of an earlier row")
-    for split in ("validation", "test"):
-        if shared := sum(value in seen for value in hashes.get(split, [])):
-            notes.append(f"{shared} of {len(hashes[split])} {split} texts are in the training rows too")
+    pairs = (("validation", "train"), ("test", "train"), ("test", "validation"))
+    for split, other in pairs:
+        known = set(hashes.get(other, []))
+        if shared := sum(value in known for value in hashes.get(split, [])):
+            what = other.replace("train", "training")
+            notes.append(f"{shared} of {len(hashes[split])} {split} texts are in the {what} rows too")
 
 
 def ids_of(table: Table, column: str) -> Sequence[Any]:

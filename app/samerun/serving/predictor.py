@@ -48,7 +48,8 @@ class Predictor:
         """One line per item. Raises `InputError` for a bad item."""
         # Characters, keys and the names of columns would be predicted.
         if isinstance(items, str | bytes | dict) or hasattr(items, "columns"):
-            raise InputError(f"expected a list of texts or images, found a {type(items).__name__}")
+            example = '["a text"] or frame["text"]'
+            raise InputError(f"expected texts or images, such as {example}, found a {type(items).__name__}")
         items = list(items)
         if not items:
             return []

@@ -111,6 +111,8 @@ class MultiLabel(Problem):
             self.details["pos_weight"] = dict(zip(self.labels, weights, strict=True))
         if "validation" in ids and not len(ids["validation"].values):
             self.default_metric = "loss"  # precision is undefined without a label
+            if self.arguments.metric_for_best_model is None:
+                self.notes.append("no validation row has a label: the loss chooses the best model")
         note_labels(ids, self.labels, self.notes)
         is_single = self.arguments.problem_type is None and (ids["train"].lengths == 1).all()
         if is_single and len(self.labels) > 1 and not any("--label_separator" in x for x in self.notes):
@@ -251,8 +253,8 @@ def note_labels(targets: dict[str, Ragged], labels: list[str], notes: list[str])
         undefined = [x for x, count in zip(labels, counts["validation"], strict=True) if count in (0, size)]
         if undefined:
             notes.append(
-                f"ROC AUC is undefined for {len(undefined)} label(s) that no or every validation row has, "
-                f"and left out of its average: {listed(undefined)}"
+                f"{len(undefined)} label(s) that no or every validation row has are left out of macro "
+                f"averages of ranking scores: {listed(undefined)}"
             )
 
 

@@ -330,11 +330,9 @@ def fit_temperatures(logits: np.ndarray, targets: np.ndarray, per_label: bool) -
     arXiv:1706.04599, section 4.2, with a sigmoid in place of the softmax).
 
     `logits` and `targets` of 0 and 1: (rows, labels). All labels share one temperature. With `per_label`
-    labels with at least MIN_CALIBRATION_ROWS positive and negative rows have their own. 1 for fewer rows.
+    labels with at least MIN_CALIBRATION_ROWS positive and negative rows have their own.
     """
     logits, targets = np.asarray(logits, dtype=np.float64), np.asarray(targets, dtype=np.float64)
-    if len(logits) < MIN_CALIBRATION_ROWS:
-        return np.ones(logits.shape[1])
     temperatures = np.full(logits.shape[1], _bisect(logits.reshape(-1, 1), targets.reshape(-1, 1))[0])
     if per_label:
         support = targets.sum(axis=0)

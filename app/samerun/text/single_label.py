@@ -19,7 +19,6 @@ from samerun.task import Predictions, ReportContent
 from samerun.text.labels import Labelled, choose_labels, label_ids, label_source, read_classes
 from samerun.text.losses import class_weights
 from samerun.text.multi_label_scores import (
-    MIN_CALIBRATION_ROWS,
     expected_calibration_error,
     folds,
     lowest_temperatures,
@@ -177,9 +176,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 def fit_temperature(logits: np.ndarray, true: np.ndarray) -> float:
     """The temperature T with the lowest cross-entropy of softmax(logits / T) (Guo et al., arXiv:1706.04599,
-    section 4.2); 1 for few rows. `logits`: (rows, labels) float64; `true`: (rows,) label numbers."""
-    if len(true) < MIN_CALIBRATION_ROWS:
-        return 1.0
+    section 4.2). `logits`: (rows, labels) float64; `true`: (rows,) label numbers."""
     of_true = logits[np.arange(len(true)), true].sum()
     return float(lowest_temperatures(lambda t: (logits * softmax(logits / t)).sum() - of_true, 1)[0])
 

@@ -5,10 +5,10 @@ prediction for every row.
         --output_dir runs/folds ARGS
 
 ARGS are the training command's own. --seed decides the folds; rows with the same rarest label are spread
-evenly over them. Each fold is one run in --output_dir/fold_0, fold_1, ...: it trains on the other folds' rows
-and tests on its own. The best model is chosen on a part of the training rows (--validation_split) or on
---validation_file, never on the fold. Results in --output_dir: predictions.jsonl, in the order of the training
-rows, and cross_validation.json. The same command continues a stopped one.
+evenly over them, and equal texts are in one. Each fold is one run in --output_dir/fold_0, fold_1, ...: it
+trains on the other folds' rows and tests on its own. The best model is chosen on a part of the training rows
+(--validation_split) or on --validation_file, never on the fold. Results in --output_dir: predictions.jsonl,
+in the order of the training rows, and cross_validation.json. The same command continues a stopped one.
 
     --folds N        number of folds (default 5)
     --seed N         seed of the folds (default 0)
@@ -21,6 +21,7 @@ Exit codes: 0 done; 2 bad input; 3 a run failed; 75 stopped.
 import argparse
 import statistics
 from collections import Counter
+from collections.abc import Hashable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,16 +37,20 @@ from samerun.tools.trials import Command, files_of, open_rows, print_table, run_
 NO_SCORES = ("test_samples_per_second", "test_rows")
 
 
-def assign_folds(labels: list[tuple[str, ...]], folds: int, seed: int) -> np.ndarray:
-    """(rows,) the fold of each row. Rows with the same rarest label are shuffled by `seed` and assigned in
-    turn."""
+def assign_folds(texts: list[Hashable], labels: list[tuple[str, ...]], folds: int, seed: int) -> np.ndarray:
+    """(rows,) the fold of each row. Texts whose first rows have the same rarest label are shuffled by `seed`
+    and assigned in turn, with all rows that repeat them."""
+    first: dict[Hashable, int] = {}
+    for row, text in enumerate(texts):
+        first.setdefault(text, row)
     count = Counter(label for row in labels for label in row)
-    rarest = [min(row, key=lambda label: (count[label], label), default="") for row in labels]
+    rarest = [min(labels[row], key=lambda label: (count[label], label), default="") for row in first.values()]
     number = {label: place for place, label in enumerate(sorted(set(rarest)))}
-    order = np.lexsort([np.random.default_rng(seed).random(len(labels)), [number[label] for label in rarest]])
-    fold = np.empty(len(labels), dtype=np.int64)
-    fold[order] = np.arange(len(labels)) % folds
-    return fold
+    order = np.lexsort([np.random.default_rng(seed).random(len(rarest)), [number[label] for label in rarest]])
+    fold = np.empty(len(rarest), dtype=np.int64)
+    fold[order] = np.arange(len(rarest)) % folds
+    of_text = dict(zip(first, fold, strict=True))
+    return np.array([of_text[text] for text in texts])
 
 
 def run_fold(
@@ -71,7 +76,7 @@ def summarise(metrics: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     return {
         name: {"mean": statistics.mean(values), "std": statistics.stdev(values)}
         for name, values in columns.items()
-        if all(isinstance(value, float) for value in values)
+        if all(isinstance(value, int | float) for value in values)
     }
 
 
@@ -79,10 +84,13 @@ def cross_validate(options: argparse.Namespace, command: Command, folder: Path) 
     """Runs all folds and writes the results. Raises `InputError`, `TrainingError`, `StopRequested`."""
     settings = {"--folds": options.folds, "--seed": options.seed}
     task, rows, labels = open_rows(command, folder, **settings)
-    most = len(rows) // 2
+    texts = [tuple(str(row[name]) for name in task.text_columns) for row in rows]
+    most = len(set(texts)) // 2
     if not 2 <= options.folds <= most:
-        raise InputError(f"--folds {options.folds}: expected from 2 to {most}, half of the {len(rows)} rows")
-    fold = assign_folds(labels, options.folds, options.seed)
+        raise InputError(f"--folds {options.folds}: expected from 2 to {most}, half of the different texts")
+    if task.arguments.test_file is not None:
+        print("note           --test_file is not read: each fold is tested on its own rows", flush=True)
+    fold = assign_folds(texts, labels, options.folds, options.seed)
     jobs = [partial(run_fold, command, folder, rows, fold, number) for number in range(options.folds)]
     metrics = run_all(jobs, options.processes)
     summary = summarise(metrics)

@@ -58,6 +58,7 @@ ADVICE = {
     "repeated": "Leave repetitions out: they weigh several times in the loss and in metrics.",
     "contradicting": "Correct them: no model can be right about both.",
     "leaked": "Take them out of training: scores on training rows are too high.",
+    "chosen": "Take them out of validation: the best model and its thresholds are chosen there.",
     "empty": "Fill them or leave them out.",
     "truncated": "Raise --max_length, if the model can read more: longer texts are truncated.",
     "rare": "Find more rows of them, merge them, or do not trust their scores.",
@@ -257,6 +258,10 @@ def _row_table(splits: Mapping[str, Rows]) -> tuple[Section, list[Finding]]:
         counts, found = _examine_split(name, rows, splits.get("train"))
         cells.append([name, *counts])
         findings += found
+    if {"validation", "test"} <= splits.keys():
+        known = set(splits["validation"].contents)
+        if count := sum(content in known for content in splits["test"].contents):
+            findings.append(Finding(f"{count} test row(s) are in the validation rows too", ADVICE["chosen"]))
     header = ["split", "rows", "repeated", "nearly repeated", "contradicting"]
     header += ["in training", "nearly in training", "empty"]
     nearly = next(iter(splits.values())).similarity

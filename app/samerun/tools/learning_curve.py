@@ -35,35 +35,37 @@ from samerun.tools.trials import Command, files_of, open_rows, print_table, run_
 ALL = "all"
 
 
-def read_numbers(text: str) -> list[int | str]:
-    """The numbers of --rows, without repetitions. Raises `InputError`."""
-    words = list(dict.fromkeys(word.strip() for word in text.split(",")))
+def read_numbers(text: str, most: int) -> list[int]:
+    """The numbers of --rows in ascending order, those above `most` as `most`. Raises `InputError`."""
+    words = [word.strip() for word in text.split(",")]
     if not all(word == ALL or (word.isdecimal() and int(word) > 0) for word in words):
         raise InputError(f"--rows {text}: expected numbers and all, such as 100,300,1000,all")
-    return [word if word == ALL else int(word) for word in words]
+    return sorted({most if word == ALL else min(int(word), most) for word in words})
 
 
 def train(
-    command: Command, folder: Path, rows: list[dict[str, Any]], number: int | str, seed: int
+    command: Command, folder: Path, rows: list[dict[str, Any]], number: int, seed: int
 ) -> dict[str, Any]:
-    """The metrics of a run on `number` of the rows, and "rows". Raises `TrainingError` if it fails."""
-    place, count = folder / f"rows_{number}_seed_{seed}", len(rows) if number == ALL else number
-    chosen = sorted(np.random.default_rng(seed).permutation(len(rows))[:count].tolist())
+    """The metrics of a run on `number` of the rows. Raises `TrainingError` if it fails."""
+    place = folder / f"rows_{number}_seed_{seed}"
+    chosen = sorted(np.random.default_rng(seed).permutation(len(rows))[:number].tolist())
     write_lines(folder / f"{place.name}.jsonl", [rows[row] for row in chosen])
     changes = files_of(folder, train_file=folder / f"{place.name}.jsonl")
     metrics = command.run(place, changes | {"seed": seed, "do_train": "true"})
     if metrics is None:
         raise TrainingError(f"{place.name} failed: {place}.log")
     print(f"{place.name} is done", flush=True)
-    return {**metrics, "rows": len(chosen)}
+    return metrics
 
 
 def learning_curve(options: argparse.Namespace, command: Command, folder: Path) -> None:
     """Runs all numbers of rows and writes the table and the plot. Raises `InputError`, `TrainingError`,
     `StopRequested`."""
-    numbers, repeats = read_numbers(options.rows), range(options.seed, options.seed + options.repeats)
-    settings = {"--rows": numbers, "--seed": options.seed, "--repeats": options.repeats}
+    read_numbers(options.rows, 1)  # refused before the rows are read
+    repeats = range(options.seed, options.seed + options.repeats)
+    settings = {"--rows": options.rows, "--seed": options.seed, "--repeats": options.repeats}
     task, rows, _ = open_rows(command, folder, **settings)
+    numbers = read_numbers(options.rows, len(rows))
     metric = f"{'test' if task.arguments.do_predict else 'eval'}_{task.best_metric}"
     jobs = [partial(train, command, folder, rows, number, seed) for number in numbers for seed in repeats]
     metrics, curve = run_all(jobs, options.processes), []
@@ -76,13 +78,17 @@ def learning_curve(options: argparse.Namespace, command: Command, folder: Path) 
             continue
         scores = [each[metric] for each in scored]
         simple = [each.get(metric.replace("_", "_baseline_", 1)) for each in scored]
-        point = {"rows": of_rows[0]["rows"], "mean": statistics.mean(scores)}
-        point |= {"lowest": min(scores), "highest": max(scores)}
-        curve.append({**point, "baseline": None if None in simple else statistics.mean(simple)})
+        curve.append(
+            {
+                "rows": number,
+                "mean": statistics.mean(scores),
+                "lowest": min(scores),
+                "highest": max(scores),
+                "baseline": None if None in simple else statistics.mean(simple),
+            }
+        )
     if not curve:
         raise InputError(f"--metric_for_best_model {task.best_metric}: undefined in all runs")
-    # A number above that of the rows there are repeats the run on all of them.
-    curve = sorted({point["rows"]: point for point in curve}.values(), key=lambda point: point["rows"])
     write_json(folder / "learning_curve.json", {"metric": metric, "curve": curve})
     plot(folder / "learning_curve.png", curve, metric, task.baseline_name)
     print_table(list(curve[0]), [list(point.values()) for point in curve])

@@ -181,6 +181,10 @@ def _means(values: np.ndarray, chosen: np.ndarray, empty: float) -> np.ndarray:
     return np.where(count > 0, (values * chosen).sum(axis=0) / np.maximum(count, 1), empty)
 
 
+def inline(text: str) -> str:
+    return " ".join(text.split())[:60]
+
+
 def problems_of(held_out: HeldOut, suggested: np.ndarray) -> list[list[str]]:
     """What is wrong with each row of the held-out split, in words."""
     own = held_out.rows[held_out.split]
@@ -250,9 +254,10 @@ def main(argv: list[str]) -> int:
     for title, rows in listed.items():
         print(f"{title.lower():<26}{len(rows)} of {number}")
     likely = listed[KINDS["label"]][:SHOWN]
-    if first := [[table.where(row), texts[row][:60], given[row], suggestions[row]] for row in likely]:
+    first = [[table.where(row), inline(texts[row]), given[row], suggestions[row]] for row in likely]
+    if first:
         print("", *plain_table(["row", "text", "given", "suggestion"], first), sep="\n")
-    print(f"\nlook through {page}; correct {file}")
+    print(f"\nlook through {page}; correct {file}, which has the {number}")
     several = (held_out.given.sum(axis=1) != 1).any() and not held_out.task.arguments.label_columns
     if several and held_out.separator != held_out.task.arguments.label_separator:
         print(f"its labels are separated otherwise: --label_separator {shlex.quote(held_out.separator)}")

@@ -68,8 +68,8 @@ def test_csv_cells_stay_text_and_rows_know_their_lines():
 
 
 def test_blank_lines_before_the_header_and_a_column_of_blanks():
-    table = read_table(write("a.csv", '\n \ntext\n""\n  \n\nx\n'), required=["text"])
-    assert (contents(table), list(table.lines)) == ({"text": ["", "  ", "x"]}, [4, 5, 7])
+    table = read_table(write("a.csv", '\n \ntext\n""\n  \n\nx\n\n'), required=["text"])
+    assert (contents(table), list(table.lines)) == ({"text": ["", "  ", "", "x"]}, [4, 5, 6, 7])
 
 
 @pytest.mark.parametrize(

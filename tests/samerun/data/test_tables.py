@@ -171,3 +171,8 @@ def test_repeated_texts_are_counted():
     ]
     note_repeated_texts({"train": "ab", "test": ["c", "d", ""]}, notes)
     assert len(notes) == 2
+    note_repeated_texts({"train": "ab", "validation": "cd", "test": "dad"}, notes)
+    assert notes[2:] == [
+        "1 of 3 test texts are in the training rows too",
+        "2 of 3 test texts are in the validation rows too",
+    ]

@@ -133,8 +133,8 @@ def test_what_a_reader_of_the_figures_should_know_of_the_labels():
     note_labels({"train": train, "validation": validation}, ["x", "y", "z"], notes)
     assert notes[0] == "3 labels, 1.00 per training row"
     assert notes[1] == "no training row has z"
-    assert notes[2].startswith("ROC AUC is undefined for 1 label(s)")
-    assert notes[2].endswith("average: z")
+    assert notes[2].startswith("1 label(s) that no or every validation row has are")
+    assert notes[2].endswith("ranking scores: z")
     notes.clear()
     everywhere = Ragged.of([[0], [0, 1]])
     note_labels({"train": everywhere, "validation": everywhere}, ["x", "y"], notes)

@@ -88,7 +88,6 @@ def test_the_temperature_is_the_lowest_cross_entropys():
     losses = [single_label_scores(logits / (best * factor), true)["loss"] for factor in (0.99, 1, 1.01)]
     assert min(losses) == losses[1]
     assert best > 1.4
-    assert fit_temperature(logits[:9], true[:9]) == 1
 
 
 def test_weighted_f1_and_matthews_correlation_are_scikit_learns():
