@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from samerun.console import counted
 from samerun.data.cache import content_hash, content_key, get_or_create, hash_now
-from samerun.data.files import Row, cell_of, class_columns, file_kind, location, read_rows
-from samerun.errors import SHOWN, InputError, described, raise_problems
+from samerun.data.files import DELIMITERS, Row, cell_of, class_columns, file_kind, location, read_rows
+from samerun.errors import SHOWN, InputError, described, listed, raise_problems
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -126,8 +126,11 @@ class Table:
 
     def where(self, row: int) -> str:
         """The location of a row for messages, see `files.location`."""
-        path, kind = self.sources[self.source[row]][:2] if self.sources else (self.path, self.kind)
-        return location(path, kind, self.lines[row])
+        return location(*self.source_of(row), self.lines[row])
+
+    def source_of(self, row: int) -> tuple[str, str]:
+        """(path, kind) of the file that a row is from."""
+        return self.sources[self.source[row]][:2] if self.sources else (self.path, self.kind)
 
     def take(self, rows: np.ndarray) -> Table:
         """Some rows, with their original lines."""
@@ -297,6 +300,37 @@ def drop_blank(table: Table, column: str, notes: list[str]) -> Table:
     shown = ", ".join(map(table.where, blank[:SHOWN])) + (", ..." if len(blank) > SHOWN else "")
     notes.append(f"{table.path}: {len(blank)} row(s) without a text left out ({shown})")
     return table.take(np.setdiff1d(np.arange(len(table)), blank))
+
+
+def note_rows_in_quotes(table: Table, column: str, notes: list[str]) -> None:
+    """Notes texts of csv and tsv files that seem to hold further rows: a quote that belongs to a text begins
+    a cell, which ends at the next such quote."""
+    found = []
+    for row, text in enumerate(texts_of(table, column)):
+        lines, mark = text.splitlines(), DELIMITERS.get(table.source_of(row)[1])
+        has_tabs = mark == "\t" and mark in text and len(lines) > 1
+        # Two lines inside of the text, with as many commas each, as rows have.
+        has_commas = mark == "," and len(lines) > 3 and len({line.count(mark) for line in lines[1:-1]}) == 1
+        if has_tabs or (has_commas and mark in lines[1]):
+            found.append(f"{table.where(row)} ({len(lines)} lines)")
+    if found:
+        notes.append(
+            f'{column} seems to hold further rows in {", ".join(found[:SHOWN])}: double each quote (") of a '
+            "text and quote the text, or save the file as jsonl"
+        )
+
+
+def without_blank(table: Table, columns: Iterable[str], notes: list[str]) -> Table:
+    """The table without those columns in which no cell has a text, as for rows to be labelled. Notes them."""
+    blank = [name for name in columns if not any(map(_says_something, table.columns.get(name, [0])))]
+    if not blank:
+        return table
+    notes.append(f"{table.path}: {listed(blank)} is empty in every row and not read")
+    return replace(table, rows=table.rows.remove_columns(blank))
+
+
+def _says_something(cell: Any) -> bool:
+    return cell is not None and not (isinstance(cell, str) and is_blank(cell))
 
 
 def note_cut(table: Table, what: str, cut: np.ndarray, limit: int | str, notes: list[str]) -> None:

@@ -334,9 +334,7 @@ def images_below(folder: Path, notes: list[str]) -> list[Path]:
     with a note."""
     files = sorted(_files_below(folder))
     if others := [path.name for path in files if path.suffix.lower() not in image_extensions()]:
-        notes.append(
-            f"{folder}: {len(others)} file(s) without an image's extension are left out: {listed(others)}"
-        )
+        notes.append(f"{folder}: {len(others)} file(s) that Pillow does not read left out: {listed(others)}")
     return [path for path in files if path.suffix.lower() in image_extensions()]
 
 

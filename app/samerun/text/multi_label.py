@@ -19,14 +19,22 @@ from torch import Tensor
 from samerun.data.files import read_object
 from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
-from samerun.errors import InputError, listed, raise_problems
+from samerun.errors import InputError, raise_problems
 from samerun.models.pretrained import labels_of, own_labels
 from samerun.plan import ENOUGH_UPDATES
 from samerun.predictions import by_name
 from samerun.reports.card import section
 from samerun.run_folder import read_metrics
 from samerun.task import Predictions, ReportContent
-from samerun.text.labels import Labelled, as_number, choose_labels, label_ids, label_source, read_labels
+from samerun.text.labels import (
+    Labelled,
+    as_number,
+    choose_labels,
+    label_ids,
+    label_source,
+    note_counts,
+    read_labels,
+)
 from samerun.text.losses import MultiLabelLoss, loss_of_arguments, loss_of_config
 from samerun.text.multi_label_scores import (
     METRICS,
@@ -113,7 +121,9 @@ class MultiLabel(Problem):
             self.default_metric = "loss"  # precision is undefined without a label
             if self.arguments.metric_for_best_model is None:
                 self.notes.append("no validation row has a label: the loss chooses the best model")
-        note_labels(ids, self.labels, self.notes)
+        per_row = self.positive.sum() / self.num_rows
+        self.notes.append(f"{len(self.labels)} labels, {per_row:.2f} per training row")
+        note_counts(self.labels, ids, self.notes)
         is_single = self.arguments.problem_type is None and (ids["train"].lengths == 1).all()
         if is_single and len(self.labels) > 1 and not any("--label_separator" in x for x in self.notes):
             self.notes.append(
@@ -235,27 +245,6 @@ class MultiLabel(Problem):
         self.thresholds = thresholds_of(config) if fixed is None else fixed
         self.tuner = self.tuner.of_trained(config)
         self.loss = loss_of_config(config) or self.loss
-
-
-# Targets
-
-
-def note_labels(targets: dict[str, Ragged], labels: list[str], notes: list[str]) -> None:
-    """Notes labels without training rows, and labels without a ROC AUC. `targets`: label ids of each row, by
-    split."""
-    counts = {name: np.bincount(ids.values, minlength=len(labels)) for name, ids in targets.items()}
-    per_row = counts["train"].sum() / len(targets["train"])
-    notes.append(f"{len(labels)} labels, {per_row:.2f} per training row")
-    if unused := [label for label, count in zip(labels, counts["train"], strict=True) if count == 0]:
-        notes.append(f"no training row has {listed(unused)}")
-    if "validation" in targets:
-        size = len(targets["validation"])
-        undefined = [x for x, count in zip(labels, counts["validation"], strict=True) if count in (0, size)]
-        if undefined:
-            notes.append(
-                f"{len(undefined)} label(s) that no or every validation row has are left out of macro "
-                f"averages of ranking scores: {listed(undefined)}"
-            )
 
 
 # Training

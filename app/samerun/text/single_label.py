@@ -16,7 +16,7 @@ from samerun.errors import InputError
 from samerun.kernels.common import send
 from samerun.models.pretrained import labels_of, own_labels
 from samerun.task import Predictions, ReportContent
-from samerun.text.labels import Labelled, choose_labels, label_ids, label_source, read_classes
+from samerun.text.labels import Labelled, choose_labels, label_ids, label_source, note_counts, read_classes
 from samerun.text.losses import class_weights
 from samerun.text.multi_label_scores import (
     expected_calibration_error,
@@ -74,6 +74,7 @@ class SingleLabel(Problem):
         self.loss_settings = {"label_smoothing_factor": self.smoothing, "class_weight": self.listed_weight}
         fewest, most = self.count.min(), self.count.max()
         self.notes.append(f"{len(self.labels)} labels, of {fewest} to {most} training rows each")
+        note_counts(self.labels, ids, self.notes)
 
     @property
     def listed_weight(self) -> list[float] | None:

@@ -27,7 +27,9 @@ from samerun.data.tables import (
     is_blank,
     note_cut,
     note_repeated_texts,
+    note_rows_in_quotes,
     texts_of,
+    without_blank,
 )
 from samerun.data.tokens import Ragged, encode_cached
 from samerun.embeddings import occurring_ids
@@ -183,8 +185,11 @@ class TextTask(Task):
         table = self.as_texts(table, split)
         if split == "train":
             table = drop_blank(table, arguments.text_column, self.notes)
+        elif split == "test":
+            table = without_blank(table, self.target_columns, self.notes)
         targets = self.read_targets(table, split)
         self._check_texts(table, split != "test")
+        note_rows_in_quotes(table, arguments.text_column, self.notes)
         return TextRows(table, targets)
 
     def _check_texts(self, table: Table, needs_pairs: bool) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tables import contents
 
 from samerun.data import files, tables
-from samerun.data.tables import read_table
+from samerun.data.tables import note_rows_in_quotes, read_table, without_blank
 from samerun.errors import InputError
 
 BOTH = ("text", "labels")
@@ -70,6 +70,27 @@ def test_csv_cells_stay_text_and_rows_know_their_lines():
 def test_blank_lines_before_the_header_and_a_column_of_blanks():
     table = read_table(write("a.csv", '\n \ntext\n""\n  \n\nx\n\n'), required=["text"])
     assert (contents(table), list(table.lines)) == ({"text": ["", "  ", "", "x"]}, [4, 5, 6, 7])
+
+
+def test_texts_that_seem_to_hold_rows_are_noted():
+    opened = '"one\t1\nbirds\t2\nthree"\t3\n'
+    letter = '"Dear all,\nwe came, but\nlate.\nBye",1\n'
+    rows = '"one,1\ntwo,2\nthree,3\nfour",4\n'
+    notes = []
+    for name, text in {"a.tsv": opened, "b.csv": letter, "c.csv": rows}.items():
+        mark = "\t" if name == "a.tsv" else ","
+        table = read_table(write(name, f"text{mark}labels\nzero{mark}0\n{text}"), required=["text", "labels"])
+        note_rows_in_quotes(table, "text", notes)
+    found = [re.search(r"further rows in (.+?)\): ", note)[1] for note in notes]
+    assert found == ["a.tsv:3 (3 lines", "c.csv:3 (4 lines"]
+
+
+def test_columns_without_any_text_are_left_out():
+    notes = []
+    table = read_table(write("a.csv", "text,labels\na,\nb, \n"), required=["text"], optional=["labels"])
+    assert list(without_blank(table, ["labels", "titles"], notes).columns) == ["text"]
+    assert notes == ["a.csv: labels is empty in every row and not read"]
+    assert without_blank(table, ["text"], notes) is table
 
 
 @pytest.mark.parametrize(

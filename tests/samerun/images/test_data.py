@@ -84,7 +84,7 @@ def test_a_folder_a_class(tmp_path):
     found = read(tmp_path, notes=notes)
     assert found.labels == ["dark"] * 12 + ["light"] * 12
     assert found.ids[0] == "dark/000.png"
-    assert notes == [f"{tmp_path / 'dark'}: 1 file(s) without an image's extension are left out: readme.txt"]
+    assert notes == [f"{tmp_path / 'dark'}: 1 file(s) that Pillow does not read left out: readme.txt"]
     assert read(tmp_path, max_train_samples=4).labels == ["dark", "dark", "light", "light"]
 
 

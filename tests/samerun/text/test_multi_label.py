@@ -34,9 +34,16 @@ from samerun.text.head import (
     set_head_bias,
     store,
 )
-from samerun.text.labels import choose_labels, class_balanced, label_ids, read_label_file, read_labels
+from samerun.text.labels import (
+    choose_labels,
+    class_balanced,
+    label_ids,
+    note_counts,
+    read_label_file,
+    read_labels,
+)
 from samerun.text.losses import MultiLabelLoss, loss_of_config, positive_weights
-from samerun.text.multi_label import MultiLabel, fixed_thresholds, note_labels, prior_bias, thresholds_of
+from samerun.text.multi_label import MultiLabel, fixed_thresholds, prior_bias, thresholds_of
 from samerun.text.multi_label_scores import Thresholds, sigmoid
 
 
@@ -127,23 +134,23 @@ def test_label_file(tmp_path):
     assert read_label_file(str(path)) == ["b", "标签", "a\u2028c"]
 
 
-def test_what_a_reader_of_the_figures_should_know_of_the_labels():
+def test_labels_without_rows_and_likely_slips_are_noted():
     notes = []
-    train, validation = Ragged.of([[0], [], [0, 1]]), Ragged.of([[0, 1], [0], []])
-    note_labels({"train": train, "validation": validation}, ["x", "y", "z"], notes)
-    assert notes[0] == "3 labels, 1.00 per training row"
-    assert notes[1] == "no training row has z"
-    assert notes[2].startswith("1 label(s) that no or every validation row has are")
-    assert notes[2].endswith("ranking scores: z")
-    notes.clear()
-    everywhere = Ragged.of([[0], [0, 1]])
-    note_labels({"train": everywhere, "validation": everywhere}, ["x", "y"], notes)
-    assert notes[0] == "2 labels, 1.50 per training row"
-    assert [note.rpartition(": ")[2] for note in notes[1:]] == ["x"]  # every validation row has it
+    ids = {"train": Ragged.of([[0], [], [0, 1]]), "validation": Ragged.of([[0, 1], [0], []])}
+    note_counts(["x", "y", "z"], ids, notes)
+    assert notes == ["no training row has z", "no validation row has z"]
     notes.clear()
     many = [f"l{i}" for i in range(11)]
-    note_labels({"train": Ragged.of([[], []])}, many, notes)
-    assert notes[1:] == [f"no training row has {', '.join(many[:10])}, ... 11 in all"]
+    note_counts(many, {"train": Ragged.of([[], []])}, notes)
+    assert notes == [f"no training row has {', '.join(many[:10])}, ... 11 in all"]
+    notes.clear()
+    names = ["bird", "brid", "birds", "Bird", "bir1", "word", "third", "cat", "car"]
+    rows = [[0]] * 20 + [[number] for number in range(1, 8)] + [[8]] * 20
+    note_counts(names, {"train": Ragged.of(rows)}, notes)
+    assert notes == [
+        "labels that may be misspelt, with their training rows: 'brid' (1) for 'bird' (20); "
+        "'birds' (1) for 'bird' (20)"
+    ]
 
 
 def test_a_class_is_one_label_and_all_names_of_its_column_are_labels():
