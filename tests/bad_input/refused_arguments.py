@@ -5,24 +5,22 @@ import json
 from catalogue_case import Case
 
 ZERO = {"zero_optimization": {"stage": 2}, "gradient_clipping": "auto"}
-ONE = ("classify",)  # one task suffices for shared code
 
 
-def argument(what: str, *said: str, tasks: tuple[str, ...] = ONE, **changed: object) -> Case:
-    return Case(what, list(said), tasks, changed)
+def argument(what: str, *said: str, task: str | None = "classify", **changed: object) -> Case:
+    return Case(what, list(said), task, changed)
 
 
 def in_yaml(what: str, content: str | bytes, *said: str) -> Case:
-    return Case(f"run.yaml {what}", list(said), ONE, {"config": "run.yaml"}, {"run.yaml": content})
+    return Case(f"run.yaml {what}", list(said), "classify", {"config": "run.yaml"}, {"run.yaml": content})
 
 
 def in_zero(what: str, *said: str, raw: str | None = None, **sections: object) -> Case:
     """`raw`: the content of the file, in place of `sections`."""
     content = json.dumps(ZERO | sections) if raw is None else raw
-    return Case(f"ds.json {what}", list(said), ONE, {"deepspeed": "ds.json"}, {"ds.json": content})
+    return Case(f"ds.json {what}", list(said), "classify", {"deepspeed": "ds.json"}, {"ds.json": content})
 
 
-BOTH = ("classify", "titlegen")
 COMMAND_LINE = [
     argument("with a dash", r"unknown argument --trian-file; did you mean --train_file\?",
              **{"trian-file": "x"}),
@@ -44,7 +42,7 @@ COMMAND_LINE = [
              r"--dataset_split: a dataset has no train; give the split to train on without a name",
              r"--dataset_split: a dataset has no eval; it has validation, test",
              train_file=None, dataset_name="some/data", dataset_split="train=a,eval=b"),
-    argument("target language alone", r"--target_lang is given but --source_lang is not", tasks=("titlegen",),
+    argument("target language alone", r"--target_lang is given but --source_lang is not", task="titlegen",
              target_lang="fr_XX"),
     argument("config missing", r"run\.yaml: cannot be read \(No such file", config="run.yaml"),
 ]  # fmt: skip
@@ -65,7 +63,7 @@ CONTRADICTIONS = [
     argument("limit of weights below 1", r"--pos_weight: '0' is not a number at least 1",
              pos_weight="balanced:0"),
     argument("warm-up longer than the run", r"--warmup_steps 9 is longer than the run \(2 optimizer steps\)",
-             tasks=BOTH, warmup_steps=9),
+             task=None, warmup_steps=9),
     argument("eval_steps without its strategy",
              r"--eval_steps needs --eval_strategy steps, but --eval_strategy is epoch",
              eval_steps=5),
@@ -77,16 +75,16 @@ CONTRADICTIONS = [
     argument("what needs evaluations", r"--early_stopping_patience needs evaluations; --do_eval is false",
              r"--metric_for_best_model needs evaluations", early_stopping_patience=2,
              metric_for_best_model="loss", do_train="true", do_eval="false"),
-    argument("nothing to do", r"nothing to do: --do_train is false", tasks=BOTH, do_train="false",
+    argument("nothing to do", r"nothing to do: --do_train is false", task=None, do_train="false",
              from_scratch=None, tokenizer_type=None),
-    argument("random weights to predict with", r"--from_scratch is for training", tasks=BOTH,
+    argument("random weights to predict with", r"--from_scratch is for training", task=None,
              do_predict="true", test_file="valid.csv"),
     argument("new vocabulary to predict with", r"--tokenizer_type train is for training",
              do_predict="true", from_scratch=None, test_file="valid.csv",
              model_name_or_path="models/classifier"),
     argument("new vocabulary for trained weights",
              r"--tokenizer_type train does not fit pretrained weights",
-             tasks=BOTH, from_scratch=None, model_name_or_path="models/classifier"),
+             task=None, from_scratch=None, model_name_or_path="models/classifier"),
     argument("files and a data set", r"--train_file and --dataset_name are both given",
              dataset_name="some/data"),
     argument("overwrite and resume", r"--overwrite_output_dir and --resume_from_checkpoint are both given",
@@ -98,12 +96,12 @@ CONTRADICTIONS = [
              hub_private_repo="true"),
     argument("upload without a token", r"--push_to_hub: no token; log in first", push_to_hub="true"),
     argument("shortest title above the longest", r"--min_title_length 20 is more than --max_title_length 8",
-             tasks=("titlegen",),
+             task="titlegen",
              min_title_length=20),
     argument("two ways to a decoder", r"--decoder_layers and --decoder_model_name_or_path are both given",
-             tasks=("titlegen",), decoder_model_name_or_path="models/encoder"),
+             task="titlegen", decoder_model_name_or_path="models/encoder"),
     argument("length beyond the model's", r"--max_length 99 is more than the model can read \(32 tokens\)",
-             tasks=BOTH, max_length=99),
+             task=None, max_length=99),
 ]  # fmt: skip
 
 YAML = [
@@ -131,9 +129,9 @@ YAML = [
 
 DEEPSPEED = [
     Case("ds.json missing",
-         [r"DeepSpeed file ds\.json does not exist \(the shipped ones are in ds_configs/\)"], BOTH,
-         {"deepspeed": "ds.json"}),
-    Case("ds.json a folder", [r"DeepSpeed file run is a folder"], ONE, {"deepspeed": "run"}),
+         [r"DeepSpeed file ds\.json does not exist \(the shipped ones are in ds_configs/\)"],
+         arguments={"deepspeed": "ds.json"}),
+    Case("ds.json a folder", [r"DeepSpeed file run is a folder"], "classify", {"deepspeed": "run"}),
     in_zero("no JSON", r"ds\.json:2: broken JSON", raw="{\noops}"),
     in_zero("stage 0", r"ds\.json: zero_optimization\.stage must be 1, 2 or 3",
             zero_optimization={"stage": 0}),

@@ -1,5 +1,4 @@
-"""Anything at all, given to everything that reads input: a result or an `InputError` in words, never another
-exception."""
+"""Anything at all, given to everything that reads input: a result or an `InputError` in words."""
 
 import dataclasses
 import json
