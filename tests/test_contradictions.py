@@ -5,8 +5,8 @@ import pytest
 import segment
 import segment3d
 import tag
+from refusals import problems_of
 
-from samerun.errors import InputError
 from samerun.parsing import validate
 
 STREAM = {"train_file": "a", "validation_file": "b", "streaming": 9, "max_steps": 3}
@@ -72,7 +72,5 @@ CASES = [(module, usual | given, said) for module, (usual, cases) in ALL.items()
 
 @pytest.mark.parametrize(("module", "given", "said"), CASES)
 def test_a_contradiction_is_named(module, given, said):
-    with pytest.raises(InputError) as caught:
-        validate(module.Arguments(output_dir="run", **given))
-    (problem,) = caught.value.problems
+    (problem,) = problems_of(validate, module.Arguments(output_dir="run", **given))
     assert said in problem
