@@ -55,8 +55,7 @@ MODULES = {
 
 
 def package_of(module):
-    """The package that a module belongs to. A module directly in app/ or in samerun/ counts as one; the
-    kernels' packages count as one."""
+    """A module directly in app/ or in samerun/ counts as one; the kernels' packages count as one."""
     if module.startswith("samerun.kernels"):
         return "samerun.kernels"
     is_package = MODULES[module].name == "__init__.py"
@@ -135,7 +134,6 @@ def test_the_engine_knows_no_task_and_no_kind_of_data():
 
 
 def importers(library):
-    """The modules that import a library."""
     return [name for name, path in MODULES.items() if library in {d.split(".")[0] for d in imports(path)}]
 
 

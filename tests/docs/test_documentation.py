@@ -1,5 +1,4 @@
-"""README and docs/: commands parse, files that are named exist, links resolve, marked numbers were
-measured."""
+"""README and docs/: commands parse, named files exist, links resolve, marked numbers were measured."""
 
 import ast
 import dataclasses

@@ -1,5 +1,4 @@
-"""scripts/multi_node.sh and scripts/machine.py against an ssh that runs its command here and a stub that says
-what it got."""
+"""scripts/multi_node.sh and machine.py, an ssh that runs its command here, a stub that says what it got."""
 
 import json
 import os
