@@ -119,12 +119,6 @@ PLACES = [
     Case("output_dir of another run",
          [r"--output_dir run already holds a run \(run\.json, history\.jsonl, best, checkpoints\)",
          r"--resume_from_checkpoint auto"], arguments={"overwrite_output_dir": None}),
-    *(
-        Case(f"output_dir with others' {name}",
-             [rf"--output_dir {folder}: {name} would be replaced, but no run"],
-             arguments={"output_dir": folder}, files={f"{folder}/{name}": "mine"})
-        for folder, name in [("project", "README.md"), ("run", "checkpoints/mine.ckpt")]
-    ),
     Case("lock that is a link", [r"--output_dir run: its file \.lock is a link; remove it"],
          files={"mine.txt": "mine"}, make=lambda folder: (folder / "run/.lock").symlink_to("../mine.txt")),
     Case("lock of somebody else's", [r"--output_dir run: its file \.lock is not a run's; move it away"],
