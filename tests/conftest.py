@@ -29,6 +29,7 @@ import running
 import title_job
 from in_process import script  # noqa: F401 - a fixture
 from launchers import Launched
+from refusals import refusal  # noqa: F401 - a fixture
 from title_job import ALL_JOBS
 
 from samerun.run_folder import status
@@ -64,8 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keeps what is imported by now out of garbage collections, which runs ask for: they took a third of a
-    second each."""
+    """Keeps what is imported by now out of garbage collections, which took a third of a second each."""
     gc.collect()
     gc.freeze()
 
@@ -129,8 +129,7 @@ TEXTS = ["sort the values of a matrix", "return the eigenvalues", "cut the text 
 
 @pytest.fixture(scope="session")
 def bert_folder(tmp_path_factory):
-    """A folder with a tiny untrained BERT classifier of two labels and its tokenizer. Tests must not change
-    it."""
+    """A folder with a tiny untrained BERT classifier of two labels and its tokenizer, not to be changed."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 

@@ -38,8 +38,6 @@ OPTIMIZERS = {
 
 
 class Model(nn.Module):
-    """A small language model with tied embeddings."""
-
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(30, 7)

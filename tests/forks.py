@@ -127,8 +127,7 @@ def serve(address: str) -> Request:
 
 
 def receive(client: socket.socket) -> tuple[Request | None, list[int]]:
-    """(the request, standard input, output and errors). None for the first if the process was killed before
-    it had sent all of it."""
+    """(the request, standard input, output, errors); None for the first if the sender was killed before."""
     size, files, _, _ = socket.recv_fds(client, 8, 3)
     size = int.from_bytes(size, "big")
     data = client.recv(size, socket.MSG_WAITALL)

@@ -1,5 +1,4 @@
-"""Small generated images of two classes that a few training steps separate, as folders and as MNIST files; a
-small model of these classes."""
+"""Small images of two classes that a few steps separate, as folders and as MNIST files; a small model."""
 
 import gzip
 from pathlib import Path
@@ -23,7 +22,6 @@ def pixels(rows=24, size=16, seed=0, channels=1):
 
 
 def write_folder(folder: Path, **settings) -> Path:
-    """Writes one folder per class."""
     for row, (image, number) in enumerate(zip(*pixels(**settings), strict=True)):
         class_folder = folder / CLASSES[number]
         class_folder.mkdir(parents=True, exist_ok=True)

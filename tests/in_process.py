@@ -33,8 +33,6 @@ class ProcessExit(BaseException):
 
 @dataclass(frozen=True)
 class Ended:
-    """A script that has ended."""
-
     code: int
     out: str
     err: str
@@ -52,8 +50,7 @@ class Ended:
 
 @contextlib.contextmanager
 def default_logging() -> Iterator[list[str]]:
-    """Warnings and the libraries' logs as in a new process. Yields a list that holds the warnings at the
-    end."""
+    """Warnings and logs as in a new process. Yields a list, which gets the warnings at the end."""
     import datasets
     import transformers
 

@@ -43,13 +43,10 @@ RANK_VARIABLES = {
 
 @dataclass(frozen=True)
 class Finished:
-    """A command that has ended."""
-
     command: list[str]
     code: int
     out: str
     err: str
-    seconds: float
 
     def check(self) -> Finished:
         """Fails with the end of the output if the exit code is not 0. Returns itself."""
@@ -59,17 +56,15 @@ class Finished:
         return self
 
 
-def run(command: list[str], home: Path, timeout: float = TIMEOUT, real: bool = False) -> Finished:
-    """Runs a command in `home`. Kills it and its descendants after `timeout` seconds. Unless `real`, Python
-    and launchers begin with the libraries imported (see `forks`)."""
-    return run_together([command], home, timeout, real)[0]
+def run(command: list[str], home: Path, real: bool = False) -> Finished:
+    """Runs a command in `home`. Kills it and its descendants after TIMEOUT. Unless `real`, Python and
+    launchers begin with the libraries imported (see `forks`)."""
+    return run_together([command], home, real)[0]
 
 
-def run_together(
-    commands: list[list[str]], home: Path, timeout: float = TIMEOUT, real: bool = False
-) -> list[Finished]:
+def run_together(commands: list[list[str]], home: Path, real: bool = False) -> list[Finished]:
     """Like `run`, for several commands at the same time, such as the launchers of several machines."""
-    started = time.monotonic()
+    until = time.monotonic() + TIMEOUT
     jobs = []
     for command in commands:
         # Files, because a worker that outlives its launcher would keep a pipe open.
@@ -81,16 +76,14 @@ def run_together(
         jobs.append((command, process, out, err))
     try:
         for _, process, _, _ in jobs:
-            process.wait(max(0.1, started + timeout - time.monotonic()))
+            process.wait(max(0.1, until - time.monotonic()))
     except subprocess.TimeoutExpired:
         pass
     finally:
         for _, process, _, _ in jobs:
             _kill_family(process)
-    seconds = time.monotonic() - started
     return [
-        Finished(command, process.returncode, _text(out), _text(err), seconds)
-        for command, process, out, err in jobs
+        Finished(command, process.returncode, _text(out), _text(err)) for command, process, out, err in jobs
     ]
 
 
@@ -109,15 +102,12 @@ def _kill_family(process: subprocess.Popen) -> None:
         family = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         for member in family:
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()
-            except psutil.NoSuchProcess:
-                continue
         process.wait()
 
 
 def _text(file) -> str:
-    """Reads a file from its start and closes it."""
     with file:
         file.seek(0)
         return file.read()
@@ -185,8 +175,7 @@ def torchrun(processes: int) -> list[str]:
 
 
 def accelerate(file: str, processes: int, *options: str) -> list[str]:
-    """`accelerate launch` with a shipped file; by the name that skips the imports of Accelerate's other
-    commands."""
+    """`accelerate launch` with a shipped file, by the name that skips the imports of other commands."""
     port = [] if "--main_process_port" in options else ["--main_process_port", str(free_port())]
     config = ["--config_file", str(ACCELERATE_CONFIGS / file), "--num_processes", str(processes)]
     return [_tool("accelerate-launch"), *config, *port, *options]
@@ -233,8 +222,7 @@ def write_corpus(home: Path) -> None:
 
 
 def hide_gpus(home: Path) -> None:
-    """Hides GPUs from every Python process with `environment`, also if a launcher sets CUDA_VISIBLE_DEVICES
-    for its workers."""
+    """Hides GPUs from Python with `environment`, also if a launcher sets CUDA_VISIBLE_DEVICES for workers."""
     (home / "no_gpu").mkdir()
     hide = 'import os\n\nos.environ["CUDA_VISIBLE_DEVICES"] = ""\n'
     (home / "no_gpu" / "sitecustomize.py").write_text(hide)
@@ -251,8 +239,7 @@ observer.observe_steps(Path({folder!r}))
 
 
 def observe_steps(home: Path) -> None:
-    """Makes every training with `environment` record its steps in observed/ (see
-    `samerun.tools.moving.observer`)."""
+    """Makes trainings with `environment` record their steps in observed/ (`tools.moving.observer`)."""
     with (home / "no_gpu" / "sitecustomize.py").open("a", encoding="utf-8") as file:
         file.write(OBSERVER.format(app=str(APP), folder=str(home / "observed")))
 
@@ -279,8 +266,7 @@ def write_bert_config(folder: Path, dropout: float = 0.1) -> None:
 
 
 def training(output_dir: Path, **changed: object) -> list[str]:
-    """The arguments of the common job: six steps with evaluations, checkpoints and clipped gradients, then
-    predictions."""
+    """The arguments of the common job: six steps with evaluations and checkpoints, then predictions."""
     arguments = {
         "config_name": "bert/config.json",
         "tokenizer_type": "train",
@@ -308,8 +294,7 @@ def training(output_dir: Path, **changed: object) -> list[str]:
 
 
 def write_settings(path: Path, words: list[str], here: Path, there: Path | None = None) -> Path:
-    """Writes arguments to a file for --config. What exists in `here` gets an absolute path, below `there` if
-    that is given."""
+    """Writes arguments for --config. What exists in `here` gets an absolute path, below `there` if given."""
     settings: dict[str, object] = {}
     for word in words:
         if word.startswith("--"):

@@ -1,5 +1,4 @@
-"""Small generated images with masks (coloured rectangles on grey) and configurations of tiny segmentation
-models."""
+"""Small images with masks (coloured rectangles on grey), configurations of tiny segmentation models."""
 
 from pathlib import Path
 

@@ -53,8 +53,7 @@ def missing_for_machines() -> str | None:
 
 @contextmanager
 def machines(homes: list[Path]) -> Iterator[list[Machine]]:
-    """Two machines, `alpha` (10.77.0.1) and `beta` (10.77.0.2). At the end, they and all their processes are
-    removed."""
+    """Two machines, `alpha` (10.77.0.1) and `beta` (10.77.0.2), removed with their processes at the end."""
     assert len(homes) == 2
     # Without root: in a new user namespace, which the second machine shares.
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]

@@ -28,7 +28,6 @@ class Job:
     output: IO[str]
 
     def worker(self, rank: int) -> psutil.Process:
-        """The process of a rank."""
         return next(
             member
             for member in self.descendants

@@ -26,10 +26,8 @@ def table(
 
 
 def cells_of(cells: Sequence[Any]) -> Cells:
-    """A column of these cells."""
     return table({"text": cells}).columns["text"]
 
 
 def contents(table: Table) -> dict[str, list[Any]]:
-    """The cells of all columns."""
     return {name: list(cells) for name, cells in table.columns.items()}

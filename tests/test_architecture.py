@@ -55,8 +55,7 @@ MODULES = {
 
 
 def package_of(module):
-    """The package that a module belongs to. A module directly in app/ or in samerun/ counts as one; the
-    kernels' packages count as one."""
+    """A module directly in app/ or in samerun/ counts as one; the kernels' packages count as one."""
     if module.startswith("samerun.kernels"):
         return "samerun.kernels"
     is_package = MODULES[module].name == "__init__.py"
@@ -70,10 +69,12 @@ def is_tool(module):
 
 def walk(tree):
     """All nodes but those that only type checkers see."""
-    for child in ast.iter_child_nodes(tree):
-        if not isinstance(child, ast.If) or ast.unparse(child.test) != "TYPE_CHECKING":
-            yield child
-            yield from walk(child)
+    waiting = [tree]
+    while waiting:
+        for child in ast.iter_child_nodes(waiting.pop()):
+            if not isinstance(child, ast.If) or getattr(child.test, "id", None) != "TYPE_CHECKING":
+                waiting.append(child)
+                yield child
 
 
 def imports_of(node):
@@ -85,9 +86,14 @@ def imports_of(node):
 
 
 @functools.cache
+def parsed(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def imports(path):
     """Dotted names of everything a file imports, wherever in it."""
-    nodes = walk(ast.parse(path.read_text(encoding="utf-8")))
+    nodes = walk(parsed(path))
     return set().union(*(imports_of(node) for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)))
 
 
@@ -135,7 +141,6 @@ def test_the_engine_knows_no_task_and_no_kind_of_data():
 
 
 def importers(library):
-    """The modules that import a library."""
     return [name for name, path in MODULES.items() if library in {d.split(".")[0] for d in imports(path)}]
 
 
@@ -158,8 +163,7 @@ def test_imports_inside_functions_have_a_reason():
     for name, path in MODULES.items():
         if is_tool(name):
             continue  # answers --help, and finds wrong arguments, before it imports torch
-        nodes = walk(ast.parse(path.read_text(encoding="utf-8")))
-        functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+        functions = [node for node in walk(parsed(path)) if isinstance(node, ast.FunctionDef)]
         for node in {inner for function in functions for inner in ast.walk(function)}:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 for dotted in imports_of(node):
@@ -176,8 +180,7 @@ def test_only_the_cache_reads_a_clock_that_may_jump():
 
 @pytest.mark.parametrize("task", sorted(TASKS))
 def test_a_task_is_one_class_in_one_file(task):
-    source = (APP / f"{task}.py").read_text(encoding="utf-8")
-    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    classes = [node for node in parsed(APP / f"{task}.py").body if isinstance(node, ast.ClassDef)]
     assert len(classes) == 2  # its arguments and itself
     methods = [node.name for node in classes[1].body if isinstance(node, ast.FunctionDef)]
     order = [
@@ -187,7 +190,7 @@ def test_a_task_is_one_class_in_one_file(task):
 
 
 def test_the_run_of_any_task_is_a_table_of_contents():
-    tree = ast.parse(MODULES["samerun.main"].read_text(encoding="utf-8"))
+    tree = parsed(MODULES["samerun.main"])
     (function,) = (node for node in tree.body if getattr(node, "name", None) == "run_task")
     assert function.end_lineno - function.lineno < 60
 

@@ -1,5 +1,4 @@
-"""The model card's code, run as its reader runs it: in a new process that has transformers and none of our
-code."""
+"""The model card's code, run as its reader runs it: in a new process with transformers, without our code."""
 
 import json
 import re

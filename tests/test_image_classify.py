@@ -140,8 +140,6 @@ REFUSED = {
     "one class": (lambda folder: shutil.rmtree(folder / "train" / "light"), {}, r"one class only \('dark'\)"),
     "no batch norm to synchronise": (lambda folder: None, {"sync_batch_norm": "true", **VIT},
                                      "--sync_batch_norm: this model has no batch norm"),
-    "another size than the model's": (lambda folder: None, {**VIT, "image_size": 64},
-                                      r"--image_size 64: this vit model cannot work on such images"),
     "layers that each stage numbers": (lambda folder: None, {**CONVNEXT, "layerwise_lr_decay": 0.5},
                                        "the layers of a convnext model are not numbered throughout"),
     "truncated, in the training process": (truncate, {"num_train_epochs": 1},

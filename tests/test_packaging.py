@@ -45,9 +45,10 @@ def test_every_script_and_configuration_is_installed():
     assert PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"] == tasks | configs
 
 
-@pytest.mark.parametrize("name", samerun.__all__)
-def test_the_short_names_of_the_package_exist(name):
-    assert callable(getattr(samerun, name))
+def test_the_short_names_of_the_package_exist_and_no_others():
+    assert all(callable(getattr(samerun, name)) for name in samerun.__all__)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = samerun.no_such_name
 
 
 def test_there_is_one_version_number():
@@ -58,8 +59,3 @@ def test_there_is_one_version_number():
     }
     for file, line in stated.items():
         assert line in (ROOT / file).read_text(encoding="utf-8")
-
-
-def test_another_name_does_not():
-    with pytest.raises(AttributeError, match="no_such_name"):
-        _ = samerun.no_such_name

@@ -5,10 +5,12 @@ import random
 from pathlib import Path
 
 import pytest
-from launchers import CLASSIFY, check_parity
+from launchers import CLASSIFY, as_words, check_parity
+from run_folders import read_json
 from transformers import BigBirdConfig, pipeline
 
 from samerun.files import read_lines
+from samerun.tools.trials import write_lines
 
 pytestmark = pytest.mark.slow
 
@@ -30,45 +32,46 @@ KINDS = {
 }
 
 
-def write_rows(path, count, seed=0):
-    generator = random.Random(seed)
-    with path.open("w", encoding="utf-8") as file:
-        for number in range(count):
-            kinds, size = generator.choices(list(WORDS), k=2), generator.randint(1, 9)
-            texts = (" ".join(generator.choices(WORDS[kind], k=size)) for kind in kinds)
-            row = dict(zip(("text", "other"), texts, strict=True)) | {"kind": kinds[0], "size": size}
-            row |= {"same": int(kinds[0] == kinds[1]), "year": 20 + number % 7}
-            file.write(json.dumps(row) + "\n")
+def drawn_rows(count):
+    generator = random.Random(count)
+    for number in range(count):
+        kinds, size = generator.choices(list(WORDS), k=2), generator.randint(1, 9)
+        texts = (" ".join(generator.choices(WORDS[kind], k=size)) for kind in kinds)
+        row = dict(zip(("text", "other"), texts, strict=True)) | {"kind": kinds[0], "size": size}
+        yield row | {"same": int(kinds[0] == kinds[1]), "year": 20 + number % 7}
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     for name, count in (("train", 40), ("valid", 12), ("test", 6)):
-        write_rows(tmp_path / f"{name}.jsonl", count, seed=count)
+        write_lines(tmp_path / f"{name}.jsonl", drawn_rows(count))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def words(**given):
-    return [f"--{name}={value}" for name, value in given.items()]
-
-
 def training(model, **given):
-    files = {"train_file": "train.jsonl", "validation_file": "valid.jsonl"}
-    settings = {"global_batch_size": 8, "max_steps": 4, "learning_rate": 1e-3, "max_length": 16, "seed": 3}
-    return words(model_name_or_path=model, do_train=True, report_to="none", **files, **settings, **given)
+    usual = {"train_file": "train.jsonl", "validation_file": "valid.jsonl", "global_batch_size": 8}
+    usual |= {"max_steps": 4, "learning_rate": 1e-3, "max_length": 16, "seed": 3, "output_dir": "run"}
+    return as_words(model_name_or_path=model, do_train=True, report_to="none", **usual | given)
+
+
+def evaluation(file="valid.jsonl", **columns):
+    """Of that training's model, in another folder."""
+    modes = as_words(do_eval=True, report_to="none", model_name_or_path="run/best", output_dir="judged")
+    return [*modes, *as_words(validation_file=file, **columns)]
+
+
+def metrics_of(*folders):
+    return (read_json(Path(folder, "metrics.json")) for folder in folders)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_export_predicts_evaluates_and_is_read_by_transformers_alike(kind, folder, script, bert_folder):
     given = KINDS[kind] | {"do_predict": True, "test_file": "test.jsonl", "baseline": "true"}
-    script("classify", training(bert_folder, output_dir="run", **given)).check()
+    script("classify", training(bert_folder, **given)).check()
     columns = {name: value for name, value in KINDS[kind].items() if name.endswith(("_column", "_columns"))}
-    judged = words(
-        model_name_or_path="run/best", do_eval=True, validation_file="valid.jsonl", output_dir="judged"
-    )
-    script("classify", [*judged, *words(report_to="none", **columns)]).check()
-    ours, theirs = (json.loads(Path(f"{name}/metrics.json").read_text()) for name in ("run", "judged"))
+    script("classify", evaluation(**columns)).check()
+    ours, theirs = metrics_of("run", "judged")
     scores = {name: value for name, value in theirs.items() if name.startswith("eval_")}
     assert {"eval_loss"} < scores.keys() <= ours.keys()
     metric = "mae" if kind == "numbers" else "accuracy"
@@ -100,11 +103,10 @@ def test_an_evaluation_repeats_the_tuned_metrics_of_a_calibrated_training(folder
     named = {"problem_type": "multi_label", "label_column": "kind"}
     given = {"validation_file": "train.jsonl", "calibration": "temperature_per_label"}
     given |= {"max_steps": 30, "learning_rate": 0.01}  # scores that are further apart than rounding
-    script("classify", [*training(bert_folder, output_dir="run", **named), *words(**given)]).check()
-    judged = words(model_name_or_path="run/best", do_eval=True, report_to="none", output_dir="judged")
-    judged += words(validation_file="train.jsonl", label_column="kind")
-    script("classify", judged).check()
-    ours, theirs = (json.loads(Path(f"{name}/metrics.json").read_text()) for name in ("run", "judged"))
+    ended = script("classify", training(bert_folder, **named, **given)).check()
+    assert "--problem_type" not in ended.out  # it is given
+    script("classify", evaluation("train.jsonl", label_column="kind")).check()
+    ours, theirs = metrics_of("run", "judged")
     tuned = {name: value for name, value in theirs.items() if name.startswith("eval_tuned_")}
     assert len(tuned) > 5
     assert tuned == pytest.approx({name: ours[name] for name in tuned})
@@ -112,21 +114,12 @@ def test_an_evaluation_repeats_the_tuned_metrics_of_a_calibrated_training(folder
     assert sum(f1) / len(f1) == pytest.approx(tuned["eval_tuned_f1_macro"])
 
 
-def test_rows_of_one_label_are_told_of_single_label(folder, script, bert_folder):
-    ended = script("classify", training(bert_folder, output_dir="run", label_column="kind"))
+def test_rows_of_one_label_and_a_model_that_names_no_problem_type_are_told_of_it(folder, script, bert_folder):
+    ended = script("classify", training(bert_folder, label_column="kind")).check()
     assert "every training row has exactly one label; --problem_type single_label" in ended.out
-    ended = script(
-        "classify", training(bert_folder, output_dir="two", label_column="kind", problem_type="multi_label")
-    )
-    assert (ended.code, "--problem_type" in ended.out) == (0, False)
-
-
-def test_a_model_that_names_no_problem_type_is_told_of_single_label(folder, script, bert_folder):
-    script("classify", training(bert_folder, output_dir="run", label_column="kind")).check()
     config = Path("run/best/config.json")
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"problem_type": None}))
-    evaluation = words(do_eval=True, validation_file="valid.jsonl", label_column="kind", output_dir="judged")
-    ended = script("classify", [*evaluation, "--model_name_or_path=run/best"]).check()
+    config.write_text(json.dumps(read_json(config) | {"problem_type": None}))
+    ended = script("classify", evaluation(label_column="kind")).check()
     assert "run/best names no problem type and is read as multi_label" in ended.out
 
 
@@ -138,10 +131,9 @@ def test_an_adapter_of_a_further_training_has_the_changed_output_layer(kind, fol
         first = {"label_column": "kind"}  # multi_label
         Path("labels.txt").write_text("\n".join([*WORDS, "none"]))
         given["label_file"] = "labels.txt"
-    script("classify", training(bert_folder, output_dir="run", **first)).check()
-    again = [part for part in training("run/best", output_dir="more", **given) if "learning_rate" not in part]
-    script("classify", [*again, "--learning_rate=0.03"]).check()
-    before, after = (json.loads(Path(f"{name}/metrics.json").read_text()) for name in ("run", "more"))
+    script("classify", training(bert_folder, **first)).check()
+    script("classify", training("run/best", output_dir="more", learning_rate=0.03, **given)).check()
+    before, after = metrics_of("run", "more")
     if kind == "numbers":
         assert after["eval_mse"] == pytest.approx(before["eval_mse"], rel=0.1)
 
@@ -154,13 +146,11 @@ def test_a_bigbird_of_short_and_long_texts_is_exported(folder, script):
     config.initializer_range = 0.5  # so that attention matters
     config.save_pretrained("bigbird")
     rows = [{"text": " ".join(WORDS["fruit"] * size), "kind": "ab"[size % 2]} for size in (2, 50, 3, 55)]
-    Path("valid.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    Path("train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 4))
+    write_lines(Path("valid.jsonl"), rows)
+    write_lines(Path("train.jsonl"), rows * 4)
     made = {"config_name": "bigbird", "from_scratch": True, "tokenizer_type": "train", "vocab_size": 128}
-    own = ("model_name", "max_length")
-    given = [part for part in training("none", **made) if not any(name in part for name in own)]
-    given += words(problem_type="single_label", label_column="kind", max_length=120, output_dir="run")
-    script("classify", given).check()
+    made |= {"problem_type": "single_label", "label_column": "kind", "max_length": 120}
+    script("classify", training(None, **made)).check()
 
 
 def test_processes_train_the_same(folder, bert_folder):

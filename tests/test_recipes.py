@@ -1,5 +1,4 @@
-"""Every recipe starts: its command parses, and one optimizer step with its settings on a tiny model goes
-through."""
+"""Every recipe's command parses, and one optimizer step with its settings on a tiny model goes through."""
 
 import json
 import re

@@ -1,5 +1,4 @@
-"""The task on volumes: its scores, its arguments, and one small run with its resume, its export and its
-masks."""
+"""The task on volumes: its scores, its arguments, and a small run with its resume, export and masks."""
 
 import importlib.util
 import json
@@ -16,6 +15,7 @@ import pytest
 import segment3d
 import torch
 from launchers import DS_CONFIGS, SCRIPTS, as_words, python, run, tool
+from refusals import problems_of
 from safetensors.torch import save_file
 
 from samerun.errors import InputError, TrainingError
@@ -45,10 +45,9 @@ def job(data: Path, output_dir: Path, *more: str) -> list[str]:
 
 def test_missing_libraries_are_named_with_their_file(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError) as caught:
-        validate(segment3d.Arguments(output_dir="run", train_file="data"))
-    for problem, name in zip(caught.value.problems, ("monai", "nibabel"), strict=True):
-        assert problem == f"{name} is not installed: pip install -r requirements-vision.txt"
+    assert problems_of(validate, segment3d.Arguments(output_dir="run", train_file="data")) == [
+        f"{name} is not installed: pip install -r requirements-vision.txt" for name in ("monai", "nibabel")
+    ]
 
 
 def test_patches_are_the_median_volume_if_nobody_says_otherwise():

@@ -15,15 +15,18 @@ from transformers import AutoModelForTokenClassification, LongformerConfig, pipe
 
 from samerun.errors import InputError
 from samerun.files import read_lines
+from samerun.launch import describe_launch
+from samerun.parsing import parse
 from samerun.plan import Modes
 from samerun.text.titles import IGNORED
+from samerun.tools.trials import write_lines
 
 PRETRAINED = {"from_scratch": None, "config_name": None, "tokenizer_type": None}
 
 
 def write_rows(path, seed, number):
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in draw_rows(seed, number)), encoding="utf-8")
-    return str(path)
+    write_lines(path, draw_rows(seed, number))
+    return path
 
 
 @pytest.fixture
@@ -105,9 +108,6 @@ def test_processes_train_and_predict_the_same(command, tmp_path):
 
 def loaded(command, evaluates=False, **changes):
     """(the task after `load`, its batch of all training rows, its model)"""
-    from samerun.launch import describe_launch
-    from samerun.parsing import parse
-
     arguments = parse(tag.Arguments, command(**changes))
     task = tag.TokenClassification(arguments)
     data = task.load(describe_launch(arguments), Modes(True, evaluates, False))

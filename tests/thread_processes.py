@@ -9,8 +9,6 @@ from samerun.runtime import Run
 
 
 class Exchange:
-    """Exchanges values between the threads."""
-
     def __init__(self, count):
         self.barrier, self.values = threading.Barrier(count, timeout=120), [None] * count
 

@@ -128,6 +128,8 @@ def title_batch(rows, width, length):
 
 def peak_bytes(work, model):
     """The peak memory of `work`() in bytes, above the memory before."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the profiler sees the allocations of its own thread only
     model.zero_grad(set_to_none=True)
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -135,6 +137,7 @@ def peak_bytes(work, model):
         # Free the memory within the profile: freed later, it would be subtracted from the next measurement.
         model.zero_grad(set_to_none=True)
         gc.collect()
+    torch.set_num_threads(threads)
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     nbytes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
     assert len(nbytes) > 20

@@ -39,8 +39,7 @@ def write_corpus(folder: Path) -> None:
 
 
 def arguments(**changed: object) -> list[str]:
-    """The job's arguments: six steps with clipped gradients, two evaluations, a checkpoint after each
-    step."""
+    """Six steps with clipped gradients, two evaluations, a checkpoint after each step."""
     values = {
         "config_name": "bigbird/config.json",
         "tokenizer_type": "train",

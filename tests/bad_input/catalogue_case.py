@@ -10,7 +10,6 @@ import pyarrow
 import pyarrow.parquet
 
 TARGETS = {"classify": "labels", "titlegen": "title"}  # task -> target column
-BOTH = tuple(TARGETS)
 COLUMNS = TARGETS | {"tag": "tags"}
 Content = str | bytes | Callable[[str], bytes]
 
@@ -24,19 +23,22 @@ VALID = "text,TARGET\nred wine,red\ngreen pear,fruit|green\nblue sky,green\nred 
 class Case:
     """A command that must be rejected or must work.
 
-    `said`: patterns that the message (or the output) must match. `tasks`: to test. `arguments`: changes of
-    the valid command; None removes an argument. `files`: by name, replacing or adding to the valid ones;
-    TARGET stands for the task's column in texts and patterns. `make`: is called with the case's folder, for
-    links and the like.
+    `said`: patterns that the message (or the output) must match. `task`: None for either text task.
+    `arguments`: changes of the valid command; None removes an argument. `files`: by name, replacing or adding
+    to the valid ones; TARGET stands for the task's column in texts and patterns. `make`: is called with the
+    case's folder, for links and the like.
     """
 
     name: str
     said: list[str]
-    tasks: tuple[str, ...] = BOTH
+    task: str | None = None
     arguments: dict[str, object] = field(default_factory=dict)
     files: dict[str, Content] = field(default_factory=dict)
     make: Callable[[Path], object] | None = None
     late: bool = False  # is rejected after the run has printed its plan
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.task}"
 
 
 def train(content: Content, name: str = "train.csv", **arguments: object) -> dict[str, dict]:
@@ -45,12 +47,12 @@ def train(content: Content, name: str = "train.csv", **arguments: object) -> dic
 
 
 def by_turns(cases: list[Case]) -> list[Case]:
-    """Each with one task: arguments, files and rows of both are read by the same code."""
-    return [replace(case, tasks=(case.tasks[number % len(case.tasks)],)) for number, case in enumerate(cases)]
+    """Each with one task: arguments, files and rows of both text tasks are read by the same code."""
+    both = list(TARGETS)
+    return [replace(case, task=case.task or both[number % 2]) for number, case in enumerate(cases)]
 
 
 def encoded(text: str, encoding: str) -> Callable[[str], bytes]:
-    """A file in another encoding."""
     return lambda target: text.replace("TARGET", target).encode(encoding)
 
 
@@ -84,7 +86,7 @@ SENTENCES = lines(
 )
 
 
-def lay_out(case: Case, task: str, folder: Path) -> None:
+def lay_out(case: Case, folder: Path) -> None:
     """Writes valid data, an earlier run's folder, and the case's files."""
     earlier = {
         "train.csv": GOOD,
@@ -97,35 +99,34 @@ def lay_out(case: Case, task: str, folder: Path) -> None:
         "run/history.jsonl": "{}\n",
         "run/notes.txt": "mine",
     }
-    if task == "tag":
+    if case.task == "tag":
         earlier |= {"train.jsonl": SENTENCES, "valid.jsonl": SENTENCES}
     for name, content in (earlier | case.files).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(as_bytes(content, COLUMNS.get(task, "labels")))
+        path.write_bytes(as_bytes(content, COLUMNS.get(case.task, "labels")))
     if case.make is not None:
         case.make(folder)
 
 
-def command_line(case: Case, task: str) -> list[str]:
-    """The valid command (one epoch on four rows, or one step; replaces an earlier run) with the case's
-    changes."""
+def command_line(case: Case) -> list[str]:
+    """The valid command (one epoch on four rows, or one step; replaces an earlier run) with these changes."""
     values: dict[str, object] = {
         "train_file": "train.csv", "validation_file": "valid.csv", "global_batch_size": 2,
         "report_to": "none", "output_dir": "run", "overwrite_output_dir": "true",
     }  # fmt: skip
-    if task == "segment":
+    if case.task == "segment":
         values |= {"train_file": "data", "validation_file": "data", "max_steps": 1, "image_size": "32,48"}
         values |= {"config_name": "model", "from_scratch": "true"}
-    elif task == "segment3d":
+    elif case.task == "segment3d":
         values |= {"train_file": "data", "validation_file": None, "max_steps": 1, "class_names": "red,blue"}
         values |= {"channels": "4,8", "strides": "2", "patch_size": "8,8,8", "patches_per_volume": 1}
     else:
         values |= {"config_name": "models/config", "from_scratch": "true", "num_train_epochs": 1}
         values |= {"tokenizer_type": "train", "vocab_size": 128}
-    if task == "titlegen":
+    if case.task == "titlegen":
         values |= {"decoder_layers": 1, "max_title_length": 8, "num_beams": 1}
-    if task == "tag":
+    if case.task == "tag":
         values |= {"train_file": "train.jsonl", "validation_file": "valid.jsonl"}
     values |= case.arguments
     return [part for name, value in values.items() if value is not None for part in words(name, value)]

@@ -8,7 +8,6 @@ from catalogue_models import make_models
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory) -> Path:
-    """The folder with the catalogue's models, valid and damaged ones."""
     return make_models(tmp_path_factory.mktemp("models"))
 
 

@@ -6,7 +6,6 @@ import os
 
 from catalogue_case import GOOD, Case, encoded, lines, parquet, train
 
-ONE = ("classify",)
 PREDICT = {"do_train": "true", "do_predict": "true", "test_file": "test.csv"}
 CHINESE = "text,TARGET\n" + "红色的苹果和绿色的草地,水果\n今天天气很好我们去公园,天气\n" * 2
 WIDE_CELL = "x" * 10_000_000
@@ -51,14 +50,15 @@ NAMES = [
          arguments={"train_file": ["train.csv", "t*.csv"]}),
     Case("column that one of two files lacks",
          [r"--test_file: the files have different columns: 'id' is in a\.csv, but not"],
-         ONE, PREDICT | {"test_file": ["a.csv", "b.csv"]}, {"a.csv": "text,id\na,1\n", "b.csv": "text\nb\n"}),
+         "classify", PREDICT | {"test_file": ["a.csv", "b.csv"]},
+         {"a.csv": "text,id\na,1\n", "b.csv": "text\nb\n"}),
     Case("labels as texts and as lists",
-         [r"b\.jsonl:1: labels is a list of texts, but a text at a\.csv:2; use one form"], ONE,
+         [r"b\.jsonl:1: labels is a list of texts, but a text at a\.csv:2; use one form"], "classify",
          {"train_file": ["a.csv", "b.jsonl"]},
          {"a.csv": "text,labels\na,x\n", "b.jsonl": '{"text": "b", "labels": ["y"]}\n'}),
     Case("revision of a folder",
          [r"--dataset_name: data is a folder, which has no revisions; leave @v1 out"],
-         ONE, {"train_file": None, "dataset_name": "data@v1"},
+         "classify", {"train_file": None, "dataset_name": "data@v1"},
          {"data/train.csv": GOOD}),
     Case("data set offline", [r"--dataset_name some/data: cannot be loaded"],
          arguments={"train_file": None, "validation_file": None, "dataset_name": "some/data"}),

@@ -20,11 +20,11 @@ SHAPE = (8, 9, 10)
 
 
 def masks(name: str, said: str, *spoils: Spoil, **arguments: object) -> Case:
-    return Case(name, [said], ("segment",), arguments, make=both(lay_out_masks, *spoils))
+    return Case(name, [said], "segment", arguments, make=both(lay_out_masks, *spoils))
 
 
 def volumes(name: str, said: str, *spoils: Spoil, **arguments: object) -> Case:
-    return Case(name, [said], ("segment3d",), arguments, make=both(lay_out_volumes, *spoils))
+    return Case(name, [said], "segment3d", arguments, make=both(lay_out_volumes, *spoils))
 
 
 def lay_out_masks(folder: Path) -> None:

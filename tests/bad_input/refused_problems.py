@@ -2,7 +2,7 @@
 
 from catalogue_case import Case, lines
 
-CLASSIFY = ("classify",)
+CLASSIFY = "classify"
 TRAINED = {"config_name": None, "from_scratch": None, "tokenizer_type": None}
 
 
@@ -13,7 +13,6 @@ def rows(**columns: list) -> str:
 
 
 def refused(name: str, said: str, given: dict, **columns: list) -> Case:
-    """A training file of these columns."""
     arguments = {"train_file": "t.jsonl", "validation_file": None} | given
     return Case(name, [said], CLASSIFY, arguments, {"t.jsonl": rows(**columns)})
 
@@ -30,7 +29,6 @@ def numbers(name: str, said: str, values: list | None = None, **given: object) -
 
 
 def pairs(name: str, said: str, second: list | None = None, **given: object) -> Case:
-    """Pairs of texts with these second ones."""
     columns = {"labels": ["a", "b"] * 2, "other": second or ["x", "y"] * 2}
     return refused(name, said, {"text_pair_column": "other", **given}, **columns)
 

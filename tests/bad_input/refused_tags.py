@@ -4,7 +4,7 @@ from catalogue_case import SENTENCES, Case, Content, lines
 
 
 def case(name: str, said: list[str], files: dict | None = None, arguments: dict | None = None) -> Case:
-    return Case(name, said, ("tag",), arguments or {}, files or {})
+    return Case(name, said, "tag", arguments or {}, files or {})
 
 
 def rows(*pairs: tuple[object, object]) -> dict[str, Content]:

@@ -2,7 +2,7 @@
 
 from catalogue_case import Case, lines, parquet, train
 
-CLASSIFY, TITLEGEN = ("classify",), ("titlegen",)
+CLASSIFY, TITLEGEN = "classify", "titlegen"
 WIDE = {"train_file": "wide.csv", "validation_file": None, "label_columns": "red,green"}
 PREDICT = {"do_train": "true", "do_predict": "true", "test_file": "test.csv"}
 

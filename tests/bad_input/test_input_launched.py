@@ -1,6 +1,7 @@
 """The catalogue under real launchers: one message for the whole job, and an exit code that is not 0."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import refused_arguments
@@ -11,20 +12,19 @@ from launchers import REPOSITORY, accelerate, deepspeed, hide_gpus, run, torchru
 from run_folders import contents
 
 
-def case_of(module, name: str) -> Case:
-    """A case of the catalogue."""
-    return next(case for case in module.CASES if case.name == name)
+def case_of(module, name: str, task: str = "classify") -> Case:
+    return next(replace(case, task=task) for case in module.CASES if case.name == name)
 
 
 RAGGED = case_of(refused_files, "too few cells")
 LAUNCHES = [
-    (RAGGED, "classify", lambda: accelerate("cpu_ddp.yaml", 2)),
-    (case_of(refused_arguments, "run.yaml key twice"), "classify", lambda: deepspeed(2)),
+    (RAGGED, lambda: accelerate("cpu_ddp.yaml", 2)),
+    (case_of(refused_arguments, "run.yaml key twice"), lambda: deepspeed(2)),
     # Rank 0 alone looks at its folder, before the processes have met; the others hear of it.
-    (case_of(refused_models, "output_dir of another run"), "classify", lambda: torchrun(2)),
+    (case_of(refused_models, "output_dir of another run"), lambda: torchrun(2)),
     # Found when the processes have met: by rank 0 alone, and by all at once.
-    (case_of(refused_models, "checkpoint missing"), "titlegen", lambda: accelerate("cpu_ddp.yaml", 2)),
-    (case_of(refused_models, "model larger_vocabulary"), "classify", lambda: torchrun(2)),
+    (case_of(refused_models, "checkpoint missing", "titlegen"), lambda: accelerate("cpu_ddp.yaml", 2)),
+    (case_of(refused_models, "model larger_vocabulary"), lambda: torchrun(2)),
 ]
 
 
@@ -37,10 +37,8 @@ def place(tmp_path, models):
 
 
 def test_debug_shows_where_it_was_found(workplace, script):
-    lay_out(RAGGED, "classify", workplace)
-
-    ended = script("classify", [*command_line(RAGGED, "classify"), "--log_level", "debug"])
-
+    lay_out(RAGGED, workplace)
+    ended = script("classify", [*command_line(RAGGED), "--log_level", "debug"])
     assert ended.code == 2
     assert ended.err.startswith("Traceback")
     assert "in read_needed" in ended.err
@@ -48,16 +46,12 @@ def test_debug_shows_where_it_was_found(workplace, script):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "task", "launcher"), LAUNCHES, ids=[f"{case.name}-{task}" for case, task, _ in LAUNCHES]
-)
-def test_a_job_says_it_once_and_fails(case, task, launcher, place):
-    lay_out(case, task, place)
+@pytest.mark.parametrize(("case", "launcher"), LAUNCHES)
+def test_a_job_says_it_once_and_fails(case, launcher, place):
+    lay_out(case, place)
     before = contents(place)
-
-    script = str(REPOSITORY / "app" / f"{task}.py")
-    finished = run([*launcher(), script, *command_line(case, task)], place)
-
+    script = str(REPOSITORY / "app" / f"{case.task}.py")
+    finished = run([*launcher(), script, *command_line(case)], place)
     assert finished.code != 0
     assert len(re.findall(rf"^error: .*{case.said[0]}", finished.err, re.MULTILINE)) == 1, finished.err
     assert not re.search(case.said[0], finished.out)

@@ -1,5 +1,4 @@
-"""README and docs/: commands parse, files that are named exist, links resolve, marked numbers were
-measured."""
+"""README and docs/: commands parse, named files exist, links resolve, marked numbers were measured."""
 
 import ast
 import dataclasses
@@ -285,8 +284,9 @@ def test_the_argument_reference_is_current():
     ):
         assert page.read_text(encoding="utf-8") == text, "run python scripts/make_argument_reference.py"
     arguments, _ = task_scripts.load(task_scripts.path_of("classify"))
+    page = reference.page()
     for field in dataclasses.fields(arguments):
-        assert field.metadata["hidden"] or f"| `--{field.name}` " in reference.page()
+        assert field.metadata["hidden"] or f"| `--{field.name}` " in page
 
 
 @pytest.mark.slow

@@ -1,5 +1,4 @@
-"""Pages that a reader works through, done as they say. What is put in place: a small model, and ports of a
-busy machine."""
+"""Pages that a reader works through, done as they say, with a small model and ports of a busy machine."""
 
 import json
 import re
@@ -34,8 +33,7 @@ def work_through(lines: list[str], home: Path) -> str:
 
 
 def install(home: Path) -> str:
-    """Builds the package and unpacks it, as pip does without dependencies. Returns the folder for
-    PYTHONPATH."""
+    """Builds the package and unpacks it, as pip does without dependencies; the folder for PYTHONPATH."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", home]
     subprocess.run(build, cwd=REPOSITORY, check=True, capture_output=True)
     (wheel,) = home.glob("*.whl")

@@ -1,5 +1,4 @@
-"""A process of a job dies or falls silent: the job ends, says whose fault it was, and leaves nobody
-behind."""
+"""A process of a job dies or falls silent: the job ends, names the process, and leaves nobody behind."""
 
 import signal
 

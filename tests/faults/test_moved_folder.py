@@ -1,5 +1,4 @@
-"""The folder of a run is moved, or removed, while it runs: the run ends and says so, and writes nothing into
-another one."""
+"""The folder of a run is moved or removed: the run ends, says so, and writes nothing into another one."""
 
 import shutil
 

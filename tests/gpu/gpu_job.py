@@ -94,5 +94,4 @@ class Runs:
 
 
 def losses(folder: Path) -> list[float]:
-    """The training losses of a run."""
     return [entry["loss"] for entry in read_history(folder) if "loss" in entry]

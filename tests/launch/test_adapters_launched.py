@@ -1,5 +1,4 @@
-"""Adapters under every kind of launch: the same weights, and small checkpoints that any launch goes on
-from."""
+"""Adapters under every launch: the same weights, and small checkpoints that any launch goes on from."""
 
 import shutil
 

@@ -1,5 +1,4 @@
-"""Every shipped launch file: it is what it says, and it starts a real run with nothing but the number of
-processes changed."""
+"""Every shipped launch file is what it says, and starts a run with only the number of processes changed."""
 
 import pytest
 import torch

@@ -1,5 +1,4 @@
-"""What a run leaves in its folder, what it says while it runs, and what later commands may do to the
-folder."""
+"""What a run leaves in its folder, what it says, and what later commands may do to the folder."""
 
 import csv
 import re
@@ -38,8 +37,7 @@ OPTIONS = {"global_batch_size": 15, "save_steps": 3, "metric_for_best_model": "f
 
 @pytest.fixture
 def train(script, home, monkeypatch):
-    """A function that runs the job with dropout in this process: (output folder, arguments with a value,
-    others) -> its end."""
+    """A function that runs the job with dropout in this process: (folder, arguments with a value, others)."""
     monkeypatch.chdir(home)
 
     def start(folder, changed, *more):

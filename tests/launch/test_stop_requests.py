@@ -1,5 +1,4 @@
-"""Requests to stop, as they reach a job under every launcher: whoever is asked, all stop at one step, which
-is saved."""
+"""Requests to stop, under every launcher: whoever is asked, all stop at one step, which is saved."""
 
 import os
 import signal

@@ -75,8 +75,7 @@ def pair(home, launched, tmp_path_factory):
 
 
 def outside(pair, command):
-    """A command that runs on neither machine, but reaches both by ssh, in a folder that each of them has its
-    own of."""
+    """A command that runs on neither machine, but reaches both by ssh, in a folder of the same name."""
     base, path = pair[0].home.parent, launchers.environment(pair[0].home)["PATH"]
     return ["env", "--chdir", str(base / "site"), f"PATH={base / 'bin'}:{path}", *command]
 
@@ -154,8 +153,7 @@ STEPS, EVERY = 8, 2
 
 
 def write_job(pair):
-    """Writes site/job.yaml for both machines: the common job, with a run and data in site/. Returns its path
-    there."""
+    """Writes site/job.yaml for both machines: the common job, with a run and data in site/."""
     site = pair[0].home.parent / "site"
     changed = {"max_steps": STEPS, "save_steps": EVERY, "save_total_limit": 9, "eval_steps": 4}
     words = training(site / "runs" / "job", global_batch_size=14, test_file=None, **changed)[1:]

@@ -16,8 +16,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 
 def write(home: Path) -> None:
-    """Runs the reference jobs in `home` and writes their losses, gradient norms, learning rates and metrics
-    to golden.json."""
+    """Runs the reference jobs in `home` and writes their losses, norms, rates and metrics to golden.json."""
     import launchers
     import title_job
 

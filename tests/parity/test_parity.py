@@ -37,7 +37,6 @@ COMPARED = [name for name, job in ALL_JOBS.items() if name != job.reference and 
 
 @pytest.fixture(scope="module")
 def outcome(home, launched):
-    """A function (name of a job) -> `Outcome`."""
     return functools.cache(lambda name: read_outcome(launched(name).folder, home / "observed"))
 
 

@@ -13,13 +13,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
+import launchers
 import numpy as np
 import pandas
 import pytest
 import torch
 import transformers
 from classify import Arguments
-from launchers import REPOSITORY
+from launchers import REPOSITORY, forked
 from pages import source_of
 
 import samerun
@@ -283,11 +284,8 @@ def test_several_processes_by_accelerates_launcher_for_notebooks(train, bert_fol
     rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
     script = tmp_path / "launch.py"
     script.write_text(DEBUG_LAUNCHER, encoding="utf-8")
-    subprocess.run(
-        [sys.executable, str(script), str(rows), str(bert_folder), str(tmp_path / "two")],
-        check=True,
-        env={"PYTHONPATH": str(REPOSITORY / "app"), "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1"},
-    )
+    command = forked([sys.executable, str(script), str(rows), str(bert_folder), str(tmp_path / "two")])
+    launchers.run(["env", f"PYTHONPATH={REPOSITORY / 'app'}", *command], tmp_path).check()
     launched = json.loads((tmp_path / "two" / "run.json").read_text(encoding="utf-8"))
     assert launched["world_size"] == 2
     one = train("one", str(rows), max_length=None)

@@ -1,5 +1,4 @@
-"""A step asks no tensor for its values, which on a GPU makes the host wait. tests/gpu/ has the GPU's own word
-for it."""
+"""A step asks no tensor for its values, which on a GPU makes the host wait; on GPUs: tests/gpu/."""
 
 import pytest
 import torch

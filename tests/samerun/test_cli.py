@@ -103,7 +103,6 @@ def test_a_request_for_stack_traces_is_seen_before_arguments_are_read():
 
 
 def run(*command, **environment):
-    """The process of a Python command, which has ended."""
     unset = (
         "GOMP_SPINCOUNT",
         "OMP_WAIT_POLICY",

@@ -27,8 +27,7 @@ with open(sys.argv[1], "w") as file:
 
 
 def after(tmp_path, redirection, text=BODY):
-    """(exit code, what the process left in its file, standard error) of a process with its streams redirected
-    by a shell."""
+    """(exit code, the process's file, standard error) of a process with streams redirected by a shell."""
     left = tmp_path / "left"
     command = [sys.executable, "-c", text, str(left)]
     done = subprocess.run(

@@ -106,8 +106,6 @@ def test_deepspeed_does_not_raise_at_its_smallest_loss_scale():
 
 @pytest.mark.slow
 def test_deepspeed_gets_everything_back(tmp_path):
-    """ZeRO-1, 2, 3 and 3 with weights left whole, fp32 and bf16, other optimizers, on two processes: see
-    deepspeed_job.py."""
     launchers.hide_gpus(tmp_path)
     script = str(launchers.REPOSITORY / "tests" / "deepspeed_job.py")
     finished = launchers.run([*launchers.torchrun(2), script], tmp_path).check()

@@ -154,8 +154,7 @@ class Counts(LinearTask):
 
 @pytest.fixture
 def attempt(start_run, tmp_path):
-    """A function that predicts with a task that is killed after some rows, going on from what is kept: (the
-    task, its predictions, what is kept)."""
+    """Predicts with a task that is killed after some rows, from what is kept: (task, predictions, kept)."""
     run, folder = start_run(), tmp_path / "predictions.jsonl.unfinished"
 
     def begin(most=ROWS, model=1):

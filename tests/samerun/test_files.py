@@ -49,8 +49,7 @@ def content(path):
 
 @contextlib.contextmanager
 def small_files():
-    """No file may have more than 4096 bytes, as by `ulimit -f`. No fixture: pytest's own output may be a
-    longer file."""
+    """No file may have more than 4096 bytes, as by `ulimit -f`. No fixture: pytest's files may be longer."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:

@@ -1,5 +1,4 @@
-"""Which layers are sharded, and a sharded model's state. Several processes: the jobs of `launchers` and the
-parity table."""
+"""Which layers are sharded, and a sharded model's state; several processes: `launchers`, the parity table."""
 
 import copy
 from functools import partial
@@ -31,8 +30,7 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """Of words whose vectors the head uses again, with a buffer and a frozen weight; two layers share a
-    weight."""
+    """The head uses the words' vectors, two layers share a weight; with a buffer and a frozen weight."""
 
     def __init__(self):
         super().__init__()

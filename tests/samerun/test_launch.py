@@ -1,5 +1,6 @@
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from accelerate.utils.launch import (
     prepare_multi_gpu_env,
     prepare_simple_launcher_cmd_env,
 )
+from refusals import problems_of
 
 from samerun import deepspeed, runtime
 from samerun.errors import InputError
@@ -48,8 +50,7 @@ def variables_of(name):
 
 @pytest.fixture
 def describe(environment, arguments, monkeypatch, tmp_path):
-    """Describes the launch with these variables, or those of a file of the wizard, on a machine with so many
-    GPUs. `deepspeed`: a file, or what it has beside stage 2."""
+    """The launch with these variables or the wizard's file, and so many GPUs. `deepspeed`: beside stage 2."""
     monkeypatch.chdir(tmp_path)  # shipped files are found from any folder
 
     def launch(variables, gpus=0, kind="cuda", bf16=True, deepspeed=None, **given):
@@ -65,12 +66,7 @@ def describe(environment, arguments, monkeypatch, tmp_path):
 
 @pytest.fixture
 def refusals(describe):
-    def problems(*given, **named):
-        with pytest.raises(InputError) as caught:
-            describe(*given, **named)
-        return caught.value.problems
-
-    return problems
+    return partial(problems_of, describe)
 
 
 # (variables or a file of the wizard, machine and arguments, the launch)

@@ -95,7 +95,6 @@ def test_a_layer_is_compiled_once_for_all_batches(kind, counter):
 
 
 def steps_back(loss):
-    """Names of the backward pass's steps."""
     found, waiting = {}, [loss.grad_fn]
     while waiting:
         step = waiting.pop()

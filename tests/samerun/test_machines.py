@@ -180,14 +180,12 @@ SILENT = "no longer answers: killed, suspended, or cut off from the network"
 
 @pytest.fixture
 def reports():
-    """What the heartbeat reports by itself: a queue."""
     return queue.Queue()
 
 
 @pytest.fixture
 def peers(monkeypatch, reports):
-    """A job of three processes on two machines: this process's record, the store, and a function with which
-    the others publish."""
+    """Three processes on two machines: this one's record, the store, a function by which others publish."""
     store, own = dist.HashStore(), machines._Heartbeat()
     monkeypatch.setattr(machines, "_heartbeat", own)
     monkeypatch.setattr(machines, "INTERVAL_SECONDS", 0.01)

@@ -54,15 +54,6 @@ def big_bird(**changes):
     return model.train()
 
 
-@pytest.fixture
-def one_thread():
-    """One torch thread, because the profiler sees the allocations of its own thread only."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def test_what_a_deepspeed_file_says(request):
     plain = Layout(8, "bf16", True, 1, True)
 
@@ -100,7 +91,6 @@ def test_the_layout_of_a_launch():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.usefixtures("one_thread")
 def test_a_training_step_takes_what_was_estimated(arguments, start_run, accumulation, monkeypatch):
     # What threads keep is as small beside this small model as it is beside one of the usual size.
     monkeypatch.setattr(samerun.kernels.dropout, "WEIGHTS_AT_ONCE", 500)
@@ -246,7 +236,6 @@ def forward_and_backward(model, task, batch, autocast):
     ("checkpointing", "precision", "tolerance"),
     [(False, "no", 0.005), pytest.param(False, "bf16", 0.02, marks=pytest.mark.slow), (True, "no", 0.01)],
 )
-@pytest.mark.usefixtures("one_thread")
 def test_a_pass_takes_what_the_dry_run_counted(checkpointing, precision, tolerance):
     model, batch = bert(), text_batch(6, 48)
     if checkpointing:
@@ -259,7 +248,6 @@ def test_a_pass_takes_what_the_dry_run_counted(checkpointing, precision, toleran
     assert found.activations <= found.with_gradients
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_big_birds_attention_on_a_gpu_is_counted(monkeypatch):
     """A CPU computes it here, in pieces as large as a GPU's."""
     model = big_bird(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)  # a GPU keeps other masks
@@ -383,7 +371,6 @@ class ImageModel(nn.Module):
         return self.layers(pixels + (positions(length) + places(length)).to(pixels.dtype))
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_images_through_a_module_with_buffers():
     images = Batch(torch.arange(4), {"pixels": torch.rand(4, 3, 24, 18)}, torch.arange(4))
     model, task = ImageModel(), SimpleNamespace(loss_sum=image_loss)

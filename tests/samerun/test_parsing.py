@@ -3,9 +3,9 @@ from dataclasses import dataclass, fields
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from refusals import problems_of
 
 from samerun.arguments import OptimizationArguments, RunArguments
-from samerun.errors import InputError
 from samerun.parsing import SpaceSeparated, as_dict, option, parse, validate
 from samerun.task_scripts import with_changes, write_settings
 
@@ -40,9 +40,8 @@ def small(*argv, yaml=None, tmp_path=None):
 
 
 def problems(*argv, yaml=None, tmp_path=None):
-    with pytest.raises(InputError) as caught:
-        validate(small(*argv, yaml=yaml, tmp_path=tmp_path))
-    return [problem.replace(f"{tmp_path}/", "") for problem in caught.value.problems]
+    found = problems_of(lambda: validate(small(*argv, yaml=yaml, tmp_path=tmp_path)))
+    return [problem.replace(f"{tmp_path}/", "") for problem in found]
 
 
 NAMES = st.text("abc.~-/", min_size=1).filter(lambda text: text[0] not in "-~" and text.strip())

@@ -39,8 +39,6 @@ FRESH = OpenedRun(FINGERPRINT)
 
 
 class Exports(LinearTask):
-    """Remembers what it exports."""
-
     def __init__(self, arguments):
         super().__init__(arguments)
         self.exported = []
@@ -52,8 +50,7 @@ class Exports(LinearTask):
 
 @pytest.fixture
 def prepare(start_run, arguments, tmp_path):
-    """A function that prepares the linear layer's training in tmp_path. `launch`: changes of it; `step`: of
-    the checkpoint to go on from."""
+    """Prepares the linear layer's training in tmp_path. `launch`: changes of it; `step`: where it goes on."""
 
     def make(opened=FRESH, plan=None, model=None, launch=None, step=None, set_up=None, **given):
         asked = arguments(output_dir=str(tmp_path), **given)
@@ -204,8 +201,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(opened, prepare, tmp_path, optim
 
 
 def test_a_loss_scale_goes_on_where_it_was(prepare, tmp_path):
-    """fp16 as on a GPU, which the application refuses on a CPU: torch autocasts and scales there too, only
-    slowly."""
+    """fp16 as on a GPU, which the application refuses on a CPU: torch autocasts and scales there too."""
 
     def scale(accelerator):
         accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=HUGE, growth_interval=2)

@@ -11,7 +11,6 @@ from samerun.run_folder import METRICS, OURS, begin_best, check_output_dir, clea
 
 
 def train(folder):
-    """Writes what a run leaves in its folder."""
     folder.mkdir(exist_ok=True)
     for name in ("status.json", "history.jsonl", "speed.jsonl", "trackers.json", "report.html"):
         (folder / name).write_text('{"step": 1}\n')

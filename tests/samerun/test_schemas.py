@@ -1,5 +1,4 @@
-"""The schemas of a run's files, and folders that released versions wrote. Runs of today are checked where
-tests make one (tests/in_process.py, tests/launchers.py)."""
+"""The schemas of a run's files, and folders of released versions. Runs of today: tests/in_process.py."""
 
 import json
 from pathlib import Path

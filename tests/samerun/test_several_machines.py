@@ -14,8 +14,7 @@ from samerun.parsing import names_of
 
 @pytest.fixture
 def place(environment, monkeypatch):
-    """Makes this process one of two machines with two processes each; returns what it brought to the
-    rendezvous."""
+    """Makes this process one of two machines with two processes each; returns what it brought."""
     brought = []
     monkeypatch.setattr(start, "connect", lambda launch, *given: brought.append(given))
 

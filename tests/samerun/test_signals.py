@@ -228,8 +228,8 @@ def ended(monkeypatch, environment, capsys):
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(time, "sleep", slept.append)
 
-    def work(error, debug=False):
-        with pytest.raises(ProcessExit) as caught, failures_end_the_job(debug):
+    def work(error):
+        with pytest.raises(ProcessExit) as caught, failures_end_the_job(False):
             raise error
         return caught.value.args[0], capsys.readouterr().err, sum(slept)
 
@@ -287,12 +287,6 @@ def test_the_end_of_a_job(ended, environment, monkeypatch, tmp_path, error, caus
     else:
         assert (found["state"], found["step"]) == ("stopped" if code == 75 else "failed", 3)
         assert found["reason"].startswith(reason)
-
-
-def test_a_stack_trace_on_request(ended):
-    _, text, _ = ended(InputError("a"), debug=True)
-    assert text.startswith("Traceback")
-    assert text.endswith("\nerror: a\n")
 
 
 def test_the_cause_is_printed_before_its_echoes(ended, environment, monkeypatch):

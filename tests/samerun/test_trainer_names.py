@@ -6,9 +6,9 @@ import pytest
 import segment3d
 import titlegen
 from launchers import as_words
+from refusals import problems_of
 from transformers import Seq2SeqTrainingArguments
 
-from samerun.errors import InputError
 from samerun.parsing import parse
 from samerun.trainer_names import TRAINER_NAMES
 
@@ -27,9 +27,7 @@ OF_SCRIPTS = [
 
 
 def refusals(*argv, task=titlegen.Arguments):
-    with pytest.raises(InputError) as caught:
-        parse(task, list(argv))
-    return caught.value.problems
+    return problems_of(parse, task, list(argv))
 
 
 def test_every_name_of_the_installed_trainer_is_accepted_or_refused_with_advice():

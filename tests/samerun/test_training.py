@@ -31,8 +31,7 @@ NOTHING = np.array([], dtype=int)
 
 
 def torch_step(layer, x, y, max_norm):
-    """One step of plain gradient descent on the mean over all of `x`; returns (loss, norm before
-    clipping)."""
+    """One step of plain gradient descent on the mean over `x`; returns (loss, norm before clipping)."""
     layer.zero_grad()
     loss = (layer(x) - y).square().mean()
     loss.backward()
@@ -157,8 +156,7 @@ class Scripted(LinearTask):
 
 @pytest.fixture
 def begin(start_run, tmp_path, arguments, monkeypatch):
-    """A function that prepares a training with its linear `layer` and the steps of its `best` models. Its
-    task counts as one of ours, whose calls are not preceded by those of `samerun.contract`."""
+    """Prepares a training with its linear `layer` and its `best` steps; its task counts as ours."""
     monkeypatch.setattr("samerun.task_scripts.is_ours", lambda task_class: True)
 
     def prepare(data=None, task=None, plan=None, **given):

@@ -11,7 +11,6 @@ pytest_plugins = ("fake_hub",)
 
 @pytest.fixture
 def mine(tmp_path):
-    """A finished run's folder."""
     folder = tmp_path / "mine"
     for name, content in {
         "best/config.json": "{}",

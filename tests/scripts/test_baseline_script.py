@@ -4,12 +4,11 @@ import json
 
 from launchers import CLASSIFY, as_words
 
-from samerun.task_scripts import run_tool
 from samerun.tools import baseline
 from samerun.tools.trials import write_lines
 
 
-def test_the_simplest_method_is_scored_on_every_labelled_split(tmp_path, monkeypatch, token_cache, capsys):
+def test_the_simplest_method_is_scored_on_labelled_rows(tmp_path, monkeypatch, token_cache, capsys, refusal):
     monkeypatch.chdir(tmp_path)
     rows = [{"text": f"{'rain' if row % 2 else 'sun'} {row}", "labels": ["ab"[row % 2]]} for row in range(20)]
     for name, part in (("train", rows), ("valid", rows[:7]), ("test", [{"text": "sun"}])):
@@ -30,5 +29,5 @@ def test_the_simplest_method_is_scored_on_every_labelled_split(tmp_path, monkeyp
     assert baseline.main([str(CLASSIFY), *as_words(**files, **model)]) == 0
     assert capsys.readouterr().out.splitlines() == [said.splitlines()[0]]  # no text has a word
 
-    assert run_tool(baseline.main, [str(CLASSIFY.with_name("segment3d.py")), "--train_file", "v"]) == 2
-    assert "has no baseline" in capsys.readouterr().err
+    words = [str(CLASSIFY.with_name("segment3d.py")), "--train_file", "v"]
+    assert "has no baseline" in refusal(baseline.main, words)

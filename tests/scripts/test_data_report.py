@@ -9,7 +9,6 @@ from images_job import write_folder
 from launchers import APP, REPOSITORY
 from PIL import Image
 
-from samerun.task_scripts import run_tool
 from samerun.tools import data_report as script
 from samerun.tools.data_report import Rows, examine, of_texts
 from samerun.tools.trials import write_lines
@@ -88,7 +87,7 @@ def test_classes_of_masks_are_counted_by_area():
 
 
 @pytest.mark.parametrize("ending", ["html", "json"])
-def test_a_command_without_a_model_is_enough(ending, tmp_path, token_cache, capsys):
+def test_a_command_without_a_model_is_enough(ending, tmp_path, token_cache, capsys, refusal):
     rows = [{"text": f"<b>text</b> {number % 20}", "labels": ["a"]} for number in range(30)]
     write_lines(tmp_path / "train.jsonl", rows)
     output = tmp_path / f"report.{ending}"
@@ -104,8 +103,7 @@ def test_a_command_without_a_model_is_enough(ending, tmp_path, token_cache, caps
     else:
         assert content.count("data:image/png;base64,") == 2
         assert "<b>" not in content
-    assert run_tool(script.main, [task, "--train_file", str(tmp_path / "missing.csv")]) == 2
-    assert "missing.csv" in capsys.readouterr().err
+    assert "missing.csv" in refusal(script.main, [task, "--train_file", str(tmp_path / "missing.csv")])
 
 
 def test_images_are_compared_by_their_bytes_and_pixels(tmp_path, token_cache, capsys):
@@ -120,7 +118,6 @@ def test_images_are_compared_by_their_bytes_and_pixels(tmp_path, token_cache, ca
     assert re.search(r"^light +4 \(50.0%\)", said, re.MULTILINE)
 
 
-def test_a_task_of_other_rows_is_refused(capsys):
-    task = str(REPOSITORY / "tests" / "vector_task.py")
-    assert run_tool(script.main, [task]) == 2
-    assert "a data report needs a task of texts, images or volumes" in capsys.readouterr().err
+def test_a_task_of_other_rows_is_refused(refusal):
+    said = refusal(script.main, [str(REPOSITORY / "tests" / "vector_task.py")])
+    assert "a data report needs a task of texts, images or volumes" in said

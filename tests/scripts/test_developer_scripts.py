@@ -1,5 +1,4 @@
-"""Scripts of developers: bench.py computes its numbers from what was measured, and runs quickly; scale.py at
-small sizes."""
+"""bench.py computes its numbers from what was measured, and runs quickly; scale.py at small sizes."""
 
 import json
 import sys
@@ -80,7 +79,7 @@ def test_a_quick_run_compares_what_it_says(tmp_path):
     (tmp_path / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     argv = ["--quick", "--output", "out", "--threads", "1", "--sections", "quality"]
     argv += ["--contenders", "trainer", "--data"]
-    run([sys.executable, str(SCRIPTS / "bench.py"), *argv, str(tmp_path)], tmp_path, 900, real=True).check()
+    run([sys.executable, str(SCRIPTS / "bench.py"), *argv, str(tmp_path)], tmp_path, real=True).check()
     report = json.loads((tmp_path / "out" / "quality_cpu.json").read_text())
     page = (tmp_path / "out/quality_cpu.md").read_text()
     assert str(tmp_path) not in page

@@ -1,5 +1,4 @@
-"""The sample data: titles are extracted from a small package, drawn data are the same each time, and a second
-run changes nothing."""
+"""Titles are extracted from a small package, drawn data are the same, a second run changes nothing."""
 
 import subprocess
 import sys

@@ -20,7 +20,6 @@ from torch.nn import functional
 
 from samerun import task_scripts
 from samerun.kernels.dropout import dropout_by_row
-from samerun.task_scripts import run_tool
 from samerun.tools import parity
 from samerun.tools.moving import outcome, recorder, setups
 from samerun.tools.moving.observer import read_steps
@@ -80,12 +79,11 @@ def test_a_job_that_is_the_same_everywhere(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_command_that_fails_has_nothing_to_compare(tmp_path, monkeypatch, capsys, forked_python):
+def test_a_command_that_fails_has_nothing_to_compare(tmp_path, monkeypatch, refusal, forked_python):
     monkeypatch.chdir(tmp_path)
     launchers.write_corpus(tmp_path)
     job = training(tmp_path / "never", train_file="nothing.csv", test_file=None)
-    assert run_tool(parity.main, ["--setups", "ddp", *job]) == 2
-    error = capsys.readouterr().err
+    error = refusal(parity.main, ["--setups", "ddp", *job])
     assert error.startswith(
         "error: the command fails in one process, so there is nothing to compare with: error: "
     )
@@ -106,10 +104,9 @@ def test_a_command_that_fails_has_nothing_to_compare(tmp_path, monkeypatch, caps
         ),
     ],
 )
-def test_bad_input_is_told_before_anything_is_run(given, told, capsys, monkeypatch):
+def test_bad_input_is_told_before_anything_is_run(given, told, refusal, monkeypatch):
     monkeypatch.setattr(parity, "run_setup", pytest.fail)
-    assert run_tool(parity.main, given) == 2
-    assert capsys.readouterr().err.startswith(told)
+    assert refusal(parity.main, given).startswith(told)
 
 
 SWAPS = "rounding swaps rows of nearly equal scores in metrics"
@@ -152,8 +149,7 @@ def test_the_verdict_and_the_exit_code(precision, changed, told, passed, tmp_pat
 
 
 def trained(path, order):
-    """What six steps of Adam leave of a network whose first bias a norm takes away again; rows are summed in
-    this order."""
+    """What six steps of Adam leave, rows summed in this order; a norm takes the first bias away."""
     torch.manual_seed(0)
     layers = [nn.Conv1d(2, 8, 3), nn.InstanceNorm1d(8, affine=True), nn.Conv1d(8, 1, 3)]
     model = nn.Sequential(OrderedDict(zip(("conv", "norm", "last"), layers, strict=True)))

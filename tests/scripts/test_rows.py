@@ -9,7 +9,7 @@ import pytest
 from launchers import as_words, write_csv
 
 from samerun.files import read_lines
-from samerun.task_scripts import path_of, read_command, run_tool
+from samerun.task_scripts import path_of, read_command
 from samerun.tools import rows
 from samerun.tools.rows import doubts, main
 from samerun.tools.trials import hash_of_rows, read_rows, write_lines
@@ -156,18 +156,16 @@ def test_a_line_may_have_the_likeliest_labels_alone(folds):
         ("command.json", '{"command": ["tag", "--output_dir", "x"]}', "only rows of text classification"),
     ],
 )
-def test_a_folder_that_cannot_be_used_is_refused(folds, capsys, file, content, message):
+def test_a_folder_that_cannot_be_used_is_refused(folds, refusal, file, content, message):
     (folds / file).unlink() if content is None else (folds / file).write_text(content)
-    assert run_tool(main, [str(folds)]) == 2
-    assert message in capsys.readouterr().err
+    assert message in refusal(main, [str(folds)])
     assert not (folds / "rows.csv").exists()
 
 
-def test_rows_from_python_are_gone(tmp_path, capsys):
+def test_rows_from_python_are_gone(tmp_path, refusal):
     arguments = {"train_file": ["/tmp/rows_x/train_file.jsonl"], "validation_file": None}
     (tmp_path / "run.json").write_text(json.dumps({"arguments": arguments}))
-    assert run_tool(main, [str(tmp_path)]) == 2
-    assert "was trained on rows from Python, which are gone; use a file" in capsys.readouterr().err
+    assert "was trained on rows from Python, which are gone; use a file" in refusal(main, [str(tmp_path)])
 
 
 def test_labels_that_hold_the_separator_are_written_with_another(folds, capsys):

@@ -104,13 +104,12 @@ def test_steps_are_chosen_so_that_one_was_logged(tmp_path, logged, saved, steps,
         (None, [], "holds no training"),
     ],
 )
-def test_a_run_without_steps_to_compare_is_refused(tmp_path, capsys, logged, words, message):
+def test_a_run_without_steps_to_compare_is_refused(tmp_path, refusal, logged, words, message):
     folder = tmp_path if logged is None else run_folder(tmp_path / "run", logged, (4,))
-    assert run_tool(verify.main, [str(folder), *words]) == 2
-    assert message in capsys.readouterr().err
+    assert message in refusal(verify.main, [str(folder), *words])
 
 
-def test_only_what_it_wrote_is_removed(tmp_path, monkeypatch, capsys):
+def test_only_what_it_wrote_is_removed(tmp_path, monkeypatch, refusal):
     run, work = run_folder(tmp_path / "run", (2, 4), ()), tmp_path / "work"
     monkeypatch.setattr(
         verify, "run_observed", lambda *given, **_: shutil.copytree(run, work / "here") and None
@@ -119,15 +118,13 @@ def test_only_what_it_wrote_is_removed(tmp_path, monkeypatch, capsys):
     for file in (work / "here.json", work / "here" / "mine"):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
-        assert run_tool(verify.main, words) == 2
-        assert "name another folder" in capsys.readouterr().err
+        assert "name another folder" in refusal(verify.main, words)
         assert file.exists()
         shutil.rmtree(work)
     shutil.copytree(run, work / "here")
     for name in (verify.MARK, "plain.log", "mine"):
         (work / name).touch()
-    assert run_tool(verify.main, [str(work / "here"), *words[1:]]) == 2
-    assert "holds RUN" in capsys.readouterr().err
+    assert "holds RUN" in refusal(verify.main, [str(work / "here"), *words[1:]])
     assert run_tool(verify.main, words) == 0
     assert [path.name for path in work.iterdir()] == ["mine"]
 

@@ -54,8 +54,7 @@ ONE_PROCESS = ("--nodes=1", "--ntasks-per-node=1")
 
 
 class Job:
-    """A job of two nodes with one process each, unless `options` differ. `variables` are the user's;
-    `changed` are arguments of the training."""
+    """Two nodes with one process each by default. `variables`: the user's; `changed`: arguments."""
 
     def __init__(self, slurm, name, *options, seconds=0.25, folder=None, variables=None, **changed):
         self.slurm, self.name, self.folder = slurm, name, slurm.home / "runs" / (folder or name)
@@ -108,7 +107,6 @@ class Job:
         return self.said()
 
     def kill(self, rank):
-        """Kills the process of a rank."""
         processes = wait_for(lambda: self.slurm.processes(SLURM_JOB_ID=self.id, RANK=str(rank)), self.said)
         processes[0].kill()
 
@@ -319,7 +317,6 @@ def begun(tmp_path_factory, request):
         runs, once = {}, threading.Lock()
 
         def unbroken(name="unbroken", *options, **changed):
-            """Waits for the run."""
             with once:
                 if name not in runs:
                     runs[name] = Job(slurm, name, *options, seconds=0, **changed).submit()

@@ -288,8 +288,7 @@ def test_more_micro_batches_are_taken_where_their_padding_would_cost_more(widths
 
 
 def test_a_process_does_no_more_for_a_global_batch_the_more_processes_there_are():
-    """With a million processes, a list of all shares would take seconds, and halving one share for each of
-    them days."""
+    """With a million processes a list of all shares would take seconds, halving one for each days."""
     widths, processes = np.array([10, 30, 20, 40]), 10**6
     rows = np.arange(4)
     for shares in (share_out(rows, widths, processes, 2), share_out_tokens(rows, widths, processes, 100)):

@@ -1,5 +1,4 @@
-"""Strict reading of user files: what comes back, on which line, and what is said about each kind of
-damage."""
+"""Strict reading of user files: what comes back, on which line, and what is said about each damage."""
 
 import csv
 import datetime
@@ -17,6 +16,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from refusals import problems_of
 from tables import contents
 
 from samerun.data import files, tables
@@ -28,8 +28,7 @@ BOTH = ("text", "labels")
 
 @pytest.fixture(autouse=True)
 def _in_folder(tmp_path, monkeypatch):
-    """Paths are reported as given: with short relative ones whole messages can be compared. More rows than
-    are held at once are more than three."""
+    """Short paths, so that whole messages can be compared; more rows than are held at once are over three."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tables, "BATCH_ROWS", 3)
 
@@ -45,9 +44,7 @@ def problems(
 ) -> list[str]:
     if content is not None:
         write(name, content)
-    with pytest.raises(InputError) as caught:
-        read_table(name, encoding, required)
-    return caught.value.problems
+    return problems_of(read_table, name, encoding, required)
 
 
 # What is accepted

@@ -12,7 +12,6 @@ from samerun.plan import Modes
 
 
 def load(source, **given):
-    """(the task, its data)."""
     task = ImageClassification(Arguments(output_dir="runs/a", train_file=str(source), **given))
     return task, task.load(Launch(), Modes(train=True, evaluate=True, predict=False))
 

@@ -56,8 +56,7 @@ def batch(lengths, width=None, side="right"):
 
 
 def alone(model, ids, mask, row):
-    """The real tokens of one row by plain transformers, (tokens, hidden). A fresh model: it may turn dense
-    for good."""
+    """The real tokens of one row by plain transformers, in a fresh model: it may turn dense for good."""
     end = int(mask[row].nonzero().max()) + 1
     twin = copy.deepcopy(model)
     for ours, theirs in zip(twin.parameters(), model.parameters(), strict=True):

@@ -1,5 +1,4 @@
-"""Attention with dropout: torch's own but for the sample of the mask, in every model whose attention is
-torch's scaled_dot_product_attention."""
+"""Attention with dropout: torch's scaled_dot_product_attention but for the sample of the mask."""
 
 import pytest
 import torch
@@ -18,8 +17,7 @@ def attend(query, key, value, mask, p, scale=None):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The dropped levels of each call of our attention, which drops nothing here: the rest can be
-    compared."""
+    """The dropped levels of each call of our attention, which drops nothing here, so that one can compare."""
     asked = []
     monkeypatch.setattr(DropoutMask, "threshold", -(2**15))
     monkeypatch.setattr(DropoutMask, "scale", 1.0)
@@ -59,7 +57,6 @@ def test_without_the_dropping_it_is_torchs(mask, scale, calls):
 
 
 def check_alike(ours, found, theirs, expected, direction, **near):
-    """Compares two results, and their gradients in a direction."""
     torch.testing.assert_close(found, expected.to(found.dtype), **near)
     found.backward(direction)
     expected.backward(direction.to(expected.dtype))
@@ -69,8 +66,7 @@ def check_alike(ours, found, theirs, expected, direction, **near):
 
 
 def kept_of(query, key, mask=None, p=0.3):
-    """What seed 0 keeps of (rows, heads, queries, keys): the weights are the sums over a value that is 1 for
-    one key."""
+    """What seed 0 keeps of (rows, heads, queries, keys): the sums over a value that is 1 for one key."""
     torch.manual_seed(0)
     ones = torch.eye(key.shape[2]).expand(*key.shape[:2], -1, -1)
     return attend(query.detach(), key.detach(), ones, mask, p) != 0

@@ -90,8 +90,7 @@ def swin():
 
 
 class Own(nn.Module):
-    """A user's network: dropout of channels, functional dropout, torch's own transformer layer, a table of
-    positions."""
+    """A user's network: dropout of channels, functional dropout, torch's transformer layer, positions."""
 
     def __init__(self):
         super().__init__()

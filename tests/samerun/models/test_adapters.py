@@ -40,8 +40,7 @@ def trained(model):
 
 @pytest.fixture
 def adapted(arguments, tmp_path):
-    """Makes (a model with adapters that change what it computes, its arguments); its base model is a
-    folder."""
+    """Makes (a model with adapters that change what it computes, its arguments); its base is a folder."""
 
     def make(**given):
         model = small_model()

@@ -17,8 +17,7 @@ METRICS = {"train_steps": 6, "best_step": 4, "eval_loss": 0.25, "eval_auc": None
 
 @pytest.fixture
 def folder(tmp_path):
-    """Writes the folder of a run before its reports: (changes of its arguments, of run.json, of metrics.json,
-    history) -> its path."""
+    """Writes a run's folder before its reports: (changes of arguments, run.json, metrics.json, history)."""
 
     def write(arguments=None, run=None, metrics=None, history=()):
         changed = {**RUN, **(run or {}), "arguments": RUN["arguments"] | (arguments or {})}

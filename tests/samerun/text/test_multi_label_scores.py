@@ -61,8 +61,7 @@ def test_scikit_learn_gets_matrices_of_which_it_copies_a_column_only(monkeypatch
 
 
 def scikit_learn_scores(probabilities, targets, thresholds):
-    """Every metric as scikit-learn defines it, AUC and average precision over the labels where they are
-    defined."""
+    """As scikit-learn defines them; AUC and average precision over the labels where they are defined."""
     predicted = (probabilities >= thresholds).astype(int)
     scores = {
         "hamming_loss": reference.hamming_loss(targets, predicted),

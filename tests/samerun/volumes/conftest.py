@@ -9,8 +9,7 @@ from samerun.volumes.data import VolumeFile, Volumes, prepare
 
 @pytest.fixture
 def write():
-    """A function (path, array, voxel size, orientation of the array's axes) -> path, which writes a NIfTI
-    file."""
+    """A function (path, array, voxel size, orientation of the array's axes) -> path of a NIfTI file."""
 
     def make(path, values, spacing=(1.0, 1.0, 1.0), codes="RAS", origin=(0, 0, 0)):
         affine = np.eye(4)

@@ -11,8 +11,7 @@ SIZE = (4, 4, 4)
 
 @pytest.fixture
 def patches(prepared):
-    """Of two volumes whose voxels are numbered, the second smaller than a patch along one axis. The first has
-    one voxel of class 2 and many of class 1."""
+    """Of two volumes of numbered voxels, one smaller than a patch; the first has one voxel of class 2."""
     pairs = []
     for shape in (12, 13, 14), (12, 3, 14):
         label = np.zeros(shape, dtype=np.uint8)

@@ -9,7 +9,6 @@ from samerun.volumes.nifti import IGNORED
 
 
 def both_signs(windows):
-    """Two channels: the image and its negative."""
     assert windows.dtype == torch.bfloat16
     return torch.cat([windows, -windows], dim=1)
 

@@ -5,6 +5,7 @@ import shutil
 import nibabel
 import numpy as np
 import pytest
+from refusals import problems_of
 
 from samerun.data import cache
 from samerun.errors import InputError
@@ -34,9 +35,7 @@ def load(folder, ignore_index=None, **given):
 
 
 def problem(folder, **given):
-    with pytest.raises(InputError) as caught:
-        load(folder, **given)
-    return "\n".join(caught.value.problems).replace(f"{folder}/", "")
+    return "\n".join(problems_of(load, folder, **given)).replace(f"{folder}/", "")
 
 
 def ids(splits):
