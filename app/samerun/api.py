@@ -98,7 +98,7 @@ def train(
         arguments = parse(arguments_class, _words(arguments_class, values, at_end))
         validate(arguments)
         set_quiet(arguments)
-        from samerun import export, launch, main, predictions, runtime, start
+        from samerun import export, launch, main, mirror, predictions, runtime, start
 
         # Absolute: the program may change its working directory afterwards.
         folder = Path(os.path.abspath(arguments.output_dir))
@@ -120,6 +120,7 @@ def train(
         finally:
             finish_all()
             start.unlock()
+            mirror.connect(None)
             runtime.forget_accelerator()
     return result
 

@@ -16,6 +16,7 @@ from functools import _lru_cache_wrapper, partial
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.utils import convert_outputs_to_fp32
 from torch import Tensor, nn
@@ -238,8 +239,8 @@ class DryRun:
     quantization_savings: int = 0  # bytes that weights in 4 or 8 bits save compared with fp32
     largest_layer: int = 0  # elements of the largest layer that FSDP gathers on its own
     outside_layers: int = 0  # elements outside of these layers, which stay gathered during the pass
-    # Not among the trained: the loss does not depend on them. Empty for a model that draws by Python's
-    # `random`, which may leave out other layers in the next step.
+    # Not among the trained: the loss does not depend on them. Empty for a model that draws by numpy or
+    # Python's `random`, which may leave out other layers in the next step.
     unused: frozenset[str] = frozenset()
     uncalled: frozenset[str] = frozenset()  # of `unused`, those of modules that were not called
 
@@ -252,7 +253,7 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
     kilobytes (docs/memory.md). For GPUs see `_GpuKernels`. Raises any exception of a model whose forward pass
     reads values.
     """
-    state = random.getstate()
+    drawn = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng([]), FakeTensorMode(allow_non_fake_inputs=True):
             # `deepcopy` takes tensors from here, so tied weights stay tied.
@@ -279,8 +280,9 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
                 )
     finally:
         _empty_caches(model)
-        draws = random.getstate() != state
-        random.setstate(state)  # only rank 0 comes here
+        draws = random.getstate() != drawn[0] or str(np.random.get_state()) != str(drawn[1])
+        random.setstate(drawn[0])  # only rank 0 comes here
+        np.random.set_state(drawn[1])
     unused = frozenset(() if draws else counter.without_gradient)
     layers = [] if layout.fsdp is None else layers_to_shard(model, layout.fsdp)
     in_layers = {parameter: parameter.numel() for layer in layers for parameter in layer.parameters()}

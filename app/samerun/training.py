@@ -183,7 +183,8 @@ class Training:
         self.run.print(*memory_lines(passed, layout))
         if passed.unused:
             count, example = len(passed.unused), min(passed.unused)
-            self.run.print(f"note           the loss does not depend on {count} weight(s), such as {example}")
+            unused = f"{count} weight(s) that the largest batch does not use, such as {example}"
+            self.run.print(f"note           {unused}, stay as they are")
         return passed
 
     def _idle_step(self) -> None:

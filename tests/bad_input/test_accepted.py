@@ -67,7 +67,7 @@ ROWS = [
 
 LABELS = [
     works("rows without a label", r"train\.csv: 1 row\(s\) have no label",
-          r"valid\.csv: 2 row\(s\) have no label", r"no validation row has (\w+, ){2}\w+$", "the loss chooses",
+          r"valid\.csv: 2 row\(s\) have no label", r"no validation row has (\w+, ){2}\w+$", "loss chooses",
           r"test\.csv: 1 row\(s\) have no label", task=CLASSIFY, arguments=PREDICT,
           files={"train.csv": GOOD.replace("water,green", "water,"),
                  "valid.csv": "text,labels\na,\nb,\n", "test.csv": "text,labels\na,red\nb,\n"}),

@@ -1,5 +1,6 @@
 """What a task of one's own may get wrong is found before the first step."""
 
+import random
 import re
 from dataclasses import replace
 
@@ -40,6 +41,17 @@ def test_sums_of_rows_pass_without_a_word(check, capsys):
     assert check(Own())
     assert check(Own(), rows=1)
     assert capsys.readouterr().out == ""
+
+
+def test_random_numbers_and_weights_as_targets_pass(check, capsys):
+    assert check(Own(lambda losses, batch: (losses * batch.is_real).sum() * random.random()))
+    assert check(Own(count=lambda n, batch: n * 0.1))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_loss_that_cannot_be_tried_is_noted(check, capsys):
+    assert check(Own(lambda losses, batch: torch.autograd.grad(losses.sum(), losses)[0].sum()))
+    assert re.search(r"note +loss_sum is not tried .* \(RuntimeError: element 0", capsys.readouterr().out)
 
 
 def test_two_rows_are_not_compiled_for(start_run):

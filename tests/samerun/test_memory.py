@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import lru_cache, wraps
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from text_tasks import SEARCH, classification, titles
@@ -278,7 +279,8 @@ def test_what_the_loss_does_not_depend_on_is_named_and_the_model_is_left_as_it_w
     assert all(p.grad is None or type(p.grad) is torch.Tensor for p in model.parameters())
 
 
-def test_layers_that_a_model_skips_at_random_are_not_called_unused():
+@pytest.mark.parametrize("draw", [random.random, np.random.random])
+def test_layers_that_a_model_skips_at_random_are_not_called_unused(draw):
     class SkipsAtRandom(nn.Module):
         def __init__(self):
             super().__init__()
@@ -286,13 +288,13 @@ def test_layers_that_a_model_skips_at_random_are_not_called_unused():
 
         def forward(self, x):
             x = self.always(x)
-            return x if random.random() < 2 else self.sometimes(x)
+            return x if draw() < 2 else self.sometimes(x)
 
     task = SimpleNamespace(loss_sum=lambda model, batch: model(**batch.inputs).sum())
-    state = random.getstate()
+    state = random.getstate(), str(np.random.get_state())
     found = dry_run(SkipsAtRandom(), task, Batch(torch.arange(2), {"x": torch.ones(2, 4)}, None), ALONE)
     assert found.unused == frozenset()
-    assert random.getstate() == state
+    assert (random.getstate(), str(np.random.get_state())) == state
 
 
 def test_a_layer_that_only_some_batches_call_is_not_left_out_silently():

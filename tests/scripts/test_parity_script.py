@@ -178,6 +178,8 @@ def test_a_bias_before_a_norm_is_left_out_by_its_gradient(tmp_path):
     other.weights["last.bias"].add_(1e-2)  # which has one
     assert outcome.compare(other, one).where == "last.bias"
     assert parity.verdict(parity.REFERENCE, outcome.compare(other, one)) == ("differs", False)
+    other.weights["last.weight"][0] = float("nan")
+    assert outcome.compare(other, one).where == "last.weight"
 
 
 def test_every_kind_of_difference_is_seen(tmp_path):

@@ -206,7 +206,8 @@ def _conll_rows(path: str, encoding: str, required: Sequence[str], names: Sequen
     sentence: list[list[str]] = []
     for number, line in enumerate(chain(text_lines(path, encoding, None), [""]), 1):
         line = line.strip("\r\n")
-        if line.strip(" \t") and not line.startswith("-DOCSTART-"):
+        # A wide space may be a word, but not one of several columns.
+        if (line.strip() if width > 1 else line.strip(" \t")) and not line.startswith("-DOCSTART-"):
             # Spaces around a tag would make it another one. A word may be a space of another kind.
             tabs = "\t" in line
             cells = [cell.strip() or cell for cell in line.split("\t")] if tabs else line.split() or [line]
@@ -259,12 +260,20 @@ def class_columns(path: str) -> dict[str, list[str]]:
     if not path.lower().endswith(".parquet"):
         return {}
     try:
-        metadata = pyarrow.parquet.read_schema(path).metadata or {}
-        features = json.loads(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+        schema = pyarrow.parquet.read_schema(path)
+        features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        features = features.get("info", {}).get("features", {})
     except PARQUET_ERRORS as error:
         raise _broken_parquet(path, error, 0) from None
     of_cells = {name: x.get("feature", x) for name, x in features.items() if isinstance(x, dict)}
-    return {name: of["names"] for name, of in of_cells.items() if of.get("_type") == "ClassLabel"}
+    classes = {name: of["names"] for name, of in of_cells.items() if of.get("_type") == "ClassLabel"}
+    # A program that replaced the numbers by names may have kept the metadata.
+    return {name: names for name, names in classes.items() if _holds_integers(schema, name)}
+
+
+def _holds_integers(schema: pyarrow.Schema, name: str) -> bool:
+    kind = schema.field(name).type if name in schema.names else None
+    return pyarrow.types.is_integer(getattr(kind, "value_type", kind)) if kind is not None else False
 
 
 def common_classes(parts: Sequence[dict[str, list[str]]]) -> dict[str, list[str]]:

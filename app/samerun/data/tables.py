@@ -306,7 +306,9 @@ def note_rows_in_quotes(table: Table, column: str, notes: list[str]) -> None:
     """Notes texts of csv and tsv files that seem to hold further rows: a quote that belongs to a text begins
     a cell, which ends at the next such quote."""
     found = []
-    for row, text in enumerate(texts_of(table, column)):
+    kinds = {source.kind for source in table.sources} or {table.kind}
+    texts = texts_of(table, column) if kinds & DELIMITERS.keys() else ()
+    for row, text in enumerate(texts):
         lines, mark = text.splitlines(), DELIMITERS.get(table.source_of(row)[1])
         has_tabs = mark == "\t" and mark in text and len(lines) > 1
         # Two lines inside of the text, with as many commas each, as rows have.

@@ -5,6 +5,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from datasets import Dataset
 from hypothesis import HealthCheck, given, settings
@@ -102,7 +103,13 @@ def test_a_parquet_file_of_datasets_has_the_names_of_its_classes(tmp_path, argum
     one = read_table(tmp_path / "1.parquet", required=["text"], optional=["labels", "kind", "id"])
     assert contents(one) == named
     assert one.classes == {"labels": ["a", "b", "c"], "kind": ["x", "y"]}
-    both = read_split(arguments(train_file=[str(tmp_path / "*.parquet")]), "train", ("text", "labels"))
+    stored = pyarrow.parquet.read_table(tmp_path / "1.parquet")
+    replaced = stored.set_column(2, "kind", pa.array(["x", "y", "x"]))  # which keeps the metadata
+    pyarrow.parquet.write_table(replaced, tmp_path / "names.parquet")
+    names = read_table(tmp_path / "names.parquet", required=["text"], optional=["labels", "kind"])
+    assert contents(names) == {**named, "kind": ["x", "y", "x"]}
+    assert names.classes == {"labels": ["a", "b", "c"]}
+    both = read_split(arguments(train_file=[str(tmp_path / "[12].parquet")]), "train", ("text", "labels"))
     assert list(both.columns["labels"]) == [*named["labels"], ["d", "a"]]
     assert both.classes == {"labels": ["a", "b", "c", "d"]}
 

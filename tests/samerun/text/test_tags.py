@@ -58,7 +58,7 @@ def test_word_classes_stay_as_they_are(tmp_path, token_cache):
 def test_a_conll_file_is_read_like_its_rows(tmp_path, token_cache):
     path = tmp_path / "a.conll"
     path.write_text(
-        "-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VB O\n\n\nPeter NNP B-PER\nBlack NNP I-PER", "utf-8"
+        "-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VB O\n\u3000\n\nPeter NNP B-PER\nBlack NNP I-PER", "utf-8"
     )
     table = tags.as_sentences(read_table(str(path), required=COLUMNS), *COLUMNS, False)
     assert [tags.words_of(cell) for cell in table.columns["tokens"]] == [

@@ -101,7 +101,7 @@ def compare(ours: Outcome, theirs: Outcome) -> Difference:
     predictions = {step: arrays for step, arrays in theirs.predictions.items() if step in evaluations}
     rounding = rounding_alone(theirs.gradients)
     weights = weight_differences(ours.weights, theirs.weights, rounding)
-    where = max(weights, key=weights.get)
+    where = max(weights, key=lambda name: (math.isnan(weights[name]), weights[name]))
     return Difference(
         left_out=sum(int(mask.sum()) for mask in rounding.values())
         / sum(tensor.numel() for tensor in theirs.weights.values()),
