@@ -174,9 +174,9 @@ def _concatenated(argument: str, numbered: Sequence[tuple[Table, int]]) -> Table
     import datasets
 
     tables, problems = [table for table, _ in numbered], []
-    for name in dict.fromkeys(name for table in tables for name in table.columns):
-        having = [table.path for table in tables if name in table.columns]
-        lacking = [table.path for table in tables if name not in table.columns]
+    for name in dict.fromkeys(name for table in tables for name in table.names):
+        having = [table.path for table in tables if name in table.names]
+        lacking = [table.path for table in tables if name not in table.names]
         if lacking:
             problems.append(
                 f"{argument}: the files have different columns: {name!r} is in {listed(having)}, "
@@ -184,7 +184,9 @@ def _concatenated(argument: str, numbered: Sequence[tuple[Table, int]]) -> Table
             )
     raise_problems(problems)
     columns = tables[0].rows.column_names
-    rows = datasets.concatenate_datasets([table.rows.select_columns(columns) for table in tables])
+    parts = [table.rows for table in tables]
+    in_order = [part if part.column_names == columns else part.select_columns(columns) for part in parts]
+    rows = datasets.concatenate_datasets(in_order)
     number = np.repeat(np.arange(len(tables), dtype=np.int32), list(map(len, tables)))
     return Table(
         path=f"{tables[0].path} and {len(tables) - 1} more",

@@ -217,7 +217,13 @@ class Buffers:
             for index in range(first, len(order)):
                 shard = self.shards[order[index]]
                 kind, rows = shard.read()
-                for rows_read, row in enumerate(islice(rows, skipped, None), skipped + 1):
+                found = sum(1 for _ in islice(rows, skipped))
+                if found < skipped:
+                    raise InputError(
+                        f"{shard.path}: has {found} rows, but this run has already read {skipped} of it; put "
+                        "the file back as it was"
+                    )
+                for rows_read, row in enumerate(rows, skipped + 1):
                     is_empty = False
                     yield (number, index, rows_read), shard, kind, row
                 skipped = 0
@@ -270,8 +276,29 @@ def _files(arguments: Any, columns: tuple[str, ...]) -> tuple[list[Shard], list[
             file_kind(path)
             key.append(file_version(path))
     raise_problems(problems)
-    shards = [Shard(path, partial(read_rows, path, arguments.encoding, columns, columns)) for path in paths]
+    read = partial(_read_unchanged, encoding=arguments.encoding, columns=columns)
+    shards = [Shard(path, partial(read, path, version)) for path, version in zip(paths, key, strict=True)]
     return shards, key, common_classes(list(map(class_columns, paths)))
+
+
+def _read_unchanged(
+    path: str, version: str, encoding: str, columns: tuple[str, ...]
+) -> tuple[str, Iterator[Row]]:
+    """`read_rows` of a file. Raises `InputError`, also behind the last row, if it changes during the run."""
+
+    def check() -> None:
+        if file_version(path) != version:
+            raise InputError(
+                f"{path}: was changed during the run; start it again with --resume_from_checkpoint auto"
+            )
+
+    def unchanged(rows: Iterator[Row]) -> Iterator[Row]:
+        yield from rows
+        check()
+
+    check()
+    kind, rows = read_rows(path, encoding, columns, columns)
+    return kind, unchanged(rows)
 
 
 def _dataset(arguments: Any, columns: tuple[str, ...]) -> tuple[list[Shard], list[str], dict[str, list[str]]]:

@@ -108,8 +108,12 @@ class Table:
 
     @cached_property
     def columns(self) -> dict[str, Cells]:
-        names = [name for name in self.rows.column_names if name not in (LINE, FILE)]
-        return {name: self._cells(name) for name in names}
+        return {name: self._cells(name) for name in self.names}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns."""
+        return [name for name in self.rows.column_names if name not in (LINE, FILE)]
 
     @cached_property
     def lines(self) -> Cells:
@@ -162,9 +166,10 @@ def read_table(
 
     folder = get_or_create("rows", key, store)
     rows, kind = open_rows(folder), next(folder.glob("*.arrow")).stem
-    empty = [name for name in names if name not in required and _is_empty(rows, name)]
+    nulls = {name: rows.data.column(name).null_count for name in names}
+    empty = [name for name in names if name not in required and nulls[name] == len(rows)]
     classes = {name: labels for name, labels in class_columns(path).items() if name in {*names} - {*empty}}
-    return Table(path, kind, rows.remove_columns(empty), classes)
+    return Table(path, kind, rows.remove_columns(empty) if empty else rows, classes)
 
 
 def write_rows(path: Path, rows: Iterable[Row], columns: Sequence[str], where: Callable[[int], str]) -> None:
@@ -204,8 +209,8 @@ def open_rows(folder: Path) -> Dataset:
     """The rows of all the Arrow files in a folder, mapped into memory."""
     import datasets  # takes half a second; tasks without files do not need it
 
-    files = sorted(folder.glob("*.arrow"))
-    return datasets.concatenate_datasets([datasets.Dataset.from_file(str(file)) for file in files])
+    parts = [datasets.Dataset.from_file(str(file)) for file in sorted(folder.glob("*.arrow"))]
+    return parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
 
 
 def dataset_table(rows: Dataset, path: str, required: Sequence[str], optional: Sequence[str]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from samerun.console import say
 from samerun.data.cache import content_key
 from samerun.data.splits import read_needed, read_split
 from samerun.data.stream import Buffers, Stream
@@ -93,16 +95,17 @@ class TextRows:
 
 
 class TextStream(Stream):
-    """Streams training texts in buffers. `make_split`: the rows of a buffer -> a tokenized split."""
+    """Streams training texts in buffers. `make_split`: (the rows of a buffer, number of rows without a text)
+    -> a tokenized split."""
 
-    def __init__(self, buffers: Buffers, make_split: Callable[[Table], TextSplit]) -> None:
+    def __init__(self, buffers: Buffers, make_split: Callable[[Table, int], TextSplit]) -> None:
         super().__init__(buffers.read(0)[1])
         self.buffers, self.make_split = buffers, make_split
 
     def read(self, epoch: int, start: Any) -> tuple[TextSplit, Any]:
-        table, following, _ = self.buffers.read(epoch, start)
+        table, following, blank = self.buffers.read(epoch, start)
         with self.buffers.cached_with(epoch):
-            return self.make_split(table), following
+            return self.make_split(table, blank), following
 
     def remove(self, keeps: Callable[[int], bool]) -> None:
         self.buffers.remove(keeps)
@@ -332,12 +335,20 @@ class TextTask(Task):
         )
         return replace(split, collate=partial(self.collate, split), content=partial(_content, split))
 
-    def _split_of_buffer(self, table: Table) -> TextSplit:
-        """Tokenizes the rows of a later buffer. Raises `InputError`."""
+    def _split_of_buffer(self, table: Table, blank: int) -> TextSplit:
+        """Tokenizes the rows of a later buffer. Prints notes of a kind that there was not before. Raises
+        `InputError`."""
+        kinds, before = set(map(_without_numbers, self.notes)), len(self.notes)
+        if blank:
+            self.notes.append(without_text(table, blank))
         table = self.as_texts(table, "train")
         self._check_texts(table, True)
         targets = self.ids_of_targets(table, self.read_targets(table, "train"))
-        return self._split("train", table, targets)
+        split = self._split("train", table, targets)
+        self.notes[before:] = [note for note in self.notes[before:] if _without_numbers(note) not in kinds]
+        if self.launch.rank == 0:
+            say(*(f"note           {note}" for note in self.notes[before:]))
+        return split
 
     def _cached(self, name: str) -> AbstractContextManager[None]:
         """A context in which the tokens of a streamed split are cached with its first buffer."""
@@ -484,6 +495,15 @@ def check_outputs(values: np.ndarray, what: str, split: TextSplit) -> None:
     check_finite(values, what, split.path, "rows", in_words)
 
 
+def without_text(table: Table, blank: int) -> str:
+    return f"{table.path}: {blank} row(s) without a text left out"
+
+
+def _without_numbers(note: str) -> str:
+    """What a note says, whatever file and numbers it is about."""
+    return re.sub(r"[\d.,]+", "", note.rpartition(": ")[2])
+
+
 def first_buffer(buffers: Buffers, notes: list[str]) -> Table:
     """The rows of the first buffer of a stream, with notes on what it stands for."""
     requested = buffers.size
@@ -498,7 +518,7 @@ def first_buffer(buffers: Buffers, notes: list[str]) -> Table:
         "memory are those of the first"
     )
     if blank:
-        notes.append(f"{table.path}: {blank} row(s) without a text left out, as in later buffers")
+        notes.append(without_text(table, blank))
     return table
 
 

@@ -180,6 +180,21 @@ def test_a_buffer_is_kept_until_it_is_removed_and_read_anew_when_a_file_changed(
         buffers(tmp_path, train_file=files).read(0)
 
 
+def test_a_file_that_changes_during_the_run_or_lost_rows_is_named(files, tmp_path, token_cache):
+    read = buffers(tmp_path, size=4, train_file=files)
+    _, second, _ = read.read(0)
+    names = np.random.default_rng([read.seed, 0, SHARDS]).permutation(3)
+    for name in "abc":
+        path = tmp_path / f"{name}.csv"
+        path.write_text("\n".join(path.read_text().splitlines()[:2]) + "\n")
+    with pytest.raises(InputError, match=r"\w\.csv: was changed during the run; start it again"):
+        read.read(1, second)
+    first = tmp_path / f"{'abc'[names[0]]}.csv"
+    again = buffers(tmp_path, size=4, train_file=files)
+    with pytest.raises(InputError, match=rf"{first}: has 1 rows, but this run has already read 2 of it"):
+        again.read(1, (0, 0, 2))
+
+
 def test_what_is_missing_is_told_at_once_and_what_is_wrong_where_it_is_read(files, tmp_path):
     with pytest.raises(InputError, match="no train rows: give --train_file or --dataset_name"):
         buffers(tmp_path)

@@ -89,6 +89,20 @@ def test_a_stream_is_trained_like_the_same_rows_in_files_of_one_epoch_each(files
     assert not all(same(streamed[step], other[step]) for step in range(4))
 
 
+def test_a_note_comes_with_the_first_buffer_that_has_a_reason_for_it(files, bert_folder, token_cache, capsys):
+    for number in range(3):
+        long = {"text": "text " * 60, "labels": ["a"]}
+        lines = (files / f"part-{number}.jsonl").read_text().splitlines()
+        write_lines(files / f"part-{number}.jsonl", [*map(json.loads, lines), long])
+    argv = command(files, bert_folder, "--max_length", "32", "--streaming", "5")
+    steps = steps_of(argv)
+    capsys.readouterr()
+    for epoch in range(1, 16):
+        steps.split.stream.split(epoch)
+    notes = [line for line in capsys.readouterr().out.splitlines() if "are cut to 32 tokens" in line]
+    assert [re.search(r"buffer \d+: (\d) of 5 texts", line)[1] for line in notes] == ["1"]
+
+
 def test_a_label_that_the_first_buffer_does_not_have(files, bert_folder, token_cache):
     for number in range(3):
         lines = (files / f"part-{number}.jsonl").read_text().splitlines()
