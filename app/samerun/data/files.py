@@ -268,12 +268,9 @@ def class_columns(path: str) -> dict[str, list[str]]:
     of_cells = {name: x.get("feature", x) for name, x in features.items() if isinstance(x, dict)}
     classes = {name: of["names"] for name, of in of_cells.items() if of.get("_type") == "ClassLabel"}
     # A program that replaced the numbers by names may have kept the metadata.
-    return {name: names for name, names in classes.items() if _holds_integers(schema, name)}
-
-
-def _holds_integers(schema: pyarrow.Schema, name: str) -> bool:
-    kind = schema.field(name).type if name in schema.names else None
-    return pyarrow.types.is_integer(getattr(kind, "value_type", kind)) if kind is not None else False
+    kinds = {field.name: getattr(field.type, "value_type", field.type) for field in schema}
+    numbers = {name for name, kind in kinds.items() if pyarrow.types.is_integer(kind)}
+    return {name: names for name, names in classes.items() if name in numbers}
 
 
 def common_classes(parts: Sequence[dict[str, list[str]]]) -> dict[str, list[str]]:

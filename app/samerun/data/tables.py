@@ -216,17 +216,14 @@ def open_rows(folder: Path) -> Dataset:
 def dataset_table(rows: Dataset, path: str, required: Sequence[str], optional: Sequence[str]) -> Table:
     """The table of a data set of `datasets`, which must have the required columns."""
     names = [name for name in dict.fromkeys([*required, *optional]) if name in rows.column_names]
-    names = [name for name in names if name in required or not _is_empty(rows, name)]
+    cells = {name: Cells(rows.select_columns([name])) for name in names}
+    names = [x for x in names if x in required or any(cell is not None for cell in cells[x])]
     features = {name: class_names(rows.features[name]) for name in names}
     classes = {name: labels for name, labels in features.items() if labels is not None}
     lines = np.arange(1, len(rows) + 1)
     # Messages name rows of a data set as they name those of parquet files: by row numbers.
     rows = rows.add_column(LINE, lines).select_columns([*names, LINE])
     return Table(path, "parquet", rows, classes)
-
-
-def _is_empty(rows: Dataset, name: str) -> bool:
-    return all(cell is None for cell in Cells(rows.select_columns([name])))
 
 
 def _to_stored(cell: Any) -> str | None:
@@ -329,15 +326,15 @@ def note_rows_in_quotes(table: Table, column: str, notes: list[str]) -> None:
 
 def without_blank(table: Table, columns: Iterable[str], notes: list[str]) -> Table:
     """The table without those columns in which no cell has a text, as for rows to be labelled. Notes them."""
-    blank = [name for name in columns if not any(map(_says_something, table.columns.get(name, [0])))]
+
+    def is_empty(cell: Any) -> bool:
+        return is_blank(cell) if isinstance(cell, str) else cell is None
+
+    blank = [name for name, cells in table.columns.items() if name in columns and all(map(is_empty, cells))]
     if not blank:
         return table
     notes.append(f"{table.path}: {listed(blank)} is empty in every row and not read")
     return replace(table, rows=table.rows.remove_columns(blank))
-
-
-def _says_something(cell: Any) -> bool:
-    return cell is not None and not (isinstance(cell, str) and is_blank(cell))
 
 
 def note_cut(table: Table, what: str, cut: np.ndarray, limit: int | str, notes: list[str]) -> None:

@@ -1,3 +1,1 @@
-"""Data and models of image tasks (2-D): sources, decoding, augmentation, preprocessing, classification and
-segmentation heads. Images are decoded lazily, when a batch needs them.
-"""
+"""Data and models of image tasks (2-D). A batch decodes its images when it is needed."""

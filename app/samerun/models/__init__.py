@@ -1,3 +1,1 @@
-"""Models: loading and checks of transformers' models, encoder-decoders, adapters, quantization, word
-attributions, batch norm, and a small CNN. Nothing here trains.
-"""
+"""Models: loading and checks of transformers' models, and changes to them. Nothing here trains."""

@@ -1,3 +1,1 @@
-"""Serving: a predictor that stays in memory, dynamic batching, a JSON API over HTTP and a web page.
-Independent of the kind of data.
-"""
+"""Serving: a predictor that stays in memory, dynamic batching, a JSON API over HTTP and a web page."""

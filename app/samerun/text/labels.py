@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
 from functools import cached_property
 from itertools import chain, compress
 from typing import Any
@@ -23,6 +22,8 @@ from samerun.files import read_text
 OF_MODEL = "labels of "  # begins the source of labels that a model has
 # ['a', 'b'], as pandas writes a list to csv
 LIST_AS_TEXT = re.compile(r"\[\s*(([\"']).*\2\s*)?\]", re.DOTALL)
+DIGITS = re.compile(r"\d+")
+FEW = 2  # training rows of a label that may be misspelt; the other one has ten times as many
 BITS = {"1": True, "true": True, "1.0": True, "0": False, "false": False, "0.0": False}
 
 
@@ -202,36 +203,27 @@ def read_label_file(path: str) -> list[str]:
 
 
 def note_counts(labels: Sequence[str], ids: dict[str, Ragged], notes: list[str]) -> None:
-    """Notes labels that training or validation rows lack, and labels of one or two training rows that are one
-    slip away from a label of at least ten times as many. `ids`: of the labels of each row, by split."""
+    """Notes labels that training or validation rows lack, and rare labels that are spelt nearly like a common
+    one. `ids`: of the labels of each row, by split."""
     counts = {name: np.bincount(own.values, minlength=len(labels)) for name, own in ids.items()}
     for name, kind in (("train", "training"), ("validation", "validation")):
         if missing := [label for label, n in zip(labels, counts.get(name, ()), strict=False) if n == 0]:
             notes.append(f"no {kind} row has {listed(missing)}")
-    # Every pair is compared: 0.3 seconds for a thousand labels.
-    counted = list(zip(labels, counts["train"].tolist(), strict=True)) if len(labels) <= 1000 else []
-    slips = [
-        f"{rare!r} ({few}) for {common!r} ({many})"
-        for rare, few in counted
-        if 0 < few <= 2 and len(rare) > 3
-        for common, many in counted
-        if many >= 10 * few and _is_slip(rare, common)
-    ]
+    rows = dict(zip(labels, counts["train"].tolist(), strict=True))
+    common = {form: label for label in labels if rows[label] >= 10 * FEW for form in _forms(label)}
+    slips = []
+    for label in (label for label in labels if 0 < rows[label] <= FEW and len(label) > 3):
+        near = next((common[form] for form in _forms(label) if form in common), None)
+        # Not another case, which `choose_labels` notes, and not class 1 and class 2.
+        if near and near.casefold() != label.casefold() and DIGITS.findall(near) == DIGITS.findall(label):
+            slips.append(f"{label!r} ({rows[label]}) for {near!r} ({rows[near]})")
     if slips:
         notes.append(f"labels that may be misspelt, with their training rows: {'; '.join(slips[:3])}")
 
 
-def _is_slip(label: str, other: str) -> bool:
-    """Whether the labels differ by one letter or by one that changed its place, not in case or a digit."""
-    # Most pairs end here.
-    if abs(len(label) - len(other)) > 1 or len(set(label) ^ set(other)) > 2:
-        return False
-    steps = SequenceMatcher(None, label, other).get_opcodes()
-    changed = [(label[a:b], other[c:d]) for kind, a, b, c, d in steps if kind != "equal"]
-    is_number = any(part.isdigit() for part in chain(*changed))
-    if is_number or label.casefold() == other.casefold() or max(map(len, chain(*changed))) > 1:
-        return False
-    return len(changed) == 1 or (len(changed) == 2 and changed[0] == changed[1][::-1])
+def _forms(label: str) -> list[str]:
+    """The label, and it without each of its characters: labels that are a slip apart have one in common."""
+    return [label, *(label[:place] + label[place + 1 :] for place in range(len(label)))]
 
 
 def choose_labels(

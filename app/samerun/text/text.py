@@ -340,7 +340,7 @@ class TextTask(Task):
         `InputError`."""
         kinds, before = set(map(_without_numbers, self.notes)), len(self.notes)
         if blank:
-            self.notes.append(without_text(table, blank))
+            self.notes.append(f"{table.path}: {blank} row(s) without a text left out")
         table = self.as_texts(table, "train")
         self._check_texts(table, True)
         targets = self.ids_of_targets(table, self.read_targets(table, "train"))
@@ -495,10 +495,6 @@ def check_outputs(values: np.ndarray, what: str, split: TextSplit) -> None:
     check_finite(values, what, split.path, "rows", in_words)
 
 
-def without_text(table: Table, blank: int) -> str:
-    return f"{table.path}: {blank} row(s) without a text left out"
-
-
 def _without_numbers(note: str) -> str:
     """What a note says, whatever file and numbers it is about."""
     return re.sub(r"[\d.,]+", "", note.rpartition(": ")[2])
@@ -518,7 +514,7 @@ def first_buffer(buffers: Buffers, notes: list[str]) -> Table:
         "memory are those of the first"
     )
     if blank:
-        notes.append(without_text(table, blank))
+        notes.append(f"{table.path}: {blank} row(s) without a text left out")
     return table
 
 
