@@ -28,8 +28,8 @@ IMPORTED_LATER = {
     "samerun.serving.predictor": "imports torch; only predict.py's --text and serve.py need it",
     **dict.fromkeys(
         [
-            *("samerun.export", "samerun.launch", "samerun.main", "samerun.predictions", "samerun.runtime"),
-            *("samerun.start", "samerun.task"),
+            *("samerun.export", "samerun.launch", "samerun.main", "samerun.mirror", "samerun.predictions"),
+            *("samerun.runtime", "samerun.start", "samerun.task"),
         ],
         "import torch; a script sets the environment before",
     ),
