@@ -102,8 +102,7 @@ def read_arguments(cls: type[T], description: str) -> T:
 
 
 def set_quiet(arguments: Any) -> None:
-    """Prints warnings and errors only, if requested, or also notes, on stderr, if other lines would be among
-    the predictions."""
+    """Prints warnings and errors only, if requested, or notes on stderr beside predictions on stdout."""
     to_stdout = arguments.predictions_file in STDOUT and not arguments.modes.train
     Phase.notes_on_stderr = to_stdout and arguments.log_level != "warning"
     Phase.quiet = to_stdout or arguments.log_level == "warning"

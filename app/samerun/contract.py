@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from samerun.errors import TrainingError, in_short
+from samerun.errors import InputError, StopRequested, TrainingError, in_short
 from samerun.evaluate import input_dtype
 from samerun.kernels.dropout import dropout_by_row
 from samerun.runtime import Run
@@ -33,13 +33,16 @@ def losses_add_up(run: Run, model: Any, task: Task, batch: Batch) -> bool:
             raise TrainingError(f"collate: {name} has the shape {shape}, expected ({rows}, ...)")
     model.eval()
     parts = (batch[:2], batch[:1], batch[1:2] if rows > 1 else batch[:1], batch.placeholder())
+    reason = None
     try:
         with torch.compiler.set_stance("force_eager"):  # no step has these shapes
             losses, targets = zip(*(_numbers(run, model, task, part) for part in parts), strict=True)
-    except TrainingError:
+    except (TrainingError, InputError, StopRequested):
         raise
     except Exception as error:  # a loss may need gradients inside, or outputs of the training mode
         reason = f"{type(error).__name__}: {in_short(error)}"
+    if run.any(reason is not None):
+        reason = reason or "another rank"
         run.print(f"note           loss_sum is not tried on two rows in evaluation mode ({reason})")
         return True
     if losses[3] != 0 or targets[3] != 0:

@@ -41,6 +41,7 @@ GATHERED_BYTES = 2**26  # of predictions that rank 0 receives at once
 PADDING = -100  # of predictions of different sizes, as in transformers' Trainer
 NETWORK_WORDS = ("gloo", "connect", "address", "interface", "socket", "timed out")
 QUIET_LOGGERS = ("accelerate", "torch.distributed", "transformers", "DeepSpeed", "bitsandbytes")
+JOB_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _launcher_variables: dict[str, str | None] = {}  # what a run in this process has removed or replaced
 
 
@@ -337,6 +338,8 @@ def _clear_launcher_variables() -> None:
         "ACCELERATE_USE_CPU",  # switches DeepSpeed off
     ):
         _launcher_variables.setdefault(name, os.environ.pop(name, None))
+    for name in JOB_VARIABLES:  # set below, or by Accelerate
+        _launcher_variables.setdefault(name, os.environ.get(name))
 
 
 def forget_accelerator() -> None:
@@ -360,10 +363,7 @@ def _set_single_process_variables(launcher: str) -> None:
     defaults = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     defaults |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     # Under plain python existing values are from another job in the same shell.
-    for name, value in defaults.items():
-        if launcher == "python" or name not in os.environ:
-            _launcher_variables.setdefault(name, os.environ.get(name))
-            os.environ[name] = value
+    os.environ.update(defaults if launcher == "python" else {**defaults, **os.environ})
 
 
 def join_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -57,8 +57,8 @@ def read_needed(
     unit: str,
     elsewhere: str,
 ) -> dict[str, T]:
-    """The splits that a run needs. `modes`: whether it trains, evaluates and predicts. `read`: (arguments,
-    split, notes) -> its rows, which have `take(rows)` and `labels_of(row)`; None if the arguments name no
+    """The splits that a run needs. `modes`: whether it trains, evaluates and predicts. `read`: split ->
+    its rows, which have `take(rows)` and `labels_of(row)`; None if the arguments name no
     source. Validation rows are split off the training rows if there are no others. `unit`: what a row is, in
     the plural; `elsewhere`: where a split may come from besides its own argument. Raises `InputError` with
     all problems."""

@@ -277,17 +277,18 @@ def _files(arguments: Any, columns: tuple[str, ...]) -> tuple[list[Shard], list[
             key.append(file_version(path))
     raise_problems(problems)
     read = partial(_read_unchanged, encoding=arguments.encoding, columns=columns)
-    shards = [Shard(path, partial(read, path, version)) for path, version in zip(paths, key, strict=True)]
+    shards = [Shard(path, partial(read, path, os.stat(path))) for path in paths]
     return shards, key, common_classes(list(map(class_columns, paths)))
 
 
 def _read_unchanged(
-    path: str, version: str, encoding: str, columns: tuple[str, ...]
+    path: str, before: os.stat_result, encoding: str, columns: tuple[str, ...]
 ) -> tuple[str, Iterator[Row]]:
     """`read_rows` of a file. Raises `InputError`, also behind the last row, if it changes during the run."""
 
     def check() -> None:
-        if file_version(path) != version:
+        now = os.stat(path)  # not its `file_version`: a link to it or other permissions change no row
+        if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
             raise InputError(
                 f"{path}: was changed during the run; start it again with --resume_from_checkpoint auto"
             )

@@ -13,6 +13,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -308,11 +309,11 @@ def note_rows_in_quotes(table: Table, column: str, notes: list[str]) -> None:
     """Notes texts of csv and tsv files that seem to hold further rows: a quote that belongs to a text begins
     a cell, which ends at the next such quote."""
     found = []
-    kinds = {source.kind for source in table.sources} or {table.kind}
-    texts = texts_of(table, column) if kinds & DELIMITERS.keys() else ()
-    for row, text in enumerate(texts):
+    for row, text in enumerate(texts_of(table, column)):
+        if "\n" not in text:  # quickly for most
+            continue
         lines, mark = text.splitlines(), DELIMITERS.get(table.source_of(row)[1])
-        has_tabs = mark == "\t" and mark in text and len(lines) > 1
+        has_tabs = mark == "\t" and mark in text
         # Two lines inside of the text, with as many commas each, as rows have.
         has_commas = mark == "," and len(lines) > 3 and len({line.count(mark) for line in lines[1:-1]}) == 1
         if has_tabs or (has_commas and mark in lines[1]):
@@ -325,16 +326,13 @@ def note_rows_in_quotes(table: Table, column: str, notes: list[str]) -> None:
 
 
 def without_blank(table: Table, columns: Iterable[str], notes: list[str]) -> Table:
-    """The table without those columns in which no cell has a text, as for rows to be labelled. Notes them."""
-
-    def is_empty(cell: Any) -> bool:
-        return is_blank(cell) if isinstance(cell, str) else cell is None
-
-    blank = [name for name, cells in table.columns.items() if name in columns and all(map(is_empty, cells))]
-    if not blank:
+    """The table without these columns if they are empty, as for rows to be labelled, with a note."""
+    there = [name for name in table.names if name in columns]
+    cells = chain(*(table.columns[name] for name in there))
+    if not there or any(cell is not None and str(cell).strip() for cell in cells):
         return table
-    notes.append(f"{table.path}: {listed(blank)} is empty in every row and not read")
-    return replace(table, rows=table.rows.remove_columns(blank))
+    notes.append(f"{table.path}: {listed(there)} is empty in every row and not read")
+    return replace(table, rows=table.rows.remove_columns(there))
 
 
 def note_cut(table: Table, what: str, cut: np.ndarray, limit: int | str, notes: list[str]) -> None:

@@ -24,8 +24,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # names of
 LAYER = re.compile(r"\.(?:layers?|blocks?|h)\.(\d+)\.")
 BASE, ADAPTED = ".base_layer.", ".lora_"  # in peft's parameter names
 BASE_BITS = "base_model_bits"  # key of the config.json beside an adapter: bits of the quantized base model
-# Not inside of a numbered layer, and of vision models with stages those of the first one.
-EMBEDDINGS = re.compile(r"^((?!\d+\.)[^.]+\.)*(\w*embed\w*|shared|wte|wpe)\.(?![1-9]\d*\.)")
+EMBEDDINGS = re.compile(r"(^|\.)(\w*embed\w*|shared|wte|wpe)\.")
 
 
 def limit_training(model: Any, arguments: Any, new_names: set[str]) -> Any:

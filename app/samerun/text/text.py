@@ -185,11 +185,11 @@ class TextTask(Task):
             table = read_split(arguments, split, required, optional)
         if table is None:
             return None
+        if split == "test":
+            table = without_blank(table, self.target_columns, self.notes)
         table = self.as_texts(table, split)
         if split == "train":
             table = drop_blank(table, arguments.text_column, self.notes)
-        elif split == "test":
-            table = without_blank(table, self.target_columns, self.notes)
         targets = self.read_targets(table, split)
         self._check_texts(table, split != "test")
         note_rows_in_quotes(table, arguments.text_column, self.notes)
@@ -338,7 +338,8 @@ class TextTask(Task):
     def _split_of_buffer(self, table: Table, blank: int) -> TextSplit:
         """Tokenizes the rows of a later buffer. Prints notes of a kind that there was not before. Raises
         `InputError`."""
-        kinds, before = set(map(_without_numbers, self.notes)), len(self.notes)
+        before = len(self.notes)
+        kinds = {_without_numbers(note) for note in self.notes if ", buffer " in note}
         if blank:
             self.notes.append(f"{table.path}: {blank} row(s) without a text left out")
         table = self.as_texts(table, "train")

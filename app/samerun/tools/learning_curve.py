@@ -35,12 +35,12 @@ from samerun.tools.trials import Command, files_of, open_rows, print_table, run_
 ALL = "all"
 
 
-def read_numbers(text: str, most: int) -> list[int]:
-    """The numbers of --rows in ascending order, those above `most` as `most`. Raises `InputError`."""
-    words = [word.strip() for word in text.split(",")]
+def read_numbers(text: str) -> list[int | str]:
+    """The numbers of --rows, without repetitions. Raises `InputError`."""
+    words = list(dict.fromkeys(word.strip() for word in text.split(",")))
     if not all(word == ALL or (word.isdecimal() and int(word) > 0) for word in words):
         raise InputError(f"--rows {text}: expected numbers and all, such as 100,300,1000,all")
-    return sorted({most if word == ALL else min(int(word), most) for word in words})
+    return [word if word == ALL else int(word) for word in words]
 
 
 def train(
@@ -61,11 +61,10 @@ def train(
 def learning_curve(options: argparse.Namespace, command: Command, folder: Path) -> None:
     """Runs all numbers of rows and writes the table and the plot. Raises `InputError`, `TrainingError`,
     `StopRequested`."""
-    read_numbers(options.rows, 1)  # refused before the rows are read
-    repeats = range(options.seed, options.seed + options.repeats)
-    settings = {"--rows": options.rows, "--seed": options.seed, "--repeats": options.repeats}
+    given, repeats = read_numbers(options.rows), range(options.seed, options.seed + options.repeats)
+    settings = {"--rows": given, "--seed": options.seed, "--repeats": options.repeats}
     task, rows, _ = open_rows(command, folder, **settings)
-    numbers = read_numbers(options.rows, len(rows))
+    numbers = sorted({len(rows) if number == ALL else min(number, len(rows)) for number in given})
     metric = f"{'test' if task.arguments.do_predict else 'eval'}_{task.best_metric}"
     jobs = [partial(train, command, folder, rows, number, seed) for number in numbers for seed in repeats]
     metrics, curve = run_all(jobs, options.processes), []

@@ -181,10 +181,6 @@ def _means(values: np.ndarray, chosen: np.ndarray, empty: float) -> np.ndarray:
     return np.where(count > 0, (values * chosen).sum(axis=0) / np.maximum(count, 1), empty)
 
 
-def inline(text: str) -> str:
-    return " ".join(text.split())[:60]
-
-
 def problems_of(held_out: HeldOut, suggested: np.ndarray) -> list[list[str]]:
     """What is wrong with each row of the held-out split, in words."""
     own = held_out.rows[held_out.split]
@@ -254,7 +250,8 @@ def main(argv: list[str]) -> int:
     for title, rows in listed.items():
         print(f"{title.lower():<26}{len(rows)} of {number}")
     likely = listed[KINDS["label"]][:SHOWN]
-    first = [[table.where(row), inline(texts[row]), given[row], suggestions[row]] for row in likely]
+    short = {row: " ".join(texts[row].split())[:60] for row in likely}
+    first = [[table.where(row), short[row], given[row], suggestions[row]] for row in likely]
     if first:
         print("", *plain_table(["row", "text", "given", "suggestion"], first), sep="\n")
     print(f"\nlook through {page}; correct {file}, which has the {number}")

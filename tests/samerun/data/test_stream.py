@@ -183,6 +183,12 @@ def test_a_buffer_is_kept_until_it_is_removed_and_read_anew_when_a_file_changed(
 def test_a_file_that_changes_during_the_run_or_lost_rows_is_named(files, tmp_path, token_cache):
     read = buffers(tmp_path, size=4, train_file=files)
     _, second, _ = read.read(0)
+    other = buffers(tmp_path, size=4, train_file=files)
+    for name in "abc":  # changes of no row
+        os.link(tmp_path / f"{name}.csv", tmp_path / f"copy of {name}.csv")
+        (tmp_path / f"{name}.csv").chmod(0o600)
+    assert len(other.read(1, second)[0]) == 4
+    other.remove(lambda number: False)
     names = np.random.default_rng([read.seed, 0, SHARDS]).permutation(3)
     for name in "abc":
         path = tmp_path / f"{name}.csv"

@@ -17,7 +17,6 @@ from transformers import (
 from samerun.errors import InputError
 from samerun.fsdp import FsdpSettings
 from samerun.models.adapters import (
-    EMBEDDINGS,
     check_quantization,
     layerwise_scale,
     limit_training,
@@ -166,18 +165,3 @@ def test_learning_rates_fall_from_the_head_to_the_embeddings():
     assert (layers, scales["bert.embeddings.word_embeddings.weight"]) == ([0.125, 0.25, 0.5], 0.0625)
     assert layerwise_scale("transformer.word_embedding.weight", 3, 0.5) == 0.0625  # XLNet
     assert layerwise_scale("deberta.encoder.rel_embeddings.weight", 3, 0.5) == 0.0625
-
-
-@pytest.mark.parametrize(
-    ("name", "is_one"),
-    [
-        ("dinov2.embeddings.patch_embeddings.projection.weight", True),
-        ("bart.model.encoder.embed_positions.weight", True),
-        ("segformer.encoder.patch_embeddings.0.proj.weight", True),
-        ("segformer.encoder.patch_embeddings.1.proj.weight", False),
-        ("pvt_v2.encoder.layers.2.patch_embedding.proj.weight", False),
-        ("bert.encoder.layer.0.attention.self.distance_embedding.weight", False),
-    ],
-)
-def test_embeddings_are_those_before_the_first_layer(name, is_one):
-    assert (EMBEDDINGS.search(name) is not None) == is_one
