@@ -368,6 +368,9 @@ def test_what_is_reported_of_an_export():
     plain, metrics = ThresholdTuner().report(**found)
     assert (plain.temperatures == 1).all()
     assert set(metrics) == {"eval_per_label", "eval_ece", "eval_tuned_folds"}
+    few = found | {name: found[name][:10] for name in ("logits", "targets")}  # eight in a fold's other rows
+    metrics = ThresholdTuner(calibration="temperature").report(**few)[1]
+    assert metrics["eval_calibrated_binary_cross_entropy"] != metrics["eval_binary_cross_entropy"]
 
 
 def test_labels_have_figures_and_their_worst_rows():
