@@ -346,12 +346,11 @@ def note_repeated_texts(texts: Mapping[str, Iterable[str]], notes: list[str]) ->
     """Adds notes about training texts that are repeated, and about texts of a split that are also in an
     earlier one. `texts`: by split."""
     hashes = {split: list(map(hash, column)) for split, column in texts.items()}
-    if repeated := len(hashes["train"]) - len(set(hashes["train"])):
+    known = {split: set(column) for split, column in hashes.items()}
+    if repeated := len(hashes["train"]) - len(known["train"]):
         notes.append(f"{repeated} training row(s) repeat the text of an earlier row")
-    pairs = (("validation", "train"), ("test", "train"), ("test", "validation"))
-    for split, other in pairs:
-        known = set(hashes.get(other, []))
-        if shared := sum(value in known for value in hashes.get(split, [])):
+    for split, other in (("validation", "train"), ("test", "train"), ("test", "validation")):
+        if shared := sum(value in known.get(other, ()) for value in hashes.get(split, [])):
             what = other.replace("train", "training")
             notes.append(f"{shared} of {len(hashes[split])} {split} texts are in the {what} rows too")
 
