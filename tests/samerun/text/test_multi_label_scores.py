@@ -1,5 +1,4 @@
 import json
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,7 +26,6 @@ from samerun.text.multi_label_scores import (
     fit_temperatures,
     multilabel_scores,
     per_label_table,
-    ranking_by_label,
     ranking_scores,
     report_content,
     sigmoid,
@@ -42,22 +40,6 @@ def random_rows(n=200, labels=7):
     targets = (rng.random((n, labels)) < 0.3).astype(int)
     probabilities = np.clip(0.3 * targets + 0.7 * rng.random((n, labels)), 0, 1)
     return probabilities, targets
-
-
-def test_scikit_learn_gets_matrices_of_which_it_copies_a_column_only(monkeypatch):
-    """Of others it copies the whole matrix for each label: minutes for 4,000 labels."""
-    probabilities, targets = random_rows()
-    targets[:, 2] = 0  # is left out
-    seen = []
-
-    def recorded(score, *matrices, average):
-        seen.extend(matrix.flags.c_contiguous for matrix in matrices)
-        return score(*matrices, average=average)
-
-    for name in ("roc_auc_score", "average_precision_score"):
-        monkeypatch.setattr(reference, name, partial(recorded, getattr(reference, name)))
-    ranking_by_label(probabilities, targets.astype(bool))
-    assert seen == [True] * 4
 
 
 def scikit_learn_scores(probabilities, targets, thresholds):
