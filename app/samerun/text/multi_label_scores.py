@@ -208,8 +208,9 @@ def expected_calibration_error(probabilities: np.ndarray, targets: np.ndarray) -
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """The logistic function, in float64, without overflow."""
-    return np.exp(-np.logaddexp(0, -np.asarray(logits, dtype=np.float64)))
+    """The logistic function, in float64."""
+    with np.errstate(over="ignore"):  # one by infinity is 0
+        return 1 / (1 + np.exp(-np.asarray(logits, dtype=np.float64)))
 
 
 # Thresholds
