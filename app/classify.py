@@ -327,6 +327,8 @@ class TextClassification(TextTask):
 
     def card(self, folder: Path) -> ModelCard:
         problem, usage = self.problem, long_documents.usage(self.config) or self.problem.usage
+        if self.reads_pairs:
+            usage = usage.replace('"a text"', '{"text": "a text", "text_pair": "another text"}')
         about = problem.card_metrics, problem.card_sections(folder), self.limits
         return ModelCard(problem.title, "text-classification", usage, *about)
 

@@ -1,6 +1,7 @@
 """Exclusive classes: their order, scores, predictions, tables and the confusion matrix's figure."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,24 @@ SORTED_CELLS = 1 << 22  # of predictions, at once
 
 
 def sorted_classes(names: Sequence[str], declared: Sequence[str] = (), unit: str = "images") -> list[str]:
-    """The distinct classes: in the declared order, else sorted, as numbers if all are numbers. `unit`: what
-    has a class, in the plural. Raises `InputError` for fewer than two."""
-    distinct = sorted(set(names))
+    """The distinct classes: in the declared order, else as `in_order`. `unit`: what has a class, in the
+    plural. Raises `InputError` for fewer than two."""
+    distinct = in_order(names)
     if len(distinct) < 2:
         raise InputError(
             f"the training {unit} have one class only ({distinct[0]!r}); a classifier needs two or more"
         )
-    if declared:
-        return list(declared)
-    return sorted(distinct, key=int) if all(name.isdecimal() for name in distinct) else distinct
+    return list(declared) if declared else distinct
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """The distinct names, sorted, as numbers if all are finite numbers."""
+    distinct = sorted(set(names))
+    try:
+        numbers = {name: float(name) for name in distinct}
+    except ValueError:
+        return distinct
+    return sorted(distinct, key=numbers.get) if all(map(math.isfinite, numbers.values())) else distinct
 
 
 def confusion_of(predictions: Predictions) -> csr_array:

@@ -56,7 +56,7 @@ def read_config(path: str) -> dict[str, Any]:
         what = "is a folder" if any(candidate.is_dir() for candidate in candidates) else "does not exist"
         raise InputError(f"DeepSpeed file {path} {what} (the shipped ones are in ds_configs/)")
     config = read_object(file)
-    for key in ("zero_optimization", "fp16", "bf16"):
+    for key in ("zero_optimization", "fp16", "bf16", "data_types"):
         if not isinstance(config.get(key, {}), dict):
             raise InputError(f"{path}: {key} must be an object, found {config[key]!r}")
     return config
@@ -126,11 +126,23 @@ def uses_nvme(config: dict[str, Any]) -> bool:
     return '"nvme"' in json.dumps([memory.get("offload_optimizer"), memory.get("offload_param")])
 
 
-def problems(
-    config: dict[str, Any], source: str, max_grad_norm: float, mixed_precision: str | None
-) -> list[str]:
-    """Contradictions between a DeepSpeed file and the arguments, and values that are not supported; batch
-    sizes apart."""
+def beside_file(config: dict[str, Any], source: str, environment: Mapping[str, str]) -> list[str]:
+    """Settings of an accelerate config that contradict the DeepSpeed file, which decides."""
+    own = {
+        "zero_stage": stage_of(config),
+        "gradient_accumulation_steps": 1,  # the default of `accelerate config`
+        "gradient_clipping": config.get("gradient_clipping"),
+    }
+    return [
+        f"the accelerate config has {name} {environment[key]} beside {source}, which decides; keep one"
+        for name, key in INLINE_SETTINGS.items()
+        if environment.get(key, "auto") not in ("auto", "none", str(own.get(name)))
+    ]
+
+
+def problems(config: dict[str, Any], source: str, max_grad_norm: float, precision: str) -> list[str]:
+    """Contradictions between a DeepSpeed file and the run, and values that are not supported; batch sizes
+    apart."""
     messages = [
         f"remove the section {key!r}; use {names} instead"
         for key, names in OWNED_BY_ARGUMENTS.items()
@@ -155,13 +167,18 @@ def problems(
         messages.append("remove zero_optimization.round_robin_gradients: DeepSpeed confuses weights with it")
     if config.get("zero_optimization", {}).get("compute_grad_norm", True) is not True:
         messages.append("remove zero_optimization.compute_grad_norm: every step's gradient norm is checked")
-    declared = declared_precision(config)
+    types = {
+        "communication_data_type": config.get("communication_data_type"),
+        "data_types.grad_accum_dtype": config.get("data_types", {}).get("grad_accum_dtype"),
+    }
+    messages += [
+        f"{name} is {value!r} but the run's precision is {'fp32' if precision == 'no' else precision}: "
+        "gradients would be rounded otherwise; remove it"
+        for name, value in types.items()
+        if value not in (None, "fp32", precision)
+    ]
     if all(value is True for value in enabled.values()):
         messages.append("fp16 and bf16 are both enabled; keep one")
-    if mixed_precision not in (None, declared) and declared is not None:
-        messages.append(
-            f'its precision is {declared} but --mixed_precision is {mixed_precision}; make "enabled" "auto"'
-        )
     return [f"{source}: {message}" for message in messages]
 
 

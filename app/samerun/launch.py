@@ -24,6 +24,7 @@ UNSUPPORTED_PLUGINS = {
     "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism_config",
 }
 MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+SLURM_SIZE = "SLURM_STEP_NUM_TASKS"  # which only srun sets
 # With other workspaces cuBLAS may give other results when several streams run (its documentation,
 # "Results Reproducibility").
 DETERMINISTIC_CUBLAS = (":4096:8", ":16:8")
@@ -117,9 +118,9 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
         problems += _missing_addresses(world_size)
     file, config = _read_deepspeed_config(arguments, problems)
     settings = fsdp.read_settings(os.environ, problems)
-    precision = _precision(arguments.mixed_precision, config, problems)
+    precision = _precision(arguments.mixed_precision, file, config, problems)
     if config is not None:
-        problems += deepspeed.problems(config, file, arguments.max_grad_norm, arguments.mixed_precision)
+        problems += deepspeed.problems(config, file, arguments.max_grad_norm, precision)
     if settings is not None and file is not None:
         problems.append(f"--deepspeed {file} but the accelerate config asks for FSDP; keep one")
     if settings is not None and precision == "fp16":
@@ -236,9 +237,16 @@ def _unsupported_launchers(world_size: int) -> list[str]:
         if is_on(env, variable)
     ]
     advice = "launch with accelerate_configs/cpu_ddp.yaml (MULTI_GPU with use_cpu: true), or torchrun"
-    by_mpi = next((name for name in MPI_SIZES if env.get(name, "1") not in ("", "0", "1")), None)
-    if world_size == 1 and by_mpi is not None:
-        problems.append(f"MPI started {env[by_mpi]} processes ({by_mpi}), which is not supported; {advice}")
+    sized = [name for name in (*MPI_SIZES, SLURM_SIZE) if env.get(name, "1") not in ("", "0", "1")]
+    if world_size == 1 and sized == [SLURM_SIZE]:
+        problems.append(
+            f"srun started {env[SLURM_SIZE]} tasks ({SLURM_SIZE}), each of which would train alone; have it "
+            f"start one torchrun on each node (scripts/slurm/), or unset {SLURM_SIZE} for independent runs"
+        )
+    elif world_size == 1 and sized:
+        problems.append(
+            f"MPI started {env[sized[0]]} processes ({sized[0]}), which is not supported; {advice}"
+        )
     elif is_on(env, "ACCELERATE_USE_CPU") and "MASTER_ADDR" in env and "WORLD_SIZE" not in env:
         problems.append(
             "the accelerate config asks for several processes on CPUs (MULTI_CPU) but Accelerate starts "
@@ -287,13 +295,17 @@ def _read_deepspeed_config(arguments: Any, problems: list[str]) -> tuple[str | N
                 f"--deepspeed {requested} but the accelerate config names {by_launcher}, which differs; keep "
                 "one"
             )
+        if is_on(os.environ, "ACCELERATE_USE_DEEPSPEED"):
+            problems += deepspeed.beside_file(config, file, os.environ)
         return file, config
     except InputError as error:
         problems += error.problems
         return file, None
 
 
-def _precision(requested: str | None, config: dict[str, Any] | None, problems: list[str]) -> str:
+def _precision(
+    requested: str | None, file: str | None, config: dict[str, Any] | None, problems: list[str]
+) -> str:
     """The precision that the DeepSpeed file, --mixed_precision or the accelerate config requests, in this
     order. Adds contradictions to `problems`."""
     by_launcher = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
@@ -306,6 +318,14 @@ def _precision(requested: str | None, config: dict[str, Any] | None, problems: l
             f"--mixed_precision {requested} but the accelerate config says {by_launcher}; keep one"
         )
     declared = deepspeed.declared_precision(config) if config is not None else None
+    asked = {"--mixed_precision is": requested}
+    if by_launcher != "no":  # the default of `accelerate launch`
+        asked["the accelerate config says"] = by_launcher
+    problems += [
+        f'{file}: its precision is {declared} but {who} {precision}; make "enabled" "auto"'
+        for who, precision in asked.items()
+        if None not in (precision, declared) and precision != declared
+    ]
     return declared or requested or by_launcher
 
 

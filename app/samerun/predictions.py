@@ -33,9 +33,9 @@ def path_of(arguments: Any) -> Path:
     return Path(arguments.output_dir) / _beside_a_run(arguments, run_folder.PREDICTIONS)
 
 
-def by_name(names: Iterable[str], values: Iterable[float]) -> dict[str, float]:
-    """The values of a line by name, with the seven digits of fp32."""
-    return {name: float(f"{value:.7g}") for name, value in zip(names, values, strict=True)}
+def by_name(names: Iterable[str], values: Iterable[float], digits: int = 7) -> dict[str, float]:
+    """The values of a line by name. Nine digits determine a number of fp32."""
+    return {name: float(f"{value:.{digits}g}") for name, value in zip(names, values, strict=True)}
 
 
 def metrics_name(arguments: Any) -> str:

@@ -23,7 +23,8 @@ from samerun.files import write_json
 def test_classes_stand_as_they_are_declared_or_else_in_order():
     assert sorted_classes(["b", "a", "b"], ("b", "never", "a")) == ["b", "never", "a"]
     assert sorted_classes(["b", "a", "b"]) == ["a", "b"]
-    assert sorted_classes(["10", "9"]) == ["9", "10"]
+    assert sorted_classes(["10", "9", "-2", "-1", "0.5"]) == ["-2", "-1", "0.5", "9", "10"]
+    assert sorted_classes(["10", "9", "nan"]) == ["10", "9", "nan"]
     with pytest.raises(InputError, match=r"one class only \('a'\)"):
         sorted_classes(["a"], ("a", "b"))
 

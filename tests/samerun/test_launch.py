@@ -88,6 +88,9 @@ DESCRIBED = [
      {"deepspeed_file": "ds.json", "deepspeed_config": {"zero_optimization": {"stage": 2}}, "zero_stage": 2}),
     (WITH_ZERO2, {}, {"zero_stage": 2, "deepspeed_file": ZERO2, "gathers_weights": False}),
     (WITH_ZERO2, {"deepspeed": ZERO2}, {"zero_stage": 2}),  # named twice, but one
+    (WITH_ZERO2 | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "2", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1"}, {},
+     {"zero_stage": 2}),
+    (TORCHRUN | {"SLURM_STEP_NUM_TASKS": "2"}, {}, {"launcher": "torchrun"}),
     (WITH_ZERO2 | {"ACCELERATE_USE_DEEPSPEED": "false"}, {}, {"deepspeed_config": None}),
     # Precision, by the launcher, an argument or a DeepSpeed file
     *[(ACCELERATE | {"ACCELERATE_MIXED_PRECISION": by_launcher}, {"mixed_precision": asked},
@@ -176,6 +179,19 @@ REFUSED = [
     (RANKS | {"MASTER_PORT": "0"}, {}, f"MASTER_PORT='0' is no port, {NO_CONNECTION}"),
     ({"OMPI_COMM_WORLD_SIZE": "4"}, {},
      "MPI started 4 processes (OMPI_COMM_WORLD_SIZE), which is not supported; launch with"),
+    ({"SLURM_STEP_NUM_TASKS": "2"}, {}, "srun started 2 tasks (SLURM_STEP_NUM_TASKS), each of which would"),
+    # DeepSpeed files
+    (WITH_ZERO2 | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, {},
+     f"the accelerate config has zero_stage 3 beside {ZERO2}, which decides; keep one"),
+    *[(WITH_ZERO2 | {"ACCELERATE_DEEPSPEED_CONFIG_FILE": "ds.json", "ACCELERATE_MIXED_PRECISION": asked},
+       {"deepspeed": {"bf16": {"enabled": enabled}, "fp16": {"enabled": False}}},
+       f"ds.json: its precision is {declared} but the accelerate config says {asked}")
+      for enabled, declared, asked in [(False, "no", "bf16"), (True, "bf16", "fp16")]],
+    (TORCHRUN, {"deepspeed": {"communication_data_type": "fp16"}, "mixed_precision": "bf16"},
+     "communication_data_type is 'fp16' but the run's precision is bf16: gradients would be rounded"),
+    (TORCHRUN, {"deepspeed": {"data_types": {"grad_accum_dtype": "bf16"}}},
+     "data_types.grad_accum_dtype is 'bf16' but the run's precision is fp32"),
+    (FSDP | {"FSDP_SHARDING_STRATEGY": "NO_SHARD"}, GPUS, "fsdp_sharding_strategy is NO_SHARD, of version 1"),
     # What the wizard writes
     ("cpus", GPUS, "asks for several processes on CPUs (MULTI_CPU) but Accelerate starts one; launch"),
     ("gpus_dynamo_modes", GPUS, "dynamo_mode max-autotune, dynamo_use_fullgraph false; only inductor in"),

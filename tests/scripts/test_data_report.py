@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 from images_job import write_folder
-from launchers import APP, REPOSITORY
+from launchers import APP, REPOSITORY, as_words
 from PIL import Image
 
 from samerun.tools import data_report as script
@@ -104,6 +104,16 @@ def test_a_command_without_a_model_is_enough(ending, tmp_path, token_cache, caps
         assert content.count("data:image/png;base64,") == 2
         assert "<b>" not in content
     assert "missing.csv" in refusal(script.main, [task, "--train_file", str(tmp_path / "missing.csv")])
+
+
+def test_equal_texts_with_other_numbers_contradict(tmp_path, token_cache, capsys):
+    rows = [{"text": text, "score": score} for score, text in enumerate("aab" * 9)]
+    write_lines(tmp_path / "train.jsonl", rows)
+    given = {"train_file": tmp_path / "train.jsonl", "problem_type": "regression", "label_column": "score"}
+    assert script.main([str(APP / "classify.py"), *as_words(**given)]) == 0
+    said = capsys.readouterr().out
+    *_, contradicting, _, _, _ = re.search(r"^train .*", said, re.MULTILINE)[0].split()
+    assert int(contradicting) > 20
 
 
 def test_images_are_compared_by_their_bytes_and_pixels(tmp_path, token_cache, capsys):

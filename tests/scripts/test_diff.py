@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.metrics import matthews_corrcoef
 
 from samerun.errors import InputError
 from samerun.files import write_json
@@ -126,6 +127,16 @@ def test_r2_is_undefined_for_one_value_only():
     scores = diff.scores_of_numbers(np.array([[1.0], [2.0], [3.0]]), np.array([[0.1], [0.1], [0.1]]))
     assert np.isnan(scores(np.arange(3))["r2"])
     assert scores(np.arange(3))["mae"] == pytest.approx(1.9)
+    scores = diff.scores_of_numbers(np.array([[1.0], [3.0], [2.0]]), np.array([[1.0], [2.0], [3.0]]))
+    found = scores(np.arange(3))
+    assert (found["pearson"], found["spearman"]) == pytest.approx((0.5, 0.5))
+
+
+def test_classes_are_scored():
+    lines = [{"label": found, "reference": true} for found, true in ("aa", "ab", "bb", "cc")]
+    scores = diff.scores_of_classes(lines)(np.arange(4))
+    assert scores["accuracy"] == 0.75
+    assert scores["matthews_correlation"] == pytest.approx(matthews_corrcoef(list("abbc"), list("aabc")))
 
 
 def resampled(scores):

@@ -51,6 +51,8 @@ SAVE_AS = {  # of kinds that are often tried
     ".txt": "save it as .tsv or .csv, with a line of column names",
     ".xlsx": "save it as CSV in UTF-8",
 }
+# A line before a sentence of CoNLL-U or MultiCoNER
+COMMENT = re.compile(r"# ?(id\s|newdoc\b|newpar\b|[\w.]+ ?= )")
 SAMPLE = 100_000  # characters for a guess
 PARQUET_ERRORS = (pyarrow.ArrowException, OSError, ValueError, OverflowError)
 
@@ -197,7 +199,7 @@ def _check_columns(
 def _conll_rows(path: str, encoding: str, required: Sequence[str], names: Sequence[str]) -> Iterator[Row]:
     """Yields a row for each sentence of a file with a word on each line, its tag in the last column, and a
     blank line behind each sentence. The first two of `names` hold its words and its tags, as lists; columns
-    between them are not read. A row's line is that of its first word."""
+    between them and COMMENTs are not read. A row's line is that of its first word."""
     problems, first, width, is_empty = Problems(path, "conll"), 0, 0, True
     if missing := [name for name in required if name not in names[:2]]:
         raise InputError(
@@ -206,6 +208,8 @@ def _conll_rows(path: str, encoding: str, required: Sequence[str], names: Sequen
     sentence: list[list[str]] = []
     for number, line in enumerate(chain(text_lines(path, encoding, None), [""]), 1):
         line = line.strip("\r\n")
+        if COMMENT.match(line) and not sentence:
+            continue
         # A wide space may be a word, but not one of several columns.
         if (line.strip() if width > 1 else line.strip(" \t")) and not line.startswith("-DOCSTART-"):
             # Spaces around a tag would make it another one. A word may be a space of another kind.

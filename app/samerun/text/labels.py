@@ -14,6 +14,7 @@ from unicodedata import category, normalize
 
 import numpy as np
 
+from samerun.classes import in_order
 from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
 from samerun.errors import SHOWN, InputError, described, listed, more, nearest, raise_problems
@@ -30,7 +31,7 @@ BITS = {"1": True, "true": True, "1.0": True, "0": False, "false": False, "0.0":
 @dataclass(frozen=True)
 class Labelled:
     """The distinct labels of each row. `declared`: all labels of --label_columns or of a ClassLabel column,
-    used or not."""
+    used or not; of rows with one label each, all of theirs, in order."""
 
     rows: list[tuple[str, ...]]
     declared: tuple[str, ...] = ()
@@ -160,7 +161,7 @@ def read_classes(table: Table, column: str, notes: list[str]) -> Labelled | None
         if type(value) is float and value.is_integer():  # as pandas keeps numbers beside missing ones
             value = int(value)
         name = str(value).strip()
-        if type(value) in (str, int) and name:
+        if type(value) in (str, int, bool) and name:
             rows.append(interned.setdefault(name, (name,)))
             continue
         problem = f"is {described(value) if name else 'empty'}, expected one label: a text or a whole number"
@@ -174,7 +175,7 @@ def read_classes(table: Table, column: str, notes: list[str]) -> Labelled | None
             f"{table.path}: {several} row(s) have a label with '|' in it, which counts as one label; several "
             "need --problem_type multi_label"
         )
-    return Labelled(rows, declared)
+    return Labelled(rows, declared or tuple(in_order(name for (name,) in rows)))
 
 
 def as_number(cell: Any) -> float | None:

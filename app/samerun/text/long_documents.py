@@ -36,7 +36,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 {function}
 model = AutoModelForSequenceClassification.from_pretrained("best")
 tokenizer = AutoTokenizer.from_pretrained("best")
-{name}(model, tokenizer, "a long text")  # probability of every label; thresholds: model.config.thresholds"""
+{name}(model, tokenizer, "a long text"){comment}"""
 
 
 @dataclass(frozen=True)
@@ -203,8 +203,9 @@ def usage(config: Any) -> str | None:
     setting = getattr(config, "long_documents", None)
     if setting is None:
         return None
-    function = classifier_of(setting)
-    return USAGE.format(function=inspect.getsource(function), name=function.__name__)
+    function, several = classifier_of(setting), config.problem_type == "multi_label_classification"
+    comment = "  # thresholds: model.config.thresholds" if several else ""
+    return USAGE.format(function=inspect.getsource(function), name=function.__name__, comment=comment)
 
 
 def classifier_of(setting: dict[str, Any]) -> Callable[[Any, Any, str], dict[str, float]]:

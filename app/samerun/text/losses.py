@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, softplus
 
 from samerun.data.files import object_in, read_object
-from samerun.errors import InputError
+from samerun.errors import InputError, listed, nearest
 from samerun.kernels.common import send
 
 DB_ALPHA, DB_BETA = 0.1, 10.0  # of distribution_balanced's weight, the same for all data sets of its paper
@@ -116,6 +116,10 @@ def given_weights(arguments: Any, balanced: np.ndarray, labels: list[str]) -> np
     except InputError as error:
         hint = "" if Path(choice).is_file() else "; expected none, balanced or a json file"
         raise InputError(*(f"--pos_weight {problem}{hint}" for problem in error.problems)) from None
+    if unknown := [label for label in weights if label not in labels]:
+        near = nearest(unknown[0], labels)
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise InputError(f"--pos_weight {choice}: no label is {listed(unknown)}{hint}")
     wrong = [
         x for x in labels if type(weights.get(x)) not in (int, float) or not 0 < weights[x] <= MAX_POS_WEIGHT
     ]

@@ -67,6 +67,8 @@ class Regression(Problem):
         if own and (not are_named or sorted(own) == sorted(self.columns)):  # in the order of the outputs
             self.columns = own
         several = self.columns if len(self.columns) > 1 else ()
+        if several:  # their units may differ, and the loss has none
+            self.default_metric = "loss"
         by_column = (f"{metric}_{column}" for column in several for metric in METRICS)
         self.metric_names = self.card_metrics = (*self.shown_metrics, *by_column)
         self.loss = {"kind": arguments.loss_name, **arguments.loss_arguments}
@@ -77,7 +79,9 @@ class Regression(Problem):
 
     def read(self, table: Table) -> Numbers | None:
         """Raises `InputError` with line and column for cells that are no finite number."""
-        if any(column not in table.columns for column in self.columns):
+        if missing := [column for column in self.columns if column not in table.columns]:
+            if len(missing) < len(self.columns):
+                self.notes.append(f"{table.path}: no metrics and references, as it has no {listed(missing)}")
             return None
         values, problems = np.empty((len(table), len(self.columns))), []
         for place, column in enumerate(self.columns):
@@ -187,24 +191,29 @@ class Regression(Problem):
     # Scores and predictions
 
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
-        found, true = (predictions[name].astype(np.float64) for name in ("logits", "labels"))
+        found, true = predictions["logits"].astype(np.float64), self.true(split)
         standard = (torch.as_tensor((values - self.mean) / self.scale) for values in (found, true))
         loss = float(self.standard_losses(*standard).mean()) if len(true) else None
         return {"loss": loss, **regression_scores(found, true, self.columns)}
 
+    def true(self, split: TextSplit) -> np.ndarray:
+        """(rows, columns) float64: `labels` of predictions are rounded to fp32."""
+        return split.targets.values.reshape(-1, len(self.labels))
+
     def for_evaluate(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
-        found, true = predictions["logits"], predictions["labels"]
+        found, true = predictions["logits"], self.true(split)
         return (found[:, 0], true[:, 0]) if len(self.labels) == 1 else (found, true)
 
     def lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
+        true = self.true(split).tolist() if split.labelled else ()
         for row, values in enumerate(predictions["logits"]):
-            line = {"values": by_name(self.labels, values)}
+            line = {"values": by_name(self.labels, values, 9)}
             if split.labelled:
-                line["reference"] = by_name(self.labels, predictions["labels"][row])
+                line["reference"] = dict(zip(self.labels, true[row], strict=True))
             yield line
 
     def figures(self, best: Predictions, split: TextSplit) -> ReportContent:
-        found, true = best["logits"].astype(np.float64), best["labels"].astype(np.float64)
+        found, true = best["logits"].astype(np.float64), self.true(split)
         figures = {}
         for place, column in list(enumerate(self.columns))[:MAX_FIGURES]:
             figure, axes = new_figure(f"{column}: predicted and true values", "true", "predicted", height=4.6)
@@ -274,11 +283,12 @@ def column_scores(found: np.ndarray, true: np.ndarray) -> dict[str, float | None
     if not len(true):
         return dict.fromkeys(METRICS)
     error, spread = found - true, ((true - true.mean()) ** 2).sum()
-    correlated = spread > 0 and np.ptp(found) > 0 and len(true) > 1
+    varies = np.ptp(true) > 0  # the mean of equal values is rounded
+    correlated = varies and np.ptp(found) > 0
     return {
         "mse": float((error**2).mean()),
         "mae": float(np.abs(error).mean()),
-        "r2": float(1 - (error**2).sum() / spread) if spread > 0 else None,
+        "r2": float(1 - (error**2).sum() / spread) if varies else None,
         "pearson": float(pearsonr(found, true)[0]) if correlated else None,
         "spearman": float(spearmanr(found, true)[0]) if correlated else None,
     }

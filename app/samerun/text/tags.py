@@ -178,7 +178,7 @@ def read_tags(table: Table, words_column: str, tags_column: str, notes: list[str
         scheme, wrong = "", {tag: f"{tag!r} has no B- or I- before it, as others have" for tag in bare}
         found = [[(n, wrong[tag]) for n, tag in enumerate(tags) if tag in wrong] for tags in rows]
     elif {tag[0] for tag in prefixed} & set("LMUES"):
-        scheme, found = "BILOU", [list(_bilou_problems(tags)) for tags in rows]
+        scheme, found = "BILOU, IOBES or BMES", [list(_bilou_problems(tags)) for tags in rows]
     else:
         scheme, found = _iob_problems(rows)
     cells, problems = table.columns[words_column], []
@@ -207,7 +207,7 @@ def _bilou_problems(tags: Sequence[str]) -> Iterator[tuple[int, str]]:
         if is_open and (not goes_on or last[2:] != tag[2:]):
             yield number - 1, f"{tags[number - 1]} is no last word (L- or E-), but its name ends here"
         elif goes_on and not is_open:
-            yield number, f"{tags[number]} follows nothing; a name begins with B- (BILOU)"
+            yield number, f"{tags[number]} follows nothing; a name begins with B-"
 
 
 def _iob_problems(rows: Rows) -> tuple[str, list[list[tuple[int, str]]]]:

@@ -406,7 +406,9 @@ class TextTask(Task):
         for number, item in enumerate(items):
             is_pair = isinstance(item, tuple | list) and list(map(type, item)) == [str, str]
             if not (is_pair if self.reads_pairs else isinstance(item, str)):
-                advice = "a text and a text_pair" if self.reads_pairs else "one text, without a text_pair"
+                advice = "one text, without a text_pair"
+                if self.reads_pairs:
+                    advice = "a text and a text_pair (--text_pair)"
                 raise InputError(f"text {number} is {described(item)}: the model reads {advice}")
             try:
                 "".join(item).encode()
@@ -511,8 +513,8 @@ def first_buffer(buffers: Buffers, notes: list[str]) -> Table:
             "every buffer has all of them (--streaming)"
         )
     notes.append(
-        f"an epoch is a buffer of {len(table)} training rows (--streaming); labels, tokens and "
-        "memory are those of the first"
+        f"an epoch is a buffer of {len(table)} training rows (--streaming); labels, means of numbers, tokens "
+        "and memory are those of the first"
     )
     if blank:
         notes.append(f"{table.path}: {blank} row(s) without a text left out")

@@ -41,6 +41,7 @@ from samerun.plan import Modes
 from samerun.reports.figures import COLORS, NAME, as_image, bars, legend_below, new_figure
 from samerun.reports.page import render
 from samerun.task import ReportContent, Section, Task
+from samerun.text.regression import Numbers
 from samerun.text.text import TextTask
 
 if TYPE_CHECKING:
@@ -101,9 +102,11 @@ def rows_of(task: Task, modes: Modes) -> tuple[dict[str, Rows], list[str]]:
         tables, targets = task.read(launch, modes)
         rows = {}
         for name, table in tables.items():
-            titles = table.columns.get(getattr(arguments, "title_column", None))
+            answers = table.columns.get(getattr(arguments, "title_column", None))
+            if isinstance(targets[name], Numbers):
+                answers = map(tuple, targets[name].values.tolist())
             texts = joined(*(table.columns[column] for column in task.text_columns))
-            rows[name] = of_texts(texts, titles and list(titles), getattr(targets[name], "rows", None))
+            rows[name] = of_texts(texts, answers and list(answers), getattr(targets[name], "rows", None))
         return rows, task.notes
     data = task.load(launch, modes)
     if isinstance(task, TextTask):

@@ -22,13 +22,14 @@ import numpy as np
 from seqeval.metrics.sequence_labeling import get_entities
 
 from samerun import task_scripts
-from samerun.classes import confusion_matrix, decision_scores
+from samerun.classes import confusion_matrix, decision_scores, weighted_scores
 from samerun.console import number_text
 from samerun.errors import InputError
 from samerun.files import read_lines
 from samerun.reports.tracker import read_history
 from samerun.run_folder import METRICS, RUN_FILE
 from samerun.text.multi_label_scores import precision_recall_f1
+from samerun.text.regression import regression_scores
 from samerun.text.rouge import ROUGE_METRICS, choose_tokenizer, exact_matches, row_scores
 
 IGNORED = ("output_dir", "config", "run_name", "predictions_file")  # differ between any two runs
@@ -36,6 +37,7 @@ OWN_SECTIONS = ("arguments", "metrics", "history", "rows", "resampled")  # of `r
 IGNORED_FACTS = ("name", "predictions", "launcher_process", "slurm_job")
 RESAMPLES, FEWEST = 1000, 100
 ROUNDING = 1e-5  # of losses and gradient norms, relative: fp32 sums in another order
+SORTING = 16  # elements computed for a number, whose rank is found
 MAX_ELEMENTS = 2**27  # computed for a file altogether; large files get fewer resamples
 
 Scores = Callable[[np.ndarray], Mapping[str, float]]  # numbers of rows, which may repeat -> metrics by name
@@ -70,7 +72,8 @@ def resample(lines: Sequence[Mapping[str, Any]], rouge_tokenizer: str | None) ->
     elif "tags" in first:
         scores = scores_of_tags(lines)
     elif "values" in first:
-        scores = scores_of_numbers(*(_numbers(lines, key) for key in ("values", "reference")))
+        found, true = (_numbers(lines, key) for key in ("values", "reference"))
+        scores, cells = scores_of_numbers(found, true), SORTING * true.size
     elif "title" in first:
         scores = scores_of_titles(lines, rouge_tokenizer)
     elif "labels" in first:
@@ -83,11 +86,17 @@ def resample(lines: Sequence[Mapping[str, Any]], rouge_tokenizer: str | None) ->
 
 
 def scores_of_classes(lines: Sequence[Mapping[str, Any]]) -> Scores:
-    """accuracy and f1_macro."""
+    """accuracy, f1_macro and Matthews' correlation."""
     names = sorted({line[key] for line in lines for key in ("label", "reference")})
     numbers = {name: number for number, name in enumerate(names)}
     found, true = (np.array([numbers[line[key]] for line in lines]) for key in ("label", "reference"))
-    return lambda rows: decision_scores(confusion_matrix(found[rows], true[rows], len(numbers)))
+
+    def scores(rows: np.ndarray) -> dict[str, float]:
+        confusion = confusion_matrix(found[rows], true[rows], len(numbers))
+        correlation = weighted_scores(confusion)["matthews_correlation"]
+        return {**decision_scores(confusion), "matthews_correlation": correlation}
+
+    return scores
 
 
 def scores_of_titles(lines: Sequence[Mapping[str, Any]], rouge_tokenizer: str | None) -> Scores:
@@ -123,15 +132,12 @@ def scores_of_tags(lines: Sequence[Mapping[str, Any]]) -> Scores:
 
 
 def scores_of_numbers(found: np.ndarray, true: np.ndarray) -> Scores:
-    """mse, mae and r2 of a regression, as means over the columns; r2 is NaN if a column has one value only.
-    `found`, `true`: (rows, columns)."""
+    """The metrics of a regression, as means over the columns; NaN for undefined ones. `found`, `true`: (rows,
+    columns)."""
 
     def scores(rows: np.ndarray) -> dict[str, float]:
-        error, own = found[rows] - true[rows], true[rows]
-        spread = ((own - own.mean(axis=0)) ** 2).sum(axis=0)
-        r2 = 1 - (error**2).sum(axis=0) / np.where(np.ptp(own, axis=0) > 0, spread, np.nan)
-        means = {"mse": error**2, "mae": np.abs(error), "r2": r2}
-        return {name: float(values.mean()) for name, values in means.items()}
+        known = regression_scores(found[rows], true[rows], ())
+        return {name: np.nan if value is None else value for name, value in known.items()}
 
     return scores
 

@@ -197,6 +197,7 @@ def test_an_exported_model_says_and_repeats_how_it_was_trained(bert_folder, data
     code = card.split("```python\n")[1].split("```")[0].replace('"best"', repr(str(folder / "best")))
     texts = [line.partition(",")[0] for line in data.read_text().splitlines()[1:]]
     code, _, call = code.strip().rpartition("\n")
+    assert call.endswith("# thresholds: model.config.thresholds")
     space: dict = {}
     exec(code, space)  # what a reader of the card does
     for text, line in zip(texts, map(json.loads, first.splitlines()), strict=True):

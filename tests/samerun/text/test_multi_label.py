@@ -487,10 +487,12 @@ def test_weights_are_balanced_within_limits_or_given_by_name(tmp_path):
     assert weights("balanced:5", [8, 1, 1, 0], 10) == [1.0, 5.0, 5.0, 1.0]  # 2/8 up to 1, 9/1 down to 5
     assert weights("balanced", [8, 1, 1], 10) == [1.0, 9.0, 9.0]
     path = tmp_path / "weights.json"
-    path.write_text(json.dumps({"b": 2, "a": 0.5, "unused": -1}))
+    path.write_text(json.dumps({"b": 2, "a": 0.5}))
     assert weights(str(path), [0, 0], 0) == weights('{"b": 2, "a": 0.5}', [0, 0], 0) == [0.5, 2.0]
     with pytest.raises(InputError, match="--pos_weight the object:1: unexpected end at column 9"):
         weights('{"a": 2,', [0], 0)
+    with pytest.raises(InputError, match=r"no label is B; did you mean 'b'\?"):
+        weights('{"b": 2, "a": 0.5, "B": 1}', [0, 0], 0)
     assert positive_weights(classify.Arguments(), np.array([1]), 1, ["a"]) is None
 
 

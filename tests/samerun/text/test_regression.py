@@ -2,6 +2,7 @@
 
 import json
 from copy import deepcopy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,9 +31,24 @@ def problem(values=((1.0, 100.0), (3.0, 300.0), (8.0, 200.0)), **given):
 def test_numbers_and_texts_of_numbers_are_read():
     found = problem().read(table({"a": [1, "2.5", " -3e2 "], "b": [0.5, 1, 2]}))
     assert found.values.tolist() == [[1, 0.5], [2.5, 1], [-300, 2]]
-    assert problem().read(table({"a": [1]})) is None
+    made = problem()
+    assert made.read(table({"c": [1]})) is None
+    assert not made.notes
+    assert made.read(table({"a": [1]})) is None  # some of the columns: a slip
+    assert "no metrics and references, as it has no b" in made.notes[0]
     with pytest.raises(InputError, match=r"a is '2020_01' .*, expected a number"):
         problem().read(table({"a": ["2020_01"], "b": [1]}))
+
+
+def test_references_are_not_rounded_and_values_are_those_of_fp32():
+    made, true = problem(), [[20240461.0, 0.1], [1.0, 0.1]]
+    split = SimpleNamespace(labelled=True, targets=Ragged.of(true, "float64"))
+    found = np.array([[20240468.0, 1 / 3], [1.0, 0.0]], dtype=np.float32)
+    lines = list(made.lines({"logits": found}, split))
+    assert [[*line["reference"].values()] for line in lines] == true
+    assert np.array_equal(np.array([[*line["values"].values()] for line in lines], np.float32), found)
+    assert made.score({"logits": found}, split)["r2_b"] is None  # one value, whose mean is rounded
+    assert made.default_metric == "loss"
 
 
 def test_columns_have_the_order_of_the_trained_model(tmp_path):
@@ -49,13 +65,14 @@ def test_the_evaluated_loss_is_the_trained_one_before_and_after_the_export(loss)
     true = torch.tensor([[2.0, 150.0], [9.0, 250.0]])
     trained = float(made.losses(logits, true).mean())
     predictions = {"logits": made.outputs(logits).numpy(), "labels": true.numpy()}
-    assert made.score(predictions, None)["loss"] == pytest.approx(trained, rel=1e-5)
+    split = SimpleNamespace(targets=Ragged.of(true.tolist(), "float64"))
+    assert made.score(predictions, split)["loss"] == pytest.approx(trained, rel=1e-5)
     other = problem([(1.0, 2.0), (2.0, 9.0)])
     model = AutoModelForSequenceClassification.from_config(BertConfig(**SIZES))
     vars(model.config).update(json.loads(json.dumps(made.config_entries())))
     other.use_exported(model)
     assert torch.equal(other.outputs(logits), logits)
-    assert other.score(predictions, None)["loss"] == pytest.approx(trained, rel=1e-5)
+    assert other.score(predictions, split)["loss"] == pytest.approx(trained, rel=1e-5)
 
 
 def test_the_exported_layer_gives_the_original_units_and_is_undone_by_a_further_training():

@@ -34,6 +34,8 @@ def problem(count, **given):
 def test_texts_numbers_and_lists_of_one_are_labels():
     found = read_classes(table({"label": [" a ", 3, ["b"], [4]]}), "label", [])
     assert found.rows == [("a",), ("3",), ("b",), ("4",)]
+    assert found.names == ["3", "4", "a", "b"]  # as in a training, whatever rows come first
+    assert read_classes(table({"label": [True, "True"]}), "label", []).names == ["True"]
     assert read_classes(table({"label": ["a"]}), "other", []) is None
 
 
