@@ -110,7 +110,12 @@ class TitleGeneration(TextTask):
 
         columns = (a.text_column, a.title_column) if modes.train else ()
         tokenizer = self.load_tokenizer([tables["train"].columns[name] for name in columns])
+        if self.source_prefix and tokenizer.truncation_side == "left":
+            raise InputError("--truncation_side left would cut --source_prefix off; leave one of them out")
         self.start = set_languages(tokenizer, a)
+        if modes.train and a.source_lang is None and getattr(tokenizer, "src_lang", None):
+            marked = f"the tokenizer marks documents as {tokenizer.src_lang}"
+            self.notes.append(f"{marked}; --source_lang and --target_lang name your languages")
         self.title_language = getattr(tokenizer, "tgt_lang", None)
         encoder_decoder.set_decoder_start(self.config, self.start)
         self.generation = self.beam_search(tokenizer)
@@ -184,7 +189,8 @@ class TitleGeneration(TextTask):
             losses = token_losses(out.logits, batch, 0.0).sum(dim=1)
             outputs["loss"] = losses.to(widest_float(losses.device))
             outputs["targets"] = (batch.labels != IGNORED).sum(dim=1)
-            encoder_output = out.encoder_last_hidden_state  # saves the search a second pass of the encoder
+            if not hasattr(out, "encoder_router_logits"):  # which a decoder may ask for, too
+                encoder_output = out.encoder_last_hidden_state  # saves a second pass of the encoder
         ids, scores = self.generation.search(getattr(model, "module", model), batch.inputs, encoder_output)
         return {**outputs, "ids": ids, "scores": scores}
 
@@ -254,7 +260,8 @@ class TitleGeneration(TextTask):
         return titles.report_content(*pair, (*lengths, split.lengths), split.texts, tokenizer)
 
     def card(self, folder: Path) -> ModelCard:
-        return titles.model_card(folder, self.source_prefix, self.limits)
+        has_mask = bool(encoder_decoder.global_attention(self.config, {"input_ids": torch.zeros(1, 1)}))
+        return titles.model_card(folder, self.source_prefix, has_mask, self.limits)
 
 
 if __name__ == "__main__":

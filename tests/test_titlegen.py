@@ -11,6 +11,7 @@ import torch
 from text_tasks import SEARCH, searching, titles
 from tiny_models import build, encoder_decoder, sizes
 from torch.nn.functional import log_softmax
+from transformers import SwitchTransformersConfig, SwitchTransformersForConditionalGeneration
 
 from samerun.data.tokens import Ragged
 from samerun.errors import TrainingError
@@ -116,6 +117,17 @@ def test_documents_that_are_scored_are_encoded_once_and_titled_as_ever(beams):
     assert found["ids"].shape == (3, 1, 6)
     assert found["loss"][0] > 0
     assert "loss" not in alone
+
+
+def test_documents_of_a_model_with_routers_are_scored_and_titled():
+    shared = {"d_model": 8, "d_ff": 8, "num_heads": 2, "d_kv": 4, "num_experts": 2}
+    config = SwitchTransformersConfig(vocab_size=30, num_layers=2, num_decoder_layers=2, **shared)
+    config.decoder_start_token_id, ids = 0, torch.arange(4, 10).view(2, 3)
+    model = SwitchTransformersForConditionalGeneration(config).eval()
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    rows = Batch(torch.tensor([0, 1]), inputs, torch.tensor([[5, 3], [6, 3]]))
+    with torch.no_grad():
+        assert titles(searching(num_beams=2)).predict(model, rows)["ids"].shape == (2, 1, 6)
 
 
 def test_more_candidates_than_beams_are_refused():

@@ -1,4 +1,4 @@
-"""What is done to a model's layers one by one: --torch_compile, --gradient_checkpointing, no LayerDrop."""
+"""What is done to a model's layers one by one: --torch_compile, --gradient_checkpointing, no randomness."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -13,6 +13,11 @@ from samerun.kernels.dropout import recomputing
 
 # A layer is recompiled without gradients, for one row or several, as encoder or decoder, and in autocast.
 VARIANTS_OF_A_LAYER = 64
+# Attributes of modules. LayerDrop (Fan et al., arXiv 1909.11556) skips layers: DDP refuses parameters without
+# gradients, processes that skip other layers would wait for each other under ZeRO-3 and FSDP, and optimizers
+# would count other steps for each parameter. A router's noise (Fedus et al., arXiv 2101.03961) differs
+# between micro-batches and processes.
+RANDOM = {"layerdrop": "LayerDrop", "jitter_noise": "routers' noise"}
 
 
 def outermost_members(module: nn.Module, containers: type | tuple[type, ...]) -> Iterator[nn.Module]:
@@ -34,16 +39,17 @@ def has_statistics(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
 
 
-def use_all_layers(model: nn.Module) -> bool:
-    """Switches LayerDrop off (Fan et al., arXiv 1909.11556), which skips layers at random in training: DDP
-    refuses parameters without gradients, processes that skip other layers would wait for each other under
-    ZeRO-3 and FSDP, and optimizers would count other steps for each parameter. Returns whether it was on. The
-    model's configuration keeps its value."""
-    rates = {module: getattr(module, "layerdrop", None) for module in model.modules()}
-    dropping = [module for module, rate in rates.items() if isinstance(rate, int | float) and rate > 0]
-    for module in dropping:
-        module.layerdrop = 0.0
-    return bool(dropping)
+def switch_off_randomness(model: nn.Module) -> list[str]:
+    """Switches off what is RANDOM in a model's training. Returns its names, as far as it was on. The model's
+    configuration keeps the values."""
+    found = []
+    for attribute, name in RANDOM.items():
+        rates = {module: getattr(module, attribute, None) for module in model.modules()}
+        random = [module for module, rate in rates.items() if isinstance(rate, int | float) and rate > 0]
+        for module in random:
+            setattr(module, attribute, 0.0)
+        found += [name] if random else []
+    return found
 
 
 def checkpoint_activations(model: nn.Module, *, dropout_by_row: bool = False) -> None:

@@ -36,7 +36,7 @@ from samerun.kernels.common import widest_float
 from samerun.kernels.dropout import dropout_by_row, use_row_modules
 from samerun.kernels.masks import use_known_masks
 from samerun.launch import Launch
-from samerun.layers import checkpoint_activations, compile_layers, has_statistics, use_all_layers
+from samerun.layers import checkpoint_activations, compile_layers, has_statistics, switch_off_randomness
 from samerun.memory import DryRun, dry_run, freeze_unused, layout_of, memory_lines
 from samerun.optimizer import WeightAverage, averaged, build_optimizer, set_learning_rate, state_bytes
 from samerun.parsing import as_dict
@@ -155,8 +155,8 @@ class Training:
         )
         if by_row and any(isinstance(x, torch.nn.RNNBase) and x.dropout for x in model.modules()):
             run.print("note           dropout between the layers of an RNN is torch's, not by row")
-        if use_all_layers(model):
-            run.print("note           LayerDrop is off: all processes must train all layers in each step")
+        if found := switch_off_randomness(model):
+            run.print(f"note           {' and '.join(found)}: off, as every process must do the same steps")
         if arguments.gradient_checkpointing or run.launch.recomputes_activations:
             checkpoint_activations(model, dropout_by_row=by_row)
         passed = run.from_rank0(partial(self._estimate_memory, model))

@@ -8,11 +8,16 @@ import pytest
 import torch
 from tiny_models import CLASSIFY, KINDS, TITLES, build, collator
 from torch._dynamo.testing import CompileCounter
-from transformers import BartConfig, BartForConditionalGeneration
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    SwitchTransformersConfig,
+    SwitchTransformersForConditionalGeneration,
+)
 
 from samerun.errors import InputError
 from samerun.kernels import common as row_lengths
-from samerun.layers import checkpoint_activations, compile_layers, use_all_layers
+from samerun.layers import checkpoint_activations, compile_layers, switch_off_randomness
 
 
 def test_a_model_that_cannot():
@@ -33,10 +38,20 @@ def test_all_layers_of_a_model_with_layerdrop_are_trained():
         return [name for name, parameter in model.named_parameters() if parameter.grad is None]
 
     assert unused() != []
-    assert use_all_layers(model)
+    assert switch_off_randomness(model) == ["LayerDrop"]
     assert unused() == []
     assert model.config.encoder_layerdrop == 1
-    assert not use_all_layers(model)
+    assert switch_off_randomness(model) == []
+
+
+def test_the_noise_of_routers_is_off():
+    sizes = {"vocab_size": 20, "d_model": 8, "d_ff": 8, "num_layers": 2, "num_heads": 2, "d_kv": 4}
+    config = SwitchTransformersConfig(**sizes, num_experts=2, router_jitter_noise=0.5, dropout_rate=0.0)
+    config.decoder_start_token_id = 0
+    model, ids = SwitchTransformersForConditionalGeneration(config).train(), torch.arange(6).view(2, 3)
+    assert switch_off_randomness(model) == ["routers' noise"]
+    losses = [model(input_ids=ids, labels=ids).loss.item() for _ in range(2)]
+    assert losses[0] == losses[1]
 
 
 @pytest.fixture

@@ -107,6 +107,9 @@ def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tu
     base = base_of(name)
     try:
         model, loading = auto_class.from_pretrained(base or name, **options)
+        # Sines, as Pegasus' positions, are computed, so files need not have them.
+        sines = [key for key, module in model.named_modules() if "Sinusoidal" in type(module).__name__]
+        loading["missing_keys"] = set(loading["missing_keys"]) - {f"{key}.weight" for key in sines}
         model, adapter_names = merge_adapter(model, name) if base else (model, set())
     except Exception as error:
         if is_out_of_memory(error):

@@ -355,7 +355,7 @@ class SearchArguments:
     """Beam search"""
 
     num_beams: int | None = option(
-        at_least=1, help="number of beams (default: the exported model's own, else 4)"
+        at_least=1, help="number of beams (default: 4; without training the model's own, else 4)"
     )
     length_penalty: float | None = option(
         help="above 0 favours longer titles, below 0 shorter ones (default: as above, else 1)"

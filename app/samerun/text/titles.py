@@ -41,7 +41,8 @@ CARD_METRICS = [*METRICS, *(f"baseline_{name}" for name in ROUGE_METRICS)]
 USAGE = """import re
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 tokenizer, model = AutoTokenizer.from_pretrained("best"), AutoModelForSeq2SeqLM.from_pretrained("best")
-ids = model.generate(**tokenizer("a long document", truncation=True, return_tensors="pt"))
+inputs = tokenizer("a long document", truncation=True, return_tensors="pt")
+ids = model.generate(inputs.input_ids, attention_mask=inputs.attention_mask)
 title = tokenizer.decode(ids[0], skip_special_tokens=True)
 chinese = "[\\u3001-\\u9fff\\uff01-\\uffef]"  # decoding puts spaces between Chinese characters
 print(re.sub(f"(?<={chinese}) +(?={chinese})", "", title))"""
@@ -116,6 +117,8 @@ def with_search_defaults(arguments: Any) -> Any:
     for name, special in (("min", 1), ("max", 2)):
         if length := stored.get(f"{name}_length"):
             own[f"{name}_title_length"] = length - special
+        if tokens := stored.get(f"{name}_new_tokens"):  # it decides
+            own[f"{name}_title_length"] = tokens + 1 - special
     unset = [name for name in SEARCH if getattr(arguments, name) is None]
     chosen = replace(arguments, **{name: own.get(name, SEARCH[name]) for name in unset})
     raise_problems(SearchArguments.problems(chosen))
@@ -277,9 +280,9 @@ def check_export(folder: Path, collate: Callable[..., Batch] | None, expected: d
             )
 
 
-def model_card(folder: Path, prefix: str, limits: list[str]) -> ModelCard:
+def model_card(folder: Path, prefix: str, has_global_mask: bool, limits: list[str]) -> ModelCard:
     """The task's part of the model card, with the example titles in the folder's metrics.json. `prefix`: put
-    before each document."""
+    before each document; `has_global_mask`: whether the first token has global attention, as in LED."""
     metrics = read_metrics(folder / "metrics.json")
     sections = [
         f"ROUGE counts `{metrics.get('rouge_tokenizer')}`; `baseline_*` is the document's first sentence as "
@@ -289,6 +292,9 @@ def model_card(folder: Path, prefix: str, limits: list[str]) -> ModelCard:
     if examples := metrics.get("examples"):
         sections += ["## Titles of validation documents", "", *example_table(examples)]
     usage = USAGE.replace('"a long document"', f'{prefix!r} + "a long document"') if prefix else USAGE
+    if has_global_mask:
+        first = "inputs.input_ids.new_tensor([[1] + [0] * (inputs.input_ids.shape[1] - 1)])"
+        usage = usage.replace("mask)", f"mask, global_attention_mask={first})")
     return ModelCard("Titles for long documents", "summarization", usage, CARD_METRICS, sections, limits)
 
 

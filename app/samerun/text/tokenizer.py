@@ -123,22 +123,30 @@ def check_reload(tokenizer: Any, config: Any, train_texts: Sequence[Cells], argu
 
 def choose_max_length(requested: int | None, config: Any, tokenizer: Any, default: int, trains: bool) -> int:
     """--max_length; or else the default, or without training the length of the exported model, which its
-    tokenizer has. Both are limited by the position table and the tokenizer. Raises `InputError` for a
-    requested length above the limit."""
-    positions = getattr(config, "max_position_embeddings", None)
+    tokenizer has, limited by the position table and the tokenizer. Raises `InputError` for a requested length
+    above that of the table, or else of the tokenizer."""
+    positions = getattr(config, "max_encoder_position_embeddings", None)  # LED's
+    if positions is None:
+        positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and config.model_type in OFFSET_POSITIONS:
         positions -= (config.pad_token_id or 0) + 1
     # Models with relative positions have -1, tokenizers without a limit a number of 30 digits.
     positions, own = (
         n if n is not None and 0 < n < 10**6 else None for n in (positions, tokenizer.model_max_length)
     )
-    limit = min(filter(None, (positions, own)), default=None)
-    if requested is not None and limit is not None and requested > limit:
+    if requested is not None and positions is not None and requested > positions:
         raise InputError(
-            f"--max_length {requested} is more than the model can read ({limit} tokens); give at most {limit}"
+            f"--max_length {requested} is more than the model can read ({positions} tokens); give at most "
+            f"{positions}"
+        )
+    if requested is not None and positions is None and own is not None and requested > own:
+        raise InputError(
+            f"--max_length {requested} is more than the tokenizer's limit of {own} tokens; give at most "
+            f"{own}, or, for a model without a limit such as T5, raise model_max_length in "
+            "tokenizer_config.json"
         )
     default = default if trains else own or default
-    return requested or min(default, limit or default)
+    return requested or min(filter(None, (default, positions, own)))
 
 
 def set_languages(tokenizer: Any, arguments: Any) -> dict[str, int]:

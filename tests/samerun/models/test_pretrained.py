@@ -4,11 +4,21 @@ import shutil
 import pytest
 import torch
 from damage import flip
-from transformers import AutoModelForSequenceClassification
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
+)
 
 from samerun.errors import InputError
 from samerun.models import pretrained
-from samerun.models.pretrained import explain_failed_load, load_config, load_model
+from samerun.models.pretrained import (
+    explain_failed_load,
+    load_config,
+    load_model,
+    load_model_and_new_names,
+)
 
 
 @pytest.fixture
@@ -28,6 +38,19 @@ def test_a_configuration_of_its_own_wins(arguments, folder, tmp_path):
     asked = arguments(model_name_or_path=str(folder), config_name=str(path))
     assert load_config(asked).hidden_size == 24
     assert load_config(asked, hidden_size=32).hidden_size == 32
+
+
+def test_positions_that_are_computed_need_not_be_in_the_file(arguments, tmp_path):
+    sizes = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    sizes |= {"vocab_size": 60, "d_model": 8, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+    model = PegasusForConditionalGeneration(PegasusConfig(**sizes, max_position_embeddings=16))
+    kept = {name: weight for name, weight in model.state_dict().items() if "embed_positions" not in name}
+    model.save_pretrained(tmp_path, state_dict=kept)
+    asked = arguments(model_name_or_path=str(tmp_path))
+    found, new = load_model_and_new_names(AutoModelForSeq2SeqLM, asked, load_config(asked))
+    assert not new
+    for name, weight in model.state_dict().items():
+        assert torch.equal(found.state_dict()[name], weight)
 
 
 def test_half_precision_weights_are_trained_in_full(arguments, folder):

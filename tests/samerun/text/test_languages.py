@@ -136,5 +136,5 @@ def test_the_prefix_of_an_exported_model_is_used_without_being_named(tmp_path):
     model = again.load_exported(tmp_path / "best")
     assert model.generation_config.forced_bos_token_id == french
     (tmp_path / "metrics.json").write_text("{}")
-    usage = model_card(tmp_path, again.source_prefix, []).usage
+    usage = model_card(tmp_path, again.source_prefix, False, []).usage
     assert """tokenizer('title: ' + "a long document", truncation=True""" in usage

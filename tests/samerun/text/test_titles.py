@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from samerun.reports.figures import as_image
 from samerun.text import arguments
 from samerun.text.titles import (
     SETTINGS,
+    model_card,
     plain_model,
     read_generation_config,
     report_content,
@@ -112,8 +115,25 @@ def test_an_exported_model_is_searched_as_it_was_trained(train, expected, tmp_pa
         assert tuple(getattr(found, name) for name in arguments.SEARCH) == expected
     assert with_search_defaults(dataclasses.replace(asked, num_beams=3)).num_beams == 3
     if not train:
+        stored["max_new_tokens"] = 10  # with the end token
+        (cached / "snapshots/1/generation_config.json").write_text(json.dumps(stored))
+        assert with_search_defaults(asked).max_title_length == 9
         with pytest.raises(InputError, match="--min_title_length 2 is more than --max_title_length 1"):
             with_search_defaults(dataclasses.replace(asked, max_title_length=1))
+
+
+def test_the_cards_code_of_a_led_has_its_global_attention(tmp_path, monkeypatch):
+    (tmp_path / "metrics.json").write_text("{}")
+    code = model_card(tmp_path, "", True, []).usage
+    ids, given = torch.tensor([[7, 8, 9]]), {}
+    tokenizer, model = MagicMock(), MagicMock()
+    tokenizer.return_value = SimpleNamespace(input_ids=ids, attention_mask=torch.ones_like(ids))
+    model.generate = lambda ids, **inputs: given.update(inputs) or ids
+    tokenizer.decode.return_value = "a title"
+    for kind, made in (("Tokenizer", tokenizer), ("ModelForSeq2SeqLM", model)):
+        monkeypatch.setattr(f"transformers.Auto{kind}.from_pretrained", lambda _, made=made: made)
+    exec(code, {})
+    assert given["global_attention_mask"].tolist() == [[1, 0, 0]]
 
 
 def test_titles_have_figures_and_examples():

@@ -7,7 +7,15 @@ from types import SimpleNamespace
 import pytest
 import transformers
 from tables import cells_of
-from transformers import AutoTokenizer, BertConfig, LlamaConfig, Qwen2Config, RobertaConfig
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    LEDConfig,
+    LlamaConfig,
+    Qwen2Config,
+    RobertaConfig,
+    T5Config,
+)
 from transformers.models.auto.configuration_auto import model_type_to_module_name
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
@@ -105,11 +113,20 @@ def test_a_fingerprint_tells_tokenizers_apart_and_not_what_was_done_before(bert_
         (None, BertConfig(max_position_embeddings=4096), 10**30, 1024),
         (100, BertConfig(max_position_embeddings=128), 10**30, 100),
         (128, BertConfig(max_position_embeddings=128), 10**30, 128),
+        (128, BertConfig(max_position_embeddings=128), 64, 128),  # its tokenizer's limit is a default
+        (None, LEDConfig(max_encoder_position_embeddings=96, max_decoder_position_embeddings=9), 10**30, 96),
     ],
 )
 def test_the_length_of_a_document(requested, config, limit, chosen):
     tokenizer = SimpleNamespace(model_max_length=limit)
     assert choose_max_length(requested, config, tokenizer, 1024, True) == chosen
+
+
+def test_a_length_that_is_refused():
+    tokenizer = SimpleNamespace(model_max_length=64)
+    for config, said in ((BertConfig(max_position_embeddings=32), "32 tokens"), (T5Config(), "such as T5")):
+        with pytest.raises(InputError, match=said):
+            choose_max_length(65, config, tokenizer, 1024, True)
 
 
 def test_models_whose_positions_start_behind_the_padding_are_known():
