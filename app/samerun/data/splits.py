@@ -82,6 +82,9 @@ def read_needed(
         notes.append("--validation_split is not used: no validation rows are taken from training rows")
     if arguments.test_file is not None and not predicts:
         notes.append(f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given")
+    own = [getattr(arguments, f"{split}_file") for split in splits]
+    if arguments.train_file is not None and not trains and all(own):  # else it may be a folder with others
+        notes.append(f"--train_file {' '.join(arguments.train_file)} is not read: --do_train is not given")
     return splits
 
 

@@ -7,7 +7,7 @@ import pytest
 from classify import Arguments, TextClassification
 from tables import contents
 
-from samerun.data.splits import read_split
+from samerun.data.splits import LIMIT_ARGUMENTS, read_needed, read_split
 from samerun.errors import InputError
 
 
@@ -31,6 +31,23 @@ def test_only_the_columns_in_use_are_read(tmp_path):
         task = TextClassification(Arguments(output_dir="a", test_file=str(path), **given))
         found = contents(task.read_rows("test").table)
         assert found == {"text": ["a"], "labels": ["x"], **ids}
+
+
+@pytest.mark.parametrize(
+    ("given", "modes", "unread"),
+    [
+        ({"test_file": "b"}, (False, False, True), ["--train_file a is not read: --do_train is not given"]),
+        ({"test_file": "b", "validation_file": "c"}, (True, True, False),
+         ["--test_file b is not read: --do_predict is not given"]),
+        ({}, (False, True, False), []),  # a folder with validation rows
+    ],
+)  # fmt: skip
+def test_files_that_are_named_and_not_read(given, modes, unread):
+    notes, given = [], {name: [path] for name, path in given.items()}
+    asked = Arguments(output_dir="runs", train_file=["a"], **given)
+    found = read_needed(asked, modes, lambda split: [split], notes, unit="rows", elsewhere="")
+    assert list(found) == [split for split, needed in zip(LIMIT_ARGUMENTS, modes, strict=True) if needed]
+    assert notes == unread
 
 
 def test_a_split_of_a_dataset(arguments, tmp_path, token_cache, capfd):
