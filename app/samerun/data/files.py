@@ -52,7 +52,7 @@ SAVE_AS = {  # of kinds that are often tried
     ".xlsx": "save it as CSV in UTF-8",
 }
 # A line before a sentence of CoNLL-U or MultiCoNER
-COMMENT = re.compile(r"# ?(id\s|newdoc\b|newpar\b|[\w.]+ ?= )")
+COMMENT = re.compile(r"# (id\s|newdoc\b|newpar\b|[\w.]+ ?= )")
 SAMPLE = 100_000  # characters for a guess
 PARQUET_ERRORS = (pyarrow.ArrowException, OSError, ValueError, OverflowError)
 

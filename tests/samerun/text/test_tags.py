@@ -58,7 +58,9 @@ def test_word_classes_stay_as_they_are(tmp_path, token_cache):
 def test_a_conll_file_is_read_like_its_rows(tmp_path, token_cache):
     path = tmp_path / "a.conll"
     path.write_text(
-        "-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VB O\n\u3000\n\nPeter NNP B-PER\nBlack NNP I-PER", "utf-8"
+        "-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VB O\n\u3000\n# id 7\tdomain=en\n# text = Peter Black\n"
+        "Peter NNP B-PER\nBlack NNP I-PER",
+        "utf-8",
     )
     table = tags.as_sentences(read_table(str(path), required=COLUMNS), *COLUMNS, False)
     assert [tags.words_of(cell) for cell in table.columns["tokens"]] == [
@@ -66,7 +68,10 @@ def test_a_conll_file_is_read_like_its_rows(tmp_path, token_cache):
         ["Peter", "Black"],
     ]
     assert tags.read_tags(table, *COLUMNS, []).rows == [("B-ORG", "O"), ("B-PER", "I-PER")]
-    assert [table.where(number) for number in range(2)] == [f"{path}:3", f"{path}:7"]
+    assert [table.where(number) for number in range(2)] == [f"{path}:3", f"{path}:8"]
+    path.write_text("#id O\n# O\n\n# O\nlast O\n", "utf-8")  # words
+    table = read_table(str(path), required=COLUMNS[:1], optional=())
+    assert list(table.columns[COLUMNS[0]]) == [["#id", "#"], ["#", "last"]]
     path.write_text("a b\tO\nc \tO \n", "utf-8")  # tabs: words may hold spaces
     table = read_table(str(path), required=COLUMNS)
     assert [list(table.columns[name]) for name in COLUMNS] == [[["a b", "c"]], [["O", "O"]]]
