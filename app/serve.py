@@ -48,7 +48,7 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
     add("--max_megabytes", type=float, help="maximum size of a request (default: 1 for texts, 20 for images)")
     add(
         "--allowed_hosts",
-        type=lambda text: tuple(text.split(",")),
+        type=lambda text: tuple(name.strip() for name in text.split(",")),
         default=(),
         help="names, separated by commas, by which browsers may call this server; * for any (default: "
         "localhost, this machine's name and addresses)",
@@ -58,6 +58,9 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
         raise InputError(f"--max_wait {options.max_wait:g}: expected at least 0")
     if options.max_megabytes is not None and options.max_megabytes <= 0:
         raise InputError(f"--max_megabytes {options.max_megabytes}: expected more than 0")
+    wrong = [name for name in options.allowed_hosts if not name or set(name) & set(":/ ")]
+    if wrong:
+        raise InputError(f"--allowed_hosts {wrong[0]!r}: expected a name alone, without scheme and port")
     return options, task_arguments
 
 

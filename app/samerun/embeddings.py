@@ -67,8 +67,9 @@ def train_occurring(model: nn.Module, task: Task, keeps_others: bool) -> Occurri
     weight = embedding.weight
     owners = [name for name, other in model.named_parameters(remove_duplicate=False) if other is weight]
     is_plain = type(embedding) is nn.Embedding and embedding.max_norm is None
-    changes = embedding.sparse or embedding.scale_grad_by_freq or not weight.requires_grad
-    if not is_plain or changes or len(owners) != 1 or len(ids) > MOST * len(weight):
+    if not is_plain or embedding.sparse or embedding.scale_grad_by_freq or not weight.requires_grad:
+        return None
+    if len(owners) != 1 or len(ids) > MOST * len(weight):
         return None
     used = torch.from_numpy(ids)
     places = torch.full((len(weight),), len(used))

@@ -179,7 +179,7 @@ def task_of(folder: Path) -> str:
             config = dict(json.loads((folder / name).read_text(encoding="utf-8")))
         except FileNotFoundError:
             continue
-        except (OSError, TypeError, ValueError) as error:
+        except (OSError, TypeError, ValueError, RecursionError) as error:
             raise InputError(f"{folder / name}: cannot be read ({error})") from None
         task = BY_MODEL_TYPE.get(config.get("model_type")) or BY_ADAPTER.get(config.get("task_type"))
         model_class = (config.get("architectures") or [""])[0]

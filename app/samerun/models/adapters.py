@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, GenerationConfig
 
-from samerun.errors import InputError, in_short
+from samerun.errors import InputError, in_short, listed
 from samerun.layers import has_statistics
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # names of peft
@@ -38,7 +38,13 @@ def limit_training(model: Any, arguments: Any, new_names: set[str]) -> Any:
             raise InputError("--export adapter: an adapter has no statistics of batch norms; leave it out")
         return _add_adapters(model, arguments, new_names)
     pretrained = [(name, p) for name, p in model.named_parameters() if name not in new_names]
+    layers = numbered_layers(model, new_names)
     for entry in arguments.freeze or ():
+        if entry.isdecimal() and int(entry) > layers:
+            raise InputError(
+                f"--freeze {entry}: the model has {layers or 'no'} layers numbered in one row; name weights "
+                f"by a pattern; it has {_examples(model)}"
+            )
         frozen = [parameter for name, parameter in pretrained if _matches(entry, name)]
         if not frozen:
             raise InputError(
@@ -173,6 +179,8 @@ def merge_adapter(model: Any, folder: str | Path) -> tuple[Any, set[str]]:
     from peft import PeftConfig, PeftModel
 
     settings = PeftConfig.from_pretrained(folder)
+    if settings.is_prompt_learning:
+        raise ValueError(f"an adapter of type {settings.peft_type.value}, which no weights can hold")
     full_modules = settings.modules_to_save or []
     if (bits := getattr(model.config, BASE_BITS, None)) is not None:
         from samerun.models.quantized import round_weights
@@ -206,6 +214,11 @@ def _add_adapters(model: Any, arguments: Any, new_names: set[str]) -> Any:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
         raise InputError("--lora_r needs peft: pip install -r requirements-lora.txt") from None
+    if arguments.export == "adapter" and base_of(arguments.model_name_or_path or ""):
+        raise InputError(
+            f"--export adapter: {arguments.model_name_or_path} is an adapter, on which no other can stand; "
+            "export the merged model, or train from its base model"
+        )
     new_modules = sorted({name.rpartition(".")[0] for name in new_names})
     if (bits := _bits(arguments)) is not None:
         from samerun.models.quantized import quantize
@@ -227,10 +240,36 @@ def _add_adapters(model: Any, arguments: Any, new_names: set[str]) -> Any:
             f"--lora_target_modules {','.join(targets)}: no such layer to adapt ({in_short(error)}); the "
             f"model has {_examples(model)}"
         ) from None
+    _check_targets(model, targets)
     for name, parameter in model.named_parameters():
         if name in new_names:
             parameter.requires_grad_(True)
     return model
+
+
+def _check_targets(model: Any, targets: tuple[str, ...]) -> None:
+    """Raises `InputError` for targets that adapt nothing, and for adapted layers that share their weights:
+    merged, an adapter would change the others, too."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    adapted = {n: module for n, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
+    found = [f".{name}" for name in adapted]
+    unused = [target for target in targets if not any(name.endswith(f".{target}") for name in found)]
+    if unused and targets != ("all-linear",):
+        raise InputError(
+            f"--lora_target_modules {','.join(targets)}: there is no layer {listed(unused)}; the model has "
+            f"{_examples(model)}"
+        )
+    owners: dict[int, set[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), set()).add(name.replace(BASE, ".").rpartition(".")[0])
+    for name, module in adapted.items():
+        weight = getattr(module.get_base_layer(), "weight", None)
+        if others := owners.get(id(weight), set()) - {name}:
+            raise InputError(
+                f"--lora_target_modules {','.join(targets)}: {name} shares its weights with {min(others)}, "
+                "which a merged adapter would change, too; leave it out"
+            )
 
 
 def _bits(arguments: Any) -> int | None:

@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,8 @@ def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tu
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        raise InputError(explain_failed_load("model", name, error)) from error
+        what = ("model", name) if base is None or Path(base).is_dir() else (f"{name}: its base model", base)
+        raise InputError(explain_failed_load(*what, error)) from error
     _check_fit(name, model, loading)
     mismatched = {name for name, *_ in loading["mismatched_keys"]}
     return model, (set(loading["missing_keys"]) | mismatched) - adapter_names
@@ -189,7 +191,8 @@ def set_labels(config: Any, labels: list[str]) -> None:
 
 
 def labels_of(config: Any) -> list[str]:
-    """The names of the labels in a configuration. Raises `InputError` for ids with gaps."""
+    """The names of the labels in a configuration; equal ones, as ImageNet's two "crane", with their number.
+    Raises `InputError` for ids with gaps."""
     if missing := [label_id for label_id in range(config.num_labels) if label_id not in config.id2label]:
         ids = ", ".join(map(str, sorted(config.id2label)[:20]))
         raise InputError(
@@ -197,7 +200,9 @@ def labels_of(config: Any) -> list[str]:
             f"{config.num_labels} label(s) {ids}, so "
             f"number {missing[0]} has no name; number them from 0 to {config.num_labels - 1}"
         )
-    return [config.id2label[label_id] for label_id in range(config.num_labels)]
+    names = [config.id2label[label_id] for label_id in range(config.num_labels)]
+    count = Counter(names)
+    return [name if count[name] == 1 else f"{name} ({label_id})" for label_id, name in enumerate(names)]
 
 
 def own_labels(config: Any) -> list[str] | None:

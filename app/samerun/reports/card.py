@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,8 @@ def class_tables(folder: Path, classes: Sequence[str], columns: dict[str, str]) 
 
 
 def _cell(value: Any) -> str:
-    return number_text(value).replace("|", "\\|").replace("\n", " ")
+    """The text of a cell, in which names and texts are no HTML, links or further cells."""
+    return re.sub(r"([|\[\]<>])", r"\\\1", number_text(value)).replace("\n", " ")
 
 
 def _facts(run: dict[str, Any], values: dict[str, Any]) -> list[str]:

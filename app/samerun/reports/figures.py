@@ -105,6 +105,8 @@ def as_image(figure: Figure) -> np.ndarray:
 
     figure.set_dpi(DPI)
     canvas = FigureCanvasAgg(figure)
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # labels may have dollar signs
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         canvas.draw()

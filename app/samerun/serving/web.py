@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from PIL import Image, UnidentifiedImageError
 
 from samerun.errors import InputError
@@ -81,6 +82,7 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # by nohup
                 loop.add_signal_handler(number, stopped.set)
+        logging.getLogger("aiohttp.server").addFilter(_in_one_line)
         runner = web.AppRunner(
             self.application(), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, handler_cancellation=True
         )
@@ -107,9 +109,20 @@ class Server:
         timer = asyncio.get_running_loop().call_later(READ_SECONDS, self._close_silent, connection)
         self._silent[connection] = timer
 
-    def _close_silent(self, connection: Any) -> None:
+    def _close_silent(self, connection: Any, unsent: int | None = None) -> None:
+        """Closes the connection. One whose client still takes its answer gets as long again: it must have
+        taken some of `unsent` bytes since."""
+        transport = connection.transport
+        left = 0 if transport is None else transport.get_write_buffer_size()
+        if left and (unsent is None or left < unsent):
+            later = asyncio.get_running_loop().call_later
+            self._silent[connection] = later(READ_SECONDS, self._close_silent, connection, left)
+            return
         del self._silent[connection]
-        connection.force_close()
+        if left:
+            transport.abort()  # `close` would wait for the client
+        else:
+            connection.force_close()
 
     async def _run_queues(self, _app: web.Application) -> AsyncIterator[None]:
         running = [asyncio.create_task(queue.run()) for queue in (self._queue, self._explanations)]
@@ -144,8 +157,7 @@ class Server:
             logging.getLogger(__name__).exception("a request failed")
             return _error(500, "the prediction failed; the server's output says why")
         finally:
-            if request.keep_alive:
-                self._expect_request(request.protocol)
+            self._expect_request(request.protocol)
 
     @web.middleware
     async def _only_own_pages(self, request: web.Request, handler: Any) -> web.StreamResponse:
@@ -157,7 +169,7 @@ class Server:
                 return _error(
                     403,
                     f"the request's {header} is {value!r:.100}; to allow it, start with --allowed_hosts and "
-                    "that name",
+                    "its name, without scheme and port",
                 )
         return await handler(request)
 
@@ -176,7 +188,8 @@ class Server:
         return name in {*allowed, "localhost", socket.gethostname().lower()} or _is_ip_address(name)
 
     async def _page(self, _request: web.Request) -> web.Response:
-        return web.Response(text=PAGE.read_text(encoding="utf-8"), content_type="text/html")
+        page, headers = PAGE.read_text(encoding="utf-8"), {"X-Frame-Options": "DENY"}
+        return web.Response(text=page, content_type="text/html", headers=headers)
 
     async def _health(self, _request: web.Request) -> web.Response:
         waiting = len(self._queue) + len(self._explanations)
@@ -237,6 +250,15 @@ class Server:
 
     def _explain(self, pairs: list[tuple[Any, dict[str, Any]]]) -> list[dict[str, Any]]:
         return [line | self._predictor.explain(item, line) for item, line in pairs]
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """Has requests that are no HTTP logged without their stack traces."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError | web.RequestPayloadError):
+        record.exc_info, reason = None, " ".join(str(error).split())
+        record.msg, record.args = f"a request from outside cannot be read: {reason:.200}", ()
+    return True
 
 
 class _Busy(asyncio.Protocol):

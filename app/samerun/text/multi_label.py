@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import compress
 from pathlib import Path
@@ -316,6 +317,15 @@ def fixed_thresholds(parts: Sequence[str] | None, labels: Sequence[str]) -> np.n
 
 
 def thresholds_of(config: Any) -> np.ndarray:
-    """(labels,) the thresholds in a configuration; 0.5 if it has none."""
+    """(labels,) the thresholds in a configuration; 0.5 if it has none. Raises `InputError`."""
     stored = getattr(config, "thresholds", None)
-    return np.full(config.num_labels, 0.5) if stored is None else np.asarray(stored, dtype=np.float64)
+    if stored is None:
+        return np.full(config.num_labels, 0.5)
+    with suppress(TypeError, ValueError):
+        thresholds = np.asarray(stored, dtype=np.float64)
+        if thresholds.shape == (config.num_labels,) and np.isfinite(thresholds).all():
+            return thresholds
+    raise InputError(
+        f"model {config.name_or_path}: thresholds in its config.json are {stored!r:.80}, expected a number "
+        f"for each of the {config.num_labels} labels"
+    )
