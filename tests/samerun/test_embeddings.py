@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.nn import functional
 
@@ -109,7 +110,8 @@ def test_shared_and_frozen_embeddings_stay():
     tied, frozen = nn.Sequential(nn.Embedding(KNOWN, 3), nn.Linear(3, KNOWN)), bag()
     tied[1].weight = tied[0].weight
     frozen[0].weight.requires_grad_(False)
-    assert [train_occurring(model, task(), True) for model in (tied, frozen)] == [None, None]
+    adapted = get_peft_model(bag(), LoraConfig(target_modules=["0"])).base_model.model
+    assert [train_occurring(model, task(), True) for model in (tied, frozen, adapted)] == [None] * 3
 
 
 def test_the_others_get_the_weight_decay_of_all_updates():

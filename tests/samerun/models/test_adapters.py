@@ -8,6 +8,8 @@ from tiny_models import sizes
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
+    BartConfig,
+    BartForSequenceClassification,
     BertConfig,
     BertForSequenceClassification,
     T5Config,
@@ -124,9 +126,51 @@ def test_adapters_and_new_weights_alone_are_trained(arguments):
     everywhere = trained(limit_training(small_model(), arguments(lora_r=2), HEAD))
     assert not any(name.startswith("classifier.lora") for name in everywhere)
     assert sum("lora_A" in name for name in everywhere) == 3 * 6 + 1  # six matrices a layer, and the pooler's
-    message = r"--lora_target_modules q_proj: no such layer .*; the model has bert\.embeddings"
-    with pytest.raises(InputError, match=message):
-        limit_training(small_model(), arguments(lora_r=2, lora_target_modules=("q_proj",)), HEAD)
+
+
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        (("q_proj",), r"q_proj: no such layer .*; the model has bert\.embeddings"),
+        (("query", "valeu"), r"query,valeu: there is no layer valeu; the model has bert\.embeddings"),
+        (("all-linear", "query"), "all-linear,query: there is no layer all-linear"),
+    ],
+)
+def test_names_that_adapt_nothing_are_refused(arguments, targets, said):
+    with pytest.raises(InputError, match=f"--lora_target_modules {said}"):
+        limit_training(small_model(), arguments(lora_r=2, lora_target_modules=targets), HEAD)
+
+
+def test_layers_that_share_their_weights_are_not_adapted(arguments):
+    sizes = T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=20)
+    for target in ("lm_head", "shared"):
+        asked = arguments(lora_r=2, lora_target_modules=(target, "q"))
+        with pytest.raises(InputError, match=rf"{target} shares its weights with .*; leave it out"):
+            limit_training(T5ForConditionalGeneration(sizes), asked, set())
+    limit_training(T5ForConditionalGeneration(sizes), arguments(lora_r=2), set())
+
+
+def test_an_adapter_of_an_adapter_or_without_its_base_model_is_explained(adapted, arguments, tmp_path):
+    model, asked = adapted(export="adapter")
+    saved, weights = to_export(model, small_model().to("meta"), model.state_dict(), asked)
+    (tmp_path / "best").mkdir()
+    saved.save_pretrained(tmp_path / "best", weights)
+    named = arguments(lora_r=2, export="adapter", model_name_or_path=str(tmp_path / "best"))
+    with pytest.raises(InputError, match="is an adapter, on which no other can stand"):
+        limit_training(small_model(), named, HEAD)
+    (tmp_path / "base").rename(tmp_path / "moved")
+    with pytest.raises(InputError, match=f"its base model {tmp_path / 'base'}: this folder does not exist"):
+        load_model_and_new_names(AutoModelForSequenceClassification, named, load_config(named))
+
+
+def test_numbers_to_freeze_are_those_of_one_row(arguments):
+    frozen = limit_training(small_model(), arguments(freeze=("3",)), HEAD)
+    assert not any(".layer." in name for name in trained(frozen))
+    shared = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 20}
+    bart = BartConfig(d_model=8, encoder_layers=2, decoder_layers=2, pad_token_id=0, **shared)
+    for made, number in ((small_model(), "4"), (BartForSequenceClassification(bart), "1")):
+        with pytest.raises(InputError, match=f"--freeze {number}: the model has (3|no) layers numbered in"):
+            limit_training(made, arguments(freeze=(number,)), set())
 
 
 def test_an_adapter_cannot_hold_statistics_of_pretrained_batch_norms(arguments):

@@ -7,6 +7,7 @@ from damage import flip
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    BertConfig,
     PegasusConfig,
     PegasusForConditionalGeneration,
 )
@@ -15,6 +16,7 @@ from samerun.errors import InputError
 from samerun.models import pretrained
 from samerun.models.pretrained import (
     explain_failed_load,
+    labels_of,
     load_config,
     load_model,
     load_model_and_new_names,
@@ -51,6 +53,14 @@ def test_positions_that_are_computed_need_not_be_in_the_file(arguments, tmp_path
     assert not new
     for name, weight in model.state_dict().items():
         assert torch.equal(found.state_dict()[name], weight)
+
+
+def test_labels_of_one_name_are_told_apart():
+    assert labels_of(BertConfig(id2label={0: "crane", 1: "crane", 2: "dog"})) == [
+        "crane (0)",
+        "crane (1)",
+        "dog",
+    ]
 
 
 def test_half_precision_weights_are_trained_in_full(arguments, folder):

@@ -1,6 +1,7 @@
 import asyncio
 import io
 import json
+import logging
 import os
 import signal
 import socket
@@ -247,6 +248,55 @@ def test_explanations_let_others_pass_and_end_with_their_client():
         assert len(explained) < 32
 
     served(check, predictor, Limits(4, 0, 40, 0.01))
+
+
+async def stalled(port):
+    """A connection whose client takes nothing of an answer of several megabytes."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    sock.connect(("127.0.0.1", port))
+    body = json.dumps({"texts": ["x" * 1_000_000] * 6}).encode()
+    sent = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    await asyncio.to_thread(sock.sendall, sent)
+    return sock
+
+
+def test_a_client_that_does_not_take_its_answer_is_let_go(monkeypatch):
+    monkeypatch.setattr(web, "READ_SECONDS", 0.5)
+
+    async def run():
+        sock, connections = socket.create_server(("127.0.0.1", 0)), []
+        server = Server(Predictor(), {"task": "any"}, LIMITS._replace(megabytes=10))
+        accept = server._accept
+        monkeypatch.setattr(server, "_accept", lambda own: connections.append(accept(own)) or connections[-1])
+        serving = asyncio.create_task(server.serve(sock))
+        await asyncio.sleep(0.1)
+        client = await stalled(sock.getsockname()[1])
+        while not connections or connections[0].transport is None:
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(20):
+            while connections[0].transport is not None:  # aborted
+                await asyncio.sleep(0.05)
+        client.close()
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(20):
+            await serving
+
+    asyncio.run(run())
+
+
+def test_requests_that_are_no_http_have_one_line(caplog):
+    async def check(client):
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\nabc")
+        assert b"400" in await reader.readline()
+        writer.close()
+
+    logging.getLogger("aiohttp.server").addFilter(web._in_one_line)
+    served(check, Predictor())
+    (record,) = [each for each in caplog.records if each.name == "aiohttp.server"]
+    assert record.exc_info is None
+    assert record.getMessage().startswith("a request from outside cannot be read: ")
 
 
 def test_slow_and_many_connections_are_closed(monkeypatch):

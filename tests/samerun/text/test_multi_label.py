@@ -346,6 +346,13 @@ def export(path, model, weights, tokenizer, found, precision="no"):
     export_model(path, plain, weights, lambda place: check_export(place, found, precision), tokenizer, 16)
 
 
+@pytest.mark.parametrize("stored", [0.1, [0.1], [0.1, 0.2, float("nan")], ["a", "b", "c"], {"a": 1}])
+def test_thresholds_that_are_not_those_of_the_labels_are_refused(model, stored):
+    model.config.thresholds = stored
+    with pytest.raises(InputError, match="expected a number for each of the 3 labels"):
+        thresholds_of(model.config)
+
+
 def test_an_export_is_plain_transformers(model, tokenizer, tmp_path):
     assert thresholds_of(model.config).tolist() == [0.5, 0.5, 0.5]  # until there are any
     found = chances_of(model, tokenizer, WORDS, 16)

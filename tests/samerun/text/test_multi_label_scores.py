@@ -364,7 +364,9 @@ def test_labels_have_figures_and_their_worst_rows():
     texts = [f"text {row}" for row in range(40)]
     logits = np.log(chances / (1 - chances))
     split = SimpleNamespace(texts=texts, pairs=None)
-    found = report_content(ThresholdTuner(np.full(5, 0.5)), logits, targets, list("abcde"), split)
+    found = report_content(
+        ThresholdTuner(np.full(5, 0.5)), logits, targets, ["$\\frac{$", "$0-$50", *"cde"], split
+    )
     names = ["label_f1", "label_precision_recall", "label_calibration", "label_confusion"]
     assert [name for name, figure in found.figures.items() if as_image(figure).ndim == 3] == names
     first = found.figures["label_f1"].axes[0].get_yticklabels()[0].get_text()
