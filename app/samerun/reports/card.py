@@ -58,10 +58,13 @@ def write_card(folder: Path, card: ModelCard, arguments: Any) -> None:
         eval_results=results or None,
     )
     front = ["---", data.to_yaml(), "---", ""] if data.to_dict() else []
-    usage = card.usage
+    usage, limits = card.usage, [*card.limits, *LIMITS]
     if (folder / BEST / "adapter_config.json").exists():
         config = json.loads((folder / BEST / "config.json").read_text(encoding="utf-8"))
         usage = MERGE.format(model=config["architectures"][0]) + usage.replace('"best"', '"merged"')
+        if resolved.get("quantize"):
+            bits = f"The adapter was trained on the base model in {resolved['quantize']} bits; the code above"
+            limits.append(f"{bits} merges it into the unrounded one, which gives slightly other numbers.")
     code = ["```python", usage, "```", ""] if usage else []
     prefixes = [p for p in SPLITS if any(values.get(f"{p}_{metric}") is not None for metric in card.metrics)]
     rows = [[metric, *(values.get(f"{prefix}_{metric}") for prefix in prefixes)] for metric in card.metrics]
@@ -71,7 +74,7 @@ def write_card(folder: Path, card: ModelCard, arguments: Any) -> None:
     body += ["", *plots, *card.sections, "", "## Training", "", *_facts(run, values), ""]
     changed = yaml.safe_dump(_changed(arguments), allow_unicode=True, sort_keys=False)
     body += ["```yaml", changed.strip(), "```", ""]
-    body += ["## Limits", "", *(f"- {limit}" for limit in [*card.limits, *LIMITS]), ""]
+    body += ["## Limits", "", *(f"- {limit}" for limit in limits), ""]
     if foreign(folder, CARD):
         say(f"note           no model card is written: {folder / CARD} is not a run's file")
         return

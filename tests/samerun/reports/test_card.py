@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from samerun.reports.card import write_card
+from samerun.reports.card import markdown_table, write_card
 from samerun.task import ModelCard
 
 
@@ -55,3 +55,16 @@ def test_license_languages_arguments_and_limits(folder, arguments, tmp_path):
     assert shown == {**names, "dataset_name": "org/rows", "max_length": 64}
     assert "## Limits\n\n- No poems.\n- The best model was selected on" in text
     assert "4 process(es) on a GPU" in text
+
+
+def test_names_in_tables_are_no_html_links_or_cells():
+    assert markdown_table(["<b>"], [["[a](b)"], ["a|b\n"]])[0] == r"| \<b\> |"
+    assert markdown_table(["<b>"], [["[a](b)"], ["a|b\n"]])[2:] == [r"| \[a\](b) |", r"| a\|b  |"]
+
+
+def test_the_card_of_an_adapter_in_few_bits_tells_what_merging_changes(folder, arguments, tmp_path):
+    (tmp_path / "best").mkdir()
+    for name, content in (("adapter_config.json", "{}"), ("config.json", '{"architectures": ["Model"]}')):
+        (tmp_path / "best" / name).write_text(content)
+    assert "unrounded" not in card(folder(), arguments())
+    assert "on the base model in 4 bits; the code above" in card(folder({"quantize": "4"}), arguments())
