@@ -115,6 +115,11 @@ def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tu
     except Exception as error:
         if is_out_of_memory(error):
             raise
+        if base and "size mismatch" in str(error) and not Path(name, "config.json").exists():
+            raise InputError(
+                f"model {name}: weights of the adapter do not fit, and it has no config.json, which holds "
+                "the labels; put the base model's there, with num_labels, id2label and problem_type"
+            ) from error
         what = ("model", name) if base is None or Path(base).is_dir() else (f"{name}: its base model", base)
         raise InputError(explain_failed_load(*what, error)) from error
     _check_fit(name, model, loading)

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from tiny_models import sizes
 from transformers import (
     AutoConfig,
@@ -161,6 +161,17 @@ def test_an_adapter_of_an_adapter_or_without_its_base_model_is_explained(adapted
     (tmp_path / "base").rename(tmp_path / "moved")
     with pytest.raises(InputError, match=f"its base model {tmp_path / 'base'}: this folder does not exist"):
         load_model_and_new_names(AutoModelForSequenceClassification, named, load_config(named))
+
+
+def test_an_adapter_of_peft_without_its_labels_is_explained(arguments, tmp_path):
+    small_model().save_pretrained(tmp_path / "base")
+    base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base")  # of three labels
+    get_peft_model(base, LoraConfig(task_type="SEQ_CLS")).save_pretrained(tmp_path / "adapter")
+    config = AutoConfig.from_pretrained(tmp_path / "base")
+    config.num_labels = 2  # as without a config.json of its own
+    named = arguments(model_name_or_path=str(tmp_path / "adapter"))
+    with pytest.raises(InputError, match=r"do not fit, and it has no config\.json, which holds the labels"):
+        load_model_and_new_names(AutoModelForSequenceClassification, named, config)
 
 
 def test_numbers_to_freeze_are_those_of_one_row(arguments):
