@@ -35,6 +35,7 @@ OWNED_BY_ARGUMENTS = {
 SHIPPED = shipped("ds_configs")
 # Takes the place of a DeepSpeed file's name when the accelerate config itself has the settings.
 INLINE = "deepspeed_config of the accelerate config"
+DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # DeepSpeed's other names
 OPTIMIZERS = ("Adam", "AdamW")  # accepted in an "optimizer" section; DeepSpeed's Adam is AdamW
 # Environment variables by which `accelerate launch` passes the DeepSpeed settings of its own config file.
 INLINE_SETTINGS = {
@@ -127,17 +128,32 @@ def uses_nvme(config: dict[str, Any]) -> bool:
 
 
 def beside_file(config: dict[str, Any], source: str, environment: Mapping[str, str]) -> list[str]:
-    """Settings of an accelerate config that contradict the DeepSpeed file, which decides."""
-    own = {
-        "zero_stage": stage_of(config),
-        "gradient_accumulation_steps": 1,  # the default of `accelerate config`
-        "gradient_clipping": config.get("gradient_clipping"),
-    }
-    return [
-        f"the accelerate config has {name} {environment[key]} beside {source}, which decides; keep one"
-        for name, key in INLINE_SETTINGS.items()
-        if environment.get(key, "auto") not in ("auto", "none", str(own.get(name)))
-    ]
+    """Settings of an accelerate config that contradict the DeepSpeed file. Numbers that the file leaves to
+    the run are filled in, to be compared with the run's."""
+    zero, contradictions = config.get("zero_optimization", {}), []
+    own = {name: config.get(name, "auto") for name in ("gradient_clipping", "gradient_accumulation_steps")}
+    own["zero_stage"] = stage_of(config)
+    for part in ("optimizer", "param"):
+        own[f"offload_{part}_device"] = (zero.get(f"offload_{part}") or {}).get("device", "none")
+    # 1 is the default of `accelerate config`, so it is no request.
+    defaults = {"gradient_accumulation_steps": "1"}
+    for name, key in INLINE_SETTINGS.items():
+        value, known = environment.get(key, "auto"), own.get(name)
+        if value in ("auto", defaults.get(name)) or _number(value) == _number(known):
+            continue
+        if known == "auto":
+            config[name] = _number(value)
+        else:
+            contradictions.append(f"the accelerate config has {name} {value}, but {source} {known}; keep one")
+    return contradictions
+
+
+def _number(value: Any) -> Any:
+    """The number of a text that has one; anything else as it is."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value
 
 
 def problems(config: dict[str, Any], source: str, max_grad_norm: float, precision: str) -> list[str]:
@@ -175,7 +191,7 @@ def problems(config: dict[str, Any], source: str, max_grad_norm: float, precisio
         f"{name} is {value!r} but the run's precision is {'fp32' if precision == 'no' else precision}: "
         "gradients would be rounded otherwise; remove it"
         for name, value in types.items()
-        if value not in (None, "fp32", precision)
+        if DTYPES.get(value, value) not in (None, "fp32", precision)
     ]
     if all(value is True for value in enabled.values()):
         messages.append("fp16 and bf16 are both enabled; keep one")

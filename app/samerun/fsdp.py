@@ -71,8 +71,8 @@ def read_settings(environment: Mapping[str, str], problems: list[str]) -> FsdpSe
     min_num_params = settings.get("min_num_params", "100000000")
     if not min_num_params.isdecimal():
         messages.append(f"fsdp_min_num_params is {min_num_params!r}, expected a whole number")
-    strategy = settings.get("sharding_strategy", "FULL_SHARD")
-    if version == "2" and strategy not in ("FULL_SHARD", "1"):
+    strategy = settings.get("sharding_strategy", "").upper()
+    if version == "2" and strategy not in ("", "NONE", "FULL_SHARD", "1"):
         messages.append(
             f"fsdp_sharding_strategy is {strategy}, of version 1; write fsdp_reshard_after_forward: true or "
             "false, or use accelerate_configs/ddp.yaml, which does not shard"

@@ -88,8 +88,14 @@ DESCRIBED = [
      {"deepspeed_file": "ds.json", "deepspeed_config": {"zero_optimization": {"stage": 2}}, "zero_stage": 2}),
     (WITH_ZERO2, {}, {"zero_stage": 2, "deepspeed_file": ZERO2, "gathers_weights": False}),
     (WITH_ZERO2, {"deepspeed": ZERO2}, {"zero_stage": 2}),  # named twice, but one
-    (WITH_ZERO2 | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "2", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1"}, {},
+    (WITH_ZERO2 | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "2", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1",
+                   "ACCELERATE_GRADIENT_CLIPPING": "1.0"}, {}, {"zero_stage": 2}),
+    (WITH_ZERO2 | {"ACCELERATE_DEEPSPEED_CONFIG_FILE": "ds.json", "ACCELERATE_GRADIENT_CLIPPING": "1.0",
+                   "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu"},
+     {"deepspeed": {"gradient_clipping": 1, "data_types": {"grad_accum_dtype": "float32"},
+                    "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}},
      {"zero_stage": 2}),
+    (FSDP | {"FSDP_SHARDING_STRATEGY": "full_shard"}, {"gpus": 2}, {"launcher": "accelerate"}),
     (TORCHRUN | {"SLURM_STEP_NUM_TASKS": "2"}, {}, {"launcher": "torchrun"}),
     (WITH_ZERO2 | {"ACCELERATE_USE_DEEPSPEED": "false"}, {}, {"deepspeed_config": None}),
     # Precision, by the launcher, an argument or a DeepSpeed file
@@ -182,7 +188,11 @@ REFUSED = [
     ({"SLURM_STEP_NUM_TASKS": "2"}, {}, "srun started 2 tasks (SLURM_STEP_NUM_TASKS), each of which would"),
     # DeepSpeed files
     (WITH_ZERO2 | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, {},
-     f"the accelerate config has zero_stage 3 beside {ZERO2}, which decides; keep one"),
+     f"the accelerate config has zero_stage 3, but {ZERO2} 2; keep one"),
+    (WITH_ZERO2 | {"ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "cpu"}, {},
+     f"the accelerate config has offload_param_device cpu, but {ZERO2} none; keep one"),
+    (WITH_ZERO2 | {"ACCELERATE_GRADIENT_CLIPPING": "0.5"}, {},  # which the file leaves to the run
+     f"{ZERO2}: gradient_clipping is 0.5 but --max_grad_norm is 1"),
     *[(WITH_ZERO2 | {"ACCELERATE_DEEPSPEED_CONFIG_FILE": "ds.json", "ACCELERATE_MIXED_PRECISION": asked},
        {"deepspeed": {"bf16": {"enabled": enabled}, "fp16": {"enabled": False}}},
        f"ds.json: its precision is {declared} but the accelerate config says {asked}")

@@ -106,10 +106,11 @@ class ImageTask(Task):
         not have."""
         self.head = head_names(model)
         self.num_layers = adapters.numbered_layers(model, self.head)
-        if self.arguments.layerwise_lr_decay and not self.num_layers:
+        by_layer = self.arguments.layerwise_lr_decay, *map(str.isdecimal, self.arguments.freeze or ())
+        if any(by_layer) and not self.num_layers:
             raise InputError(
-                f"--layerwise_lr_decay: the layers of a {model.config.model_type} model are not numbered "
-                "throughout; leave it out"
+                "--layerwise_lr_decay and --freeze with a number: the layers of a "
+                f"{model.config.model_type} model are not numbered throughout; leave it out"
             )
         return adapters.limit_training(model, self.arguments, self.head)
 

@@ -38,12 +38,13 @@ def limit_training(model: Any, arguments: Any, new_names: set[str]) -> Any:
             raise InputError("--export adapter: an adapter has no statistics of batch norms; leave it out")
         return _add_adapters(model, arguments, new_names)
     pretrained = [(name, p) for name, p in model.named_parameters() if name not in new_names]
-    layers = numbered_layers(model, new_names)
+    numbers = [int(found[1]) for found in (LAYER.search(name) for name, _ in pretrained) if found]
+    layers = max(numbers, default=-1) + 1
     for entry in arguments.freeze or ():
         if entry.isdecimal() and int(entry) > layers:
             raise InputError(
-                f"--freeze {entry}: the model has {layers or 'no'} layers numbered in one row; name weights "
-                f"by a pattern; it has {_examples(model)}"
+                f"--freeze {entry}: the model has {layers or 'no'} numbered layers; give a lower number, or "
+                f"a pattern of names; it has {_examples(model)}"
             )
         frozen = [parameter for name, parameter in pretrained if _matches(entry, name)]
         if not frozen:
@@ -268,7 +269,7 @@ def _check_targets(model: Any, targets: tuple[str, ...]) -> None:
         if others := owners.get(id(weight), set()) - {name}:
             raise InputError(
                 f"--lora_target_modules {','.join(targets)}: {name} shares its weights with {min(others)}, "
-                "which a merged adapter would change, too; leave it out"
+                "which a merged adapter would change, too; name other layers"
             )
 
 

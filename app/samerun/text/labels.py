@@ -292,7 +292,8 @@ def label_ids(
         if ignore_unknown is not None:
             advice = f"correct it, {instead}, or leave such labels out with --unknown_labels ignore"
         for name, rows in list(unknown.items())[:SHOWN]:
-            near = nearest(name, labels)
+            repeated = (label for label in labels if label.startswith(f"{name} ("))  # which has its number
+            near = nearest(name, labels) or next(repeated, None)
             hint = f"; did you mean {near!r}?" if near else ""
             where = f"{table.where(rows[0])}: label {name!r:.80}"
             problems.append(f"{where} is not in the {source} ({len(rows)} row(s)){hint}; {advice}")

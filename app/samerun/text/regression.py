@@ -67,8 +67,8 @@ class Regression(Problem):
         if own and (not are_named or sorted(own) == sorted(self.columns)):  # in the order of the outputs
             self.columns = own
         several = self.columns if len(self.columns) > 1 else ()
-        if several:  # their units may differ, and the loss has none
-            self.default_metric = "loss"
+        if several:  # their units may differ
+            self.default_metric = "r2"
         by_column = (f"{metric}_{column}" for column in several for metric in METRICS)
         self.metric_names = self.card_metrics = (*self.shown_metrics, *by_column)
         self.loss = {"kind": arguments.loss_name, **arguments.loss_arguments}
@@ -125,6 +125,8 @@ class Regression(Problem):
         return torch.tensor(np.stack([ids[row] for row in rows]), dtype=torch.float32)
 
     def prepare(self, ids: dict[str, Ragged]) -> None:
+        if "validation" in ids and self._constant(ids["validation"]):  # r2 is undefined
+            self.default_metric = "mse"
         self.loss_settings = {**self.loss, "mean": self.mean.tolist(), "scale": self.scale.tolist()}
         self.notes += [
             f"{column}: mean {mean:.6g}, standard deviation {scale:.6g}; the loss is of standardised values"
@@ -132,18 +134,18 @@ class Regression(Problem):
         ]
 
     def check_best_metric(self, name: str, ids: Ragged) -> None:
-        values = ids.values.reshape(-1, len(self.labels))
         kind, _, named = name.partition("_")
-        constant = [
-            column
-            for column, spread in zip(self.columns, np.ptp(values, axis=0), strict=True)
-            if spread == 0 and named in ("", column)
-        ]
+        constant = [column for column in self._constant(ids) if named in ("", column)]
         if kind in HIGHER_IS_BETTER and constant:
             raise InputError(
                 f"--metric_for_best_model {name} is undefined on these validation rows ({listed(constant)} "
                 "has one value only); choose another, such as mse"
             )
+
+    def _constant(self, ids: Ragged) -> list[str]:
+        """The columns with one value only."""
+        spread = np.ptp(ids.values.reshape(-1, len(self.labels)), axis=0)
+        return [column for column, width in zip(self.columns, spread, strict=True) if width == 0]
 
     def fingerprint(self) -> dict[str, Any]:
         return {"problem_type": self.name, "label_list": list(self.labels), "loss": self.loss}

@@ -8,8 +8,6 @@ from tiny_models import sizes
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
-    BartConfig,
-    BartForSequenceClassification,
     BertConfig,
     BertForSequenceClassification,
     T5Config,
@@ -145,7 +143,7 @@ def test_layers_that_share_their_weights_are_not_adapted(arguments):
     sizes = T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=20)
     for target in ("lm_head", "shared"):
         asked = arguments(lora_r=2, lora_target_modules=(target, "q"))
-        with pytest.raises(InputError, match=rf"{target} shares its weights with .*; leave it out"):
+        with pytest.raises(InputError, match=rf"{target} shares its weights with .*; name other layers"):
             limit_training(T5ForConditionalGeneration(sizes), asked, set())
     limit_training(T5ForConditionalGeneration(sizes), arguments(lora_r=2), set())
 
@@ -174,14 +172,11 @@ def test_an_adapter_of_peft_without_its_labels_is_explained(arguments, tmp_path)
         load_model_and_new_names(AutoModelForSequenceClassification, named, config)
 
 
-def test_numbers_to_freeze_are_those_of_one_row(arguments):
+def test_as_many_layers_as_there_are_can_be_frozen(arguments):
     frozen = limit_training(small_model(), arguments(freeze=("3",)), HEAD)
     assert not any(".layer." in name for name in trained(frozen))
-    shared = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 20}
-    bart = BartConfig(d_model=8, encoder_layers=2, decoder_layers=2, pad_token_id=0, **shared)
-    for made, number in ((small_model(), "4"), (BartForSequenceClassification(bart), "1")):
-        with pytest.raises(InputError, match=f"--freeze {number}: the model has (3|no) layers numbered in"):
-            limit_training(made, arguments(freeze=(number,)), set())
+    with pytest.raises(InputError, match="--freeze 4: the model has 3 numbered layers; give a lower number"):
+        limit_training(small_model(), arguments(freeze=("4",)), HEAD)
 
 
 def test_an_adapter_cannot_hold_statistics_of_pretrained_batch_norms(arguments):

@@ -1,5 +1,6 @@
 import json
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from sklearn.metrics import f1_score
 
 from samerun.reports.figures import as_image
 from samerun.reports.page import MAX_ROWS
+from samerun.text import multi_label_scores
 from samerun.text.losses import MultiLabelLoss
 from samerun.text.multi_label_scores import (
     DECISION_METRICS,
@@ -94,10 +96,11 @@ def rows(draw):
 
 
 @settings(max_examples=40)
-@given(rows(), st.sampled_from([0.3, 0.5]))
-def test_equals_scikit_learn_on_any_rows(data, threshold):
+@given(rows(), st.sampled_from([0.3, 0.5]), st.sampled_from([0, 10**9]))
+def test_equals_scikit_learn_on_any_rows(data, threshold, most_compared):
     expected = scikit_learn_scores(*data, threshold)
-    assert scores_of(*data, threshold) == pytest.approx(expected, abs=1e-12, rel=0)
+    with patch.object(multi_label_scores, "MOST_COMPARED", most_compared):  # none of the rows, or all
+        assert scores_of(*data, threshold) == pytest.approx(expected, abs=1e-12, rel=0)
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])

@@ -48,7 +48,9 @@ def test_references_are_not_rounded_and_values_are_those_of_fp32():
     assert [[*line["reference"].values()] for line in lines] == true
     assert np.array_equal(np.array([[*line["values"].values()] for line in lines], np.float32), found)
     assert made.score({"logits": found}, split)["r2_b"] is None  # one value, whose mean is rounded
-    assert made.default_metric == "loss"
+    assert made.default_metric == "r2"
+    made.prepare({"validation": split.targets})
+    assert made.default_metric == "mse"  # r2 of one value is undefined
 
 
 def test_columns_have_the_order_of_the_trained_model(tmp_path):
