@@ -12,7 +12,8 @@ from tables import table
 
 from samerun.classes import confusion_matrix, single_label_scores, weighted_scores
 from samerun.data.tokens import Ragged
-from samerun.text.labels import read_classes
+from samerun.errors import InputError
+from samerun.text.labels import label_ids, read_classes
 from samerun.text.single_label import SingleLabel, fit_temperature, softmax
 
 
@@ -43,6 +44,13 @@ def test_labels_that_look_like_several_are_noted():
     notes = []
     read_classes(table({"label": ["a|b", "a"]}), "label", notes)
     assert "1 row(s) have a label with '|' in it" in notes[0]
+
+
+def test_a_label_that_a_model_has_twice_is_explained():
+    cells = table({"label": ["crane", "dog"]})
+    found = read_classes(cells, "label", [])
+    with pytest.raises(InputError, match=r"label 'crane' is not in .*; did you mean 'crane \(0\)'\?"):
+        label_ids(cells, found, ["crane (0)", "crane (1)", "dog"], None, [])
 
 
 def test_balanced_weights_are_scikit_learns_and_are_limited():
