@@ -26,7 +26,7 @@ from samerun import task_scripts
 from samerun.cli import prepare_process, set_up_host, shows_traces
 from samerun.console import STDOUT
 from samerun.errors import SHOWN_AS, InputError
-from samerun.files import as_line, temporary_folder
+from samerun.files import temporary_folder
 from samerun.run_folder import record_predictions
 from samerun.signals import failures_end_the_job
 
@@ -71,8 +71,12 @@ def read_options(argv: list[str] | None = None) -> argparse.Namespace:
         )
     if options.text is not None and task not in ("classify", "titlegen", "tag"):
         raise InputError(f"--text: {options.model} is a model of {task}, which takes files; name a FILE")
+    options.text, options.text_pair = map(_in_utf8, (options.text, options.text_pair))
     if options.text == ["-"]:
-        given = sys.stdin.read().removeprefix("\ufeff")
+        try:
+            given = sys.stdin.buffer.read().decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise InputError(f"--text -: standard input is no UTF-8 ({error})") from None
         options.text = [line.removesuffix("\r") for line in given.removesuffix("\n").split("\n") if given]
         if not options.text:
             raise InputError("--text -: standard input is empty; expected a text on each line")
@@ -84,6 +88,19 @@ def read_options(argv: list[str] | None = None) -> argparse.Namespace:
             "each"
         )
     return options
+
+
+def _in_utf8(words: list[str] | None) -> list[str] | None:
+    """Words of the command line, which Python has decoded by the locale, from UTF-8 if that is what they
+    are."""
+
+    def decoded(word: str) -> str:
+        try:
+            return os.fsencode(word).decode("utf-8")
+        except UnicodeError:
+            return word
+
+    return None if words is None else list(map(decoded, words))
 
 
 def runs_in_memory(options: argparse.Namespace) -> bool:
@@ -130,13 +147,14 @@ def print_predictions(options: argparse.Namespace) -> None:
     """Predicts the texts of --text in this process. The output is that of the task's command. Raises
     `InputError`."""
     set_up_host()
+    from samerun.predictions import write
     from samerun.serving.predictor import load_predictor
 
     pairs = options.text_pair
     predictor = load_predictor(options.task, options.model, options.task_arguments)
     items = options.text if pairs is None else list(zip(options.text, pairs, strict=True))
-    for number, line in enumerate(predictor(items)):
-        sys.stdout.write(as_line({"id": number, **line}))
+    lines = ({"id": number, **line} for number, line in enumerate(predictor(items)))
+    write(Path("-"), Path(), lines, "")
 
 
 def _write_texts(texts: list[str], pairs: list[str] | None) -> str:

@@ -73,7 +73,7 @@ from samerun.models.adapters import limit_training
 from samerun.plan import Modes
 from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent, check_metric
 from samerun.text import tags
-from samerun.text.labels import label_source
+from samerun.text.labels import in_order_of_head, label_source
 from samerun.text.tags import RAW, Tagged, first_tokens
 from samerun.text.text import TextSplit, TextTask, check_outputs, lengths_of, pad_rows
 from samerun.text.titles import IGNORED, token_losses
@@ -103,7 +103,8 @@ class TokenClassification(TextTask):
         self.labels = pretrained.labels_of(self.config)
         self.all_tokens = getattr(self.config, "label_all_tokens", a.label_all_tokens)
         if modes.train:
-            self.labels = tags.choose_labels(self.own_labels, targets["train"].names, a.label_file)
+            names = in_order_of_head(a, self.config, targets["train"].names, self.notes)
+            self.labels = tags.choose_labels(self.own_labels, names, a.label_file)
             self.all_tokens = a.label_all_tokens
         self.loss_settings = {"label_all_tokens": self.all_tokens}
         if not tags.are_names(self.labels):

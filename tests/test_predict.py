@@ -1,5 +1,6 @@
 import io
 import json
+import subprocess
 from pathlib import Path
 
 import predict
@@ -90,12 +91,24 @@ def test_what_cannot_be_predicted_is_explained(config, argv, message, folder, tm
 def test_lines_of_standard_input_are_texts(folder, monkeypatch):
     model = str(folder(CLASSIFIER))
     texts = ["red apples", "blue,\fsky\u2028of May"]  # which have two of Python's other ends of lines
+
+    def options(given):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given), "latin-1"))  # by the locale
+        return predict.read_options([model, "--text", "-"])
+
     for given in ("\n".join([*texts, ""]), "\ufeff" + "\r\n".join(texts)):
-        monkeypatch.setattr("sys.stdin", io.StringIO(given, newline=""))
-        assert predict.read_options([model, "--text", "-"]).text == texts
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    with pytest.raises(InputError, match="standard input is empty"):
-        predict.read_options([model, "--text", "-"])
+        assert options(given.encode()).text == texts
+    for given, said in ((b"", "standard input is empty"), ("é".encode("latin-1"), "is no UTF-8")):
+        with pytest.raises(InputError, match=said):
+            options(given)
+
+
+def test_texts_of_a_command_line_are_utf8_whatever_the_locale(folder, monkeypatch):
+    model = str(folder(CLASSIFIER))
+    monkeypatch.setattr("os.fsencode", lambda word: word.encode("latin-1"))
+    for word, expected in (("手机".encode().decode("latin-1"), "手机"), ("café", "café")):
+        found = predict.read_options([model, "--text", word, "--text_pair", word])
+        assert (found.text, found.text_pair) == ([expected], [expected])
 
 
 def test_several_processes_need_a_folder(folder, monkeypatch):
@@ -130,6 +143,9 @@ def test_texts_and_files_give_lines_and_nothing_else(launched, home):
     assert {"torch", "transformers.modeling_utils"} <= imported
     lines = [json.loads(line) for line in said.out.splitlines()]
     assert [line.keys() for line in lines] == [{"id", "labels", "probabilities"}] * 2
+    with open("/dev/full", "w") as full:
+        lost = subprocess.run([*words, "--text", "red apples"], cwd=home, stdout=full, stderr=subprocess.PIPE)
+    assert (lost.returncode, b"the disk is full" in lost.stderr) == (3, True)
     done = run([*words, "test.csv", "--output", "predicted.csv"], home).check()
     assert done.out.splitlines()[-1] == "done           predicted.csv"
     assert len((home / "predicted.csv").read_text(encoding="utf-8").splitlines()) == TEST_ROWS + 1

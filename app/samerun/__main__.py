@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from samerun import __version__
+from samerun.console import survive_a_lost_console
 from samerun.errors import nearest
 from samerun.files import shipped
 from samerun.task_scripts import parser, run_tool, scripts, tools
@@ -35,6 +36,8 @@ complete -o default -F _samerun samerun"""
 
 def main() -> None:
     """Entry point of `samerun` and of `python -m samerun`."""
+    if sys.stdout is sys.__stdout__:  # else the caller reads what is printed
+        survive_a_lost_console()
     files = scripts() | tools()
     # deepspeed inserts --local_rank before the name
     given = next((word for word in sys.argv[1:] if not word.startswith("-")), "")

@@ -138,6 +138,12 @@ def find(folder: Path, requested: str) -> Path | None:
                 say(f"warning: {line}; resuming from {path.name}")
             return path
         damaged.append(f"checkpoint {path}: {problem}")
+    trainers = sorted(folder.parent.glob("checkpoint-*/trainer_state.json"), key=os.path.getmtime)
+    if trainers and not damaged:
+        raise InputError(
+            f"--resume_from_checkpoint: {trainers[-1].parent} is of transformers' Trainer and cannot be "
+            "continued; name it by --model_name_or_path, and another --output_dir, to start from its weights"
+        )
     if damaged:
         raise InputError(*damaged, "no complete checkpoint is left; --overwrite_output_dir starts again")
     return None

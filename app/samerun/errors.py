@@ -92,6 +92,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         "CUDNN_STATUS_ALLOC_FAILED",
         os.strerror(errno.ENOMEM),
         "failed to map segment",
+        "could not create a primitive",  # by oneDNN
         "error return without exception set",
     )
     return getattr(error, "errno", None) == errno.ENOMEM or any(word in str(error) for word in words)

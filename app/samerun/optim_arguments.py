@@ -2,11 +2,10 @@
 arguments are reported before it is imported.
 """
 
-import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
-from samerun.parsing import Setting, read_settings
+from samerun.parsing import Setting, is_installed, read_settings
 
 DEFAULT = "adamw_torch_fused"
 UNDER_FSDP = (DEFAULT, "sgd", "rmsprop")  # torch's optimizers whose state has the weight's shape
@@ -78,7 +77,7 @@ def check_launch(
     """Errors if this launch cannot use the optimizer. `deepspeed_config`: the content of DeepSpeed's file, if
     there is one."""
     optimizer, errors = OPTIMIZERS[optim], []
-    if optimizer.package is not None and importlib.util.find_spec(optimizer.package) is None:
+    if optimizer.package is not None and not is_installed(optimizer.package):
         errors.append(
             f"--optim {optim}: {optimizer.package} is not installed (pip install -r requirements-8bit.txt)"
         )

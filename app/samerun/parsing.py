@@ -9,6 +9,7 @@ that are accepted. `--learning-rate` means `--learning_rate`.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import inspect
 import json
 import math
@@ -125,6 +126,12 @@ def validate(arguments: Any) -> None:
             problems += group.problems(arguments)
     if problems:
         raise InputError(*problems)
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported; a folder of its name without a module, as wandb leaves, is none."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 def is_given(arguments: Any, name: str) -> bool:
@@ -361,7 +368,8 @@ def _read_command_line(
             if values is not None:
                 values.append(word)
             elif not problems:
-                problems.append(f"unexpected value {word!r}: arguments are written --name value")
+                hint = "; --config names a file of them" if word.endswith((".json", ".yaml", ".yml")) else ""
+                problems.append(f"unexpected value {word!r}: arguments are written --name value{hint}")
             continue
         written, equals, value = ("help" if word == "-h" else word[2:]).partition("=")
         values = [value] if equals else []

@@ -2,10 +2,10 @@
 written."""
 
 import contextlib
-import importlib.util
 import json
 import os
 import platform
+import sys
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from samerun.errors import InputError, collecting, raise_problems
 from samerun.export import check_upload
 from samerun.files import as_json, file_record, lock, recover_folder, write_json
 from samerun.launch import Launch, Machine, describe_launch
-from samerun.parsing import as_dict, is_given, names_of, values_of
+from samerun.parsing import as_dict, is_given, is_installed, names_of, values_of
 from samerun.plan import Plan, describe
 from samerun.run_folder import BEST, RUN_FILE, STATUS, code_version, library_versions, status
 from samerun.runtime import Run, connect
@@ -61,16 +61,23 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
                 "--ema_decay out"
             )
     trackers = [name for name in arguments.report_to if name not in ("none", "html")]
-    missing = [name for name in trackers if importlib.util.find_spec(name) is None]
+    missing = [name for name in trackers if not is_installed(name)]
     problems += [f"--report_to {name}: not installed (pip install {name})" for name in missing]
     with_deepspeed = launch is not None and launch.deepspeed_config is not None and machine is None
-    if with_deepspeed and importlib.util.find_spec("deepspeed") is None:
+    if with_deepspeed and not is_installed("deepspeed"):
         problems.append(f"{launch.deepspeed_file}: DeepSpeed is not installed (pip install deepspeed)")
     if arguments.push_to_hub and get_token() is None:
         problems.append("--push_to_hub: no token; log in first (hf auth login)")
     if machine is None and launch is not None and launch.rank == 0:
         with collecting(problems):
             mirror.connect(arguments.mirror_to if train else None)
+    encoding = sys.getfilesystemencoding()
+    for name in ("output_dir", "model_name_or_path", "tokenizer_name"):
+        if encoding != "utf-8" and not str(getattr(arguments, name, None) or "").isascii():
+            problems.append(
+                f"--{name}: safetensors and tokenizers take names of folders in UTF-8 alone, but the "
+                f"locale's encoding is {encoding}; set PYTHONUTF8=1 or LC_ALL=C.UTF-8"
+            )
     raise_problems(problems)
     if machine is None and launch.rank == 0:
         check_upload(arguments)

@@ -203,7 +203,7 @@ TRAINER_NAMES: dict[str, Name] = {
     "fsdp": FSDP,
     "fsdp_config": FSDP,
     # TrainingArguments: data
-    "dataloader_drop_last": only("false", "each row is used once per epoch; the last batch weighs less"),
+    "dataloader_drop_last": only("false", "each row is used once per epoch"),
     "dataloader_pin_memory": only("true", "batches are pinned if the device is a GPU"),
     "dataloader_persistent_workers": only("true", "--dataloader_num_workers always persist during training"),
     "dataloader_prefetch_factor": only("2", "each of --dataloader_num_workers prepares two steps ahead"),

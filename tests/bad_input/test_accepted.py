@@ -71,7 +71,7 @@ LABELS = [
           r"test\.csv: 1 row\(s\) have no label", task=CLASSIFY, arguments=PREDICT,
           files={"train.csv": GOOD.replace("water,green", "water,"),
                  "valid.csv": "text,labels\na,\nb,\n", "test.csv": "text,labels\na,red\nb,\n"}),
-    works("rows to be labelled", r"test\.csv: labels is empty in every row and not read", task=CLASSIFY,
+    works("rows to be labelled", r"test\.csv: labels is empty or -1 in every row and not read", task=CLASSIFY,
           arguments=PREDICT, files={"test.csv": "text,labels\na,\nb,\n"}),
     works("labels with another separator in them",
           r"train\.csv: no row has two labels, but 1 labels hold ';'",

@@ -223,6 +223,13 @@ def test_auto_finds_the_newest_that_is_whole(trained, tmp_path, capsys):
     assert (len(others), "--overwrite_output_dir" in last) == (3, True)
 
 
+def test_a_checkpoint_of_trainer_is_no_beginning(tmp_path):
+    (tmp_path / "checkpoint-6").mkdir()
+    (tmp_path / "checkpoint-6" / "trainer_state.json").write_text("{}")
+    with pytest.raises(InputError, match="checkpoint-6 is of transformers' Trainer and cannot be continued"):
+        checkpoint.find(tmp_path / "checkpoints", "auto")
+
+
 def test_a_checkpoint_is_requested_by_its_path(trained, tmp_path):
     path = trained.save(2)
     assert find(tmp_path / "elsewhere", str(path)) == path

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -15,6 +16,7 @@ from samerun import checkpoint, start
 from samerun.errors import InputError
 from samerun.files import add_to_list, write_json
 from samerun.launch import Machine
+from samerun.parsing import is_installed
 
 
 def test_everything_that_can_be_refused_is_refused_at_once(arguments, environment, tmp_path, monkeypatch):
@@ -29,6 +31,25 @@ def test_everything_that_can_be_refused_is_refused_at_once(arguments, environmen
         assert sum(word in problem for problem in found) == 1
     assert len(found) == 4
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
+
+
+def test_folders_whose_names_other_libraries_could_not_read_are_refused(arguments, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "gbk")
+    asked = arguments(output_dir=str(tmp_path / "run"), model_name_or_path="模型")
+    found = problems_of(start.check, asked)
+    assert [problem.partition(":")[0] for problem in found] == ["--model_name_or_path"]
+    assert "set PYTHONUTF8=1" in found[0]
+
+
+def test_a_folder_is_no_package(tmp_path, monkeypatch):
+    (tmp_path / "wandb").mkdir()  # as wandb leaves it
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [is_installed(name) for name in ("wandb", "torch", "json", "no_such")] == [
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(("labels", "error"), [(["a", "c"], InputError), (["a", "b"], NotImplementedError)])

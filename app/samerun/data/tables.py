@@ -326,12 +326,13 @@ def note_rows_in_quotes(table: Table, column: str, notes: list[str]) -> None:
 
 
 def without_blank(table: Table, columns: Iterable[str], notes: list[str]) -> Table:
-    """The table without these columns if they are empty, as for rows to be labelled, with a note."""
+    """The table without these columns if they are empty or, as in GLUE's test files, -1 throughout, with a
+    note."""
     there = [name for name in table.names if name in columns]
     cells = chain(*(table.columns[name] for name in there))
-    if not there or any(cell is not None and str(cell).strip() for cell in cells):
+    if not there or any(cell is not None and str(cell).strip() not in ("", "-1", "-1.0") for cell in cells):
         return table
-    notes.append(f"{table.path}: {listed(there)} is empty in every row and not read")
+    notes.append(f"{table.path}: {listed(there)} is empty or -1 in every row and not read")
     return replace(table, rows=table.rows.remove_columns(there))
 
 

@@ -7,7 +7,6 @@ new head, are always trained.
 
 import copy
 import fnmatch
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -19,6 +18,7 @@ from transformers import AutoConfig, GenerationConfig
 
 from samerun.errors import InputError, in_short, listed
 from samerun.layers import has_statistics
+from samerun.parsing import is_installed
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # names of peft
 LAYER = re.compile(r"\.(?:layers?|blocks?|h)\.(\d+)\.")
@@ -63,7 +63,7 @@ def check_quantization(arguments: Any, launch: Any) -> None:
     bits = _bits(arguments)
     if bits is None:
         return
-    if importlib.util.find_spec("bitsandbytes") is None:
+    if not is_installed("bitsandbytes"):
         raise InputError(f"--quantize {bits} needs bitsandbytes: pip install -r requirements-8bit.txt")
     if launch.deepspeed_config is not None or launch.fsdp is not None:
         launcher = "FSDP" if launch.fsdp else "DeepSpeed"

@@ -19,12 +19,15 @@ from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
 from samerun.errors import SHOWN, InputError, described, listed, more, nearest, raise_problems
 from samerun.files import read_text
+from samerun.models.pretrained import own_labels
 
+TRAINED_HEADS = ("ForSequenceClassification", "ForTokenClassification")  # ends of model classes
 OF_MODEL = "labels of "  # begins the source of labels that a model has
 # ['a', 'b'], as pandas writes a list to csv
 LIST_AS_TEXT = re.compile(r"\[\s*(([\"']).*\2\s*)?\]", re.DOTALL)
 DIGITS = re.compile(r"\d+")
 FEW = 2  # training rows of a label that may be misspelt; the other one has ten times as many
+OF_BITS = "give the numbers or names of a row's labels, or --label_columns, with a column of 0 and 1 for each"
 BITS = {"1": True, "true": True, "1.0": True, "0": False, "false": False, "0.0": False}
 
 
@@ -87,6 +90,8 @@ def read_labels(table: Table, arguments: Any, notes: list[str]) -> Labelled | No
             "one form everywhere"
         )
     raise_problems(problems)
+    if repeated and set(first_rows) == {"a list of numbers"} and set(chain(*rows)) <= {"0", "1"}:
+        raise InputError(f"{table.path}: {column} has lists of 0 and 1 alone; {OF_BITS}")
     if repeated:
         notes.append(f"{table.path}: {repeated} row(s) name a label twice; it counts once")
     if set(first_rows) == {"a text"} and max(map(len, rows)) == 1 and not declared:
@@ -125,6 +130,8 @@ def _parse_cell(cell: Any, separator: str | None) -> tuple[list[str], str]:
             if not all(names):
                 raise ValueError("holds an empty label")
             return names, "a list of texts" if cell else ""
+        if types == {float}:
+            raise ValueError(f"{cell!r:.60} is a list of decimals; {OF_BITS}")
         if types == {int}:
             return [str(item) for item in cell], "a list of numbers"
         raise ValueError(f"{cell!r:.80} mixes types; expected a list of texts or a list of whole numbers")
@@ -227,6 +234,23 @@ def _forms(label: str) -> list[str]:
     return [label, *(label[:place] + label[place + 1 :] for place in range(len(label)))]
 
 
+def in_order_of_head(arguments: Any, config: Any, labels: list[str], notes: list[str]) -> list[str]:
+    """The training labels in the order of the model's head, if it is trained, has as many rows and no names
+    for them (LABEL_0, ...): numbers from 0 are its rows. Others keep their order, with a note."""
+    is_trained = any(name.endswith(TRAINED_HEADS) for name in config.architectures or ())
+    unnamed = is_trained and not arguments.from_scratch and own_labels(config) is None
+    if not unnamed or arguments.label_file or config.num_labels != len(labels):
+        return labels
+    numbers = list(map(str, range(len(labels))))
+    if set(labels) == set(numbers):
+        return numbers
+    notes.append(
+        "the rows of the model's head have no names (LABEL_0, ...) and are taken for the training labels in "
+        "this order; --label_file gives another one"
+    )
+    return labels
+
+
 def choose_labels(
     arguments: Any, own: list[str] | None, train_labels: list[str], notes: list[str]
 ) -> list[str]:
@@ -306,7 +330,8 @@ def knows_none(table: Table, label: str, source: str) -> str:
     with a model that is still to be trained."""
     return (
         f"{table.path}: none of its labels, such as {label!r:.80}, is in the {source}. This command does not "
-        "train: add --do_train to train first, or name a model that was trained on these labels"
+        "train: add --do_train to train first, or name a model that was trained on these labels. (One that "
+        "calls them LABEL_0, ... gets their names in id2label of its config.json)"
     )
 
 

@@ -31,6 +31,7 @@ from samerun.text.labels import (
     Labelled,
     as_number,
     choose_labels,
+    in_order_of_head,
     label_ids,
     label_source,
     note_counts,
@@ -90,7 +91,8 @@ class MultiLabel(Problem):
     def choose(self, config: Any, train: Labelled | None) -> None:
         a, self.labels = self.arguments, labels_of(config)
         if train is not None:
-            self.labels = choose_labels(a, own_labels(config), train.names, self.notes)
+            names = in_order_of_head(a, config, train.names, self.notes)
+            self.labels = choose_labels(a, own_labels(config), names, self.notes)
         fixed = fixed_thresholds(a.fixed_thresholds, self.labels)
         self.tuner = ThresholdTuner(fixed, Objective(**a.threshold_objective), a.calibration, a.seed)
 

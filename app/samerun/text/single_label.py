@@ -16,7 +16,15 @@ from samerun.errors import InputError
 from samerun.kernels.common import send
 from samerun.models.pretrained import labels_of, own_labels
 from samerun.task import Predictions, ReportContent
-from samerun.text.labels import Labelled, choose_labels, label_ids, label_source, note_counts, read_classes
+from samerun.text.labels import (
+    Labelled,
+    choose_labels,
+    in_order_of_head,
+    label_ids,
+    label_source,
+    note_counts,
+    read_classes,
+)
 from samerun.text.losses import class_weights
 from samerun.text.multi_label_scores import (
     expected_calibration_error,
@@ -56,6 +64,7 @@ class SingleLabel(Problem):
         self.labels = labels_of(config)
         if train is not None:
             names = classes.sorted_classes([name for (name,) in train.rows], train.declared, "rows")
+            names = in_order_of_head(self.arguments, config, names, self.notes)
             self.labels = choose_labels(self.arguments, own_labels(config), names, self.notes)
 
     def ids(self, table: Table, targets: Labelled) -> Ragged:

@@ -1,6 +1,5 @@
 """Arguments of tasks on volumes."""
 
-import importlib.util
 import math
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from samerun.arguments import (
     SmoothingArguments,
 )
 from samerun.images.arguments import problems_of_masks
-from samerun.parsing import SpaceSeparated, changed_option, option
+from samerun.parsing import SpaceSeparated, changed_option, is_installed, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +140,7 @@ class VolumeArguments(
         problems = [
             f"{name} is not installed: pip install -r requirements-vision.txt"
             for name in ("monai", "nibabel")
-            if importlib.util.find_spec(name) is None
+            if not is_installed(name)
         ]
         for name in ("spacing", "patch_size"):
             value = getattr(self, name)

@@ -86,8 +86,10 @@ def test_columns_without_any_text_are_left_out():
     notes = []
     table = read_table(write("a.csv", "text,labels\na,\nb, \n"), required=["text"], optional=["labels"])
     assert list(without_blank(table, ["labels", "titles"], notes).columns) == ["text"]
-    assert notes == ["a.csv: labels is empty in every row and not read"]
+    assert notes == ["a.csv: labels is empty or -1 in every row and not read"]
     assert without_blank(table, ["labels", "text"], notes) is table
+    table = read_table(write("b.csv", "text,labels\na,-1\nb,-1\n"), required=["text"], optional=["labels"])
+    assert list(without_blank(table, ["labels"], notes).columns) == ["text"]  # as GLUE's
 
 
 @pytest.mark.parametrize(

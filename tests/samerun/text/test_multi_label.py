@@ -38,6 +38,7 @@ from samerun.text.head import (
 from samerun.text.labels import (
     choose_labels,
     class_balanced,
+    in_order_of_head,
     label_ids,
     note_counts,
     read_label_file,
@@ -74,6 +75,28 @@ def test_repeated_labels_count_once_and_are_noted():
     notes = []
     assert written(read(["a|b|a", "c"], notes)) == [["a", "b"], ["c"]]
     assert notes == ["train.csv: 1 row(s) name a label twice; it counts once"]
+
+
+@pytest.mark.parametrize("cells", [[[1, 0, 1], [0, 0, 1]], [[1.0, 0.0, 1.0]]])
+def test_lists_of_0_and_1_are_refused(cells):
+    with pytest.raises(InputError, match="or --label_columns, with a column of 0 and 1 for each"):
+        read(cells)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "labels", "expected", "notes"),
+    [
+        ("BertForSequenceClassification", ["2", "0", "1"], ["0", "1", "2"], 0),
+        ("BertForSequenceClassification", ["b", "a", "c"], ["b", "a", "c"], 1),
+        ("BertForSequenceClassification", ["b", "a"], ["b", "a"], 0),  # it gets a new head
+        ("BertForMaskedLM", ["2", "0", "1"], ["2", "0", "1"], 0),
+    ],
+)
+def test_numbers_are_the_rows_of_a_head_without_names(architecture, labels, expected, notes):
+    config, found = BertConfig(num_labels=3, architectures=[architecture]), []
+    assert in_order_of_head(classify.Arguments(), config, labels, found) == expected
+    assert len(found) == notes
+    assert in_order_of_head(classify.Arguments(label_file="a.txt"), config, labels, []) == labels
 
 
 def test_columns_of_0_and_1():

@@ -49,7 +49,7 @@ def test_labels_that_look_like_several_are_noted():
 def test_a_label_that_a_model_has_twice_is_explained():
     cells = table({"label": ["crane", "dog"]})
     found = read_classes(cells, "label", [])
-    with pytest.raises(InputError, match=r"label 'crane' is not in .*; did you mean 'crane \(0\)'\?"):
+    with pytest.raises(InputError, match=r"label 'crane' is not in .*; did you mean 'crane \(\d\)'\?"):
         label_ids(cells, found, ["crane (0)", "crane (1)", "dog"], None, [])
 
 
