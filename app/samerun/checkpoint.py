@@ -40,7 +40,7 @@ from samerun.files import (
     write_json,
     write_text,
 )
-from samerun.run_folder import BEST, CHECKPOINTS, LOSSES, METRICS, read_metrics, status
+from samerun.run_folder import BEST, CHECKPOINTS, LOSSES, METRICS, RUN_FILE, read_metrics, status
 from samerun.runtime import Run
 from samerun.task import Task
 
@@ -139,7 +139,7 @@ def find(folder: Path, requested: str) -> Path | None:
             return path
         damaged.append(f"checkpoint {path}: {problem}")
     trainers = sorted(folder.parent.glob("checkpoint-*/trainer_state.json"), key=os.path.getmtime)
-    if trainers and not damaged:
+    if trainers and not damaged and not (folder.parent / RUN_FILE).exists():
         raise InputError(
             f"--resume_from_checkpoint: {trainers[-1].parent} is of transformers' Trainer and cannot be "
             "continued; name it by --model_name_or_path, and another --output_dir, to start from its weights"

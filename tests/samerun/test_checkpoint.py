@@ -228,6 +228,8 @@ def test_a_checkpoint_of_trainer_is_no_beginning(tmp_path):
     (tmp_path / "checkpoint-6" / "trainer_state.json").write_text("{}")
     with pytest.raises(InputError, match="checkpoint-6 is of transformers' Trainer and cannot be continued"):
         checkpoint.find(tmp_path / "checkpoints", "auto")
+    (tmp_path / "run.json").write_text("{}")  # a run of ours that ended before its first checkpoint
+    assert checkpoint.find(tmp_path / "checkpoints", "auto") is None
 
 
 def test_a_checkpoint_is_requested_by_its_path(trained, tmp_path):

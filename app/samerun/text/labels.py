@@ -90,7 +90,7 @@ def read_labels(table: Table, arguments: Any, notes: list[str]) -> Labelled | No
             "one form everywhere"
         )
     raise_problems(problems)
-    if repeated and set(first_rows) == {"a list of numbers"} and set(chain(*rows)) <= {"0", "1"}:
+    if repeated and set(first_rows) == {"a list of numbers"} and set(chain.from_iterable(rows)) <= {"0", "1"}:
         raise InputError(f"{table.path}: {column} has lists of 0 and 1 alone; {OF_BITS}")
     if repeated:
         notes.append(f"{table.path}: {repeated} row(s) name a label twice; it counts once")
