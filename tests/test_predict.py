@@ -65,7 +65,7 @@ def test_an_adapter_says_so_before_its_base_does(folder):
     ("config", "argv", "message"),
     [
         (None, ["rows.csv"], "is no exported model: it has no config.json"),
-        *((text, ["rows.csv"], r"config\.json: cannot be read") for text in ("{", "[1]", "7")),
+        *((text, ["rows.csv"], r"config\.json: cannot be read") for text in ("{", "[1]", "7", "[" * 99_999)),
         (
             {"architectures": ["BertForMaskedLM"]},
             ["rows.csv"],

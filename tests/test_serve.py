@@ -43,6 +43,15 @@ def test_a_text_gets_its_labels_and_a_signal_ends_the_server(server):
     assert process.stdout.read().startswith("stopped")
 
 
+@pytest.mark.parametrize("wrong", ["models.example:80", "https://a.example", "a b", ""])
+def test_hosts_are_names_alone(wrong, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["serve.py", "best", "--allowed_hosts", "a.example, b.example"])
+    assert serve.parse_options()[0].allowed_hosts == ("a.example", "b.example")
+    monkeypatch.setattr("sys.argv", ["serve.py", "best", f"--allowed_hosts=a.example,{wrong}"])
+    with pytest.raises(InputError, match="expected a name alone, without scheme and port"):
+        serve.parse_options()
+
+
 def test_an_address_that_is_taken_or_no_port_is_refused():
     taken = serve.bind_socket("127.0.0.1", 0)
     taken.listen()

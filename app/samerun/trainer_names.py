@@ -117,6 +117,7 @@ FSDP = only("false", "accelerate launch --config_file accelerate_configs/fsdp.ya
 LOW_RANK_OPTIMIZER = refused("GaLore and APOLLO are not supported; ds_configs/zero*.json save memory")
 CHECKPOINTING_OPTIONS = only('{"use_reentrant":false}', "autograd is not re-entered; leave it out")
 TOKEN = refused("other users can see a token on a command line; set HF_TOKEN, or log in (hf auth login)")
+BATCH_SIZE = refused("--per_device_train_batch_size is of one process, --global_batch_size of all")
 TRACKIO = refused("Trackio spaces are not supported; use --report_to trackio, --project_name and --run_name")
 UPLOADED_ONCE = "the best model is uploaded once, at the end of the run"
 
@@ -209,7 +210,7 @@ TRAINER_NAMES: dict[str, Name] = {
     "dataloader_prefetch_factor": only("2", "each of --dataloader_num_workers prepares two steps ahead"),
     "dataloader_multiprocessing_context": only("fork", "--dataloader_num_workers are forked"),
     "dataloader_in_order": only("true", "the order of batches is a function of (seed, step)"),
-    "remove_unused_columns": only("true", "only the columns that the arguments name are read"),
+    "remove_unused_columns": only("true", "the columns that arguments name are read; leave it out"),
     "label_names": refused("use --label_column for the column of the labels"),
     "train_sampling_strategy": Name(
         "length_grouping",
@@ -240,7 +241,13 @@ TRAINER_NAMES: dict[str, Name] = {
     "use_mps_device": refused("Accelerate chooses the device; --use_cpu keeps a run off it"),
     "deepspeed_config": Name("deepspeed"),  # as the deepspeed launcher calls it
     # Hand-written scripts
-    "batch_size": refused("--per_device_train_batch_size is of one process, --global_batch_size of all"),
+    "batch_size": BATCH_SIZE,
+    "train_batch_size": BATCH_SIZE,
+    "eval_batch_size": Name("per_device_eval_batch_size"),
+    "gradient_clipping": Name("max_grad_norm"),
+    "manual_seed": Name("seed"),
+    "fp16_backend": only("auto", "torch's autocast is the only backend of --mixed_precision"),
+    "fp16_opt_level": refused("--mixed_precision fp16 has no levels; leave it out"),
     "epochs": Name("num_train_epochs"),
     "lr": Name("learning_rate"),
     "max_len": Name("max_length"),
@@ -260,7 +267,8 @@ TRAINER_NAMES: dict[str, Name] = {
     "max_target_length": Name("max_title_length"),
     "metric_name": refused("--metrics adds metrics of evaluate, --metric_for_best_model chooses one"),
     "overwrite_cache": only("false", "caches are found by hashes of content, so they are never outdated"),
-    "pad_to_max_length": only("false", "batches are padded to their longest row"),
+    "pad_to_max_length": only("false", "batches are padded to their longest row; leave it out"),
+    "do_reduce_labels": only("false", "values of masks stay; --classes_file names those to leave out"),
     "remove_columns": refused("only the columns that the arguments name are read"),
     "remove_splits": refused("--dataset_split chooses"),
     "resize_position_embeddings": only("false", "--max_length may not exceed the model's position table"),

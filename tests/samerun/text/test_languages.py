@@ -121,6 +121,11 @@ def test_the_prefix_of_an_exported_model_is_used_without_being_named(tmp_path):
     task, data = load("model", Modes(True, False, False), source_prefix="title: ", **languages)
     _, plain = load("model", Modes(True, False, False), **languages)
     assert data.fingerprint != plain.fingerprint
+    unnamed, _ = load("model", Modes(True, False, False))
+    marks = "the tokenizer marks documents as eng_Latn"
+    assert [any(marks in note for note in each.notes) for each in (unnamed, task)] == [True, False]
+    with pytest.raises(InputError, match="--truncation_side left would cut --source_prefix off"):
+        load("model", Modes(True, False, False), source_prefix="title: ", truncation_side="left")
     built = task.build()
     task.export(tmp_path / "best", built, built.state_dict(), None)
     again, found = load("best", Modes(False, False, True))

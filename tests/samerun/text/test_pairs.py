@@ -69,6 +69,15 @@ def test_items_in_memory_are_what_the_model_reads(tokenizer):
     assert not TextTask.reads_pairs.fget(SimpleNamespace(pair_column=None))
 
 
+def test_the_cards_code_of_a_model_of_pairs_has_two_texts(tokenizer, tmp_path):
+    (tmp_path / "metrics.json").write_text("{}")
+    made = task(tokenizer, problem_type="single_label", label_column="label")
+    made.limits = []
+    assert '{"text": "a text", "text_pair": "another text"}, truncation=True' in made.card(tmp_path).usage
+    made.config.text_pair = False
+    assert 'classify("a text", truncation=True)' in made.card(tmp_path).usage
+
+
 @pytest.mark.parametrize(
     ("own", "column", "said"),
     [
