@@ -21,7 +21,8 @@ def test_folders_of_every_version_can_be_read(folder):
     known = {name.removeprefix("test_"): value for name, value in run["metrics"].items()}
     assert run["resampled"]
     for name in run["resampled"].keys() & known.keys():
-        assert run["resampled"][name][0] == pytest.approx(known[name], abs=0.01, nan_ok=True)
+        near = 0.02 if name == "spearman" else 0.01  # early versions rounded values, so that some are equal
+        assert run["resampled"][name][0] == pytest.approx(known[name], abs=near, nan_ok=True)
 
 
 def test_there_is_a_frozen_folder_of_each_kind_of_predictions():

@@ -618,7 +618,7 @@ def test_that_layerdrop_is_off_is_said(begin, capsys):
     assert "LayerDrop" not in capsys.readouterr().out
     session.layer.layerdrop = 0.05
     session._prepare_model(session.layer)
-    assert capsys.readouterr().out.count("note           LayerDrop is off") == 1
+    assert capsys.readouterr().out.count("note           LayerDrop: off") == 1
 
 
 def test_a_checkpoint_is_copied_to_the_folder_of_this_machine(start_run, arguments, tmp_path, monkeypatch):
