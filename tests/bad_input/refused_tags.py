@@ -69,6 +69,9 @@ UNUSUAL = {
         "1 row(s) without a text left out",
     ),
     "IOB1": (rows((["a", "b", "c"], ["I-X", "I-X", "B-X"]), (["d"], ["I-X"])), "IOB1 tags, read as IOB2"),
-    "BILOU": (rows((["a", "b", "c"], ["B-X", "I-X", "L-X"]), (["d"], ["U-X"])), "BILOU, IOBES or BMES tags, read as IOB2"),
+    "BILOU": (
+        rows((["a", "b", "c"], ["B-X", "I-X", "L-X"]), (["d"], ["U-X"])),
+        "BILOU, IOBES or BMES tags, read as IOB2",
+    ),
     "word classes": (rows((["a", "b"], ["NOUN", "VERB"]), (["c"], ["NOUN"])), "2 tags: NOUN, VERB"),
 }
