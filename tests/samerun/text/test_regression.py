@@ -41,9 +41,9 @@ def test_numbers_and_texts_of_numbers_are_read():
 
 
 def test_references_are_not_rounded_and_values_are_those_of_fp32():
-    made, true = problem(), [[20240461.0, 0.1], [1.0, 0.1]]
+    made, true = problem(), [[20240461.0, 0.1], [1.0, 0.1], [2.0, 0.1]]
     split = SimpleNamespace(labelled=True, targets=Ragged.of(true, "float64"))
-    found = np.array([[20240468.0, 1 / 3], [1.0, 0.0]], dtype=np.float32)
+    found = np.array([[20240468.0, 1 / 3], [1.0, 0.0], [2.0, 0.5]], dtype=np.float32)
     lines = list(made.lines({"logits": found}, split))
     assert [[*line["reference"].values()] for line in lines] == true
     assert np.array_equal(np.array([[*line["values"].values()] for line in lines], np.float32), found)

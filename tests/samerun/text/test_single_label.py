@@ -47,10 +47,10 @@ def test_labels_that_look_like_several_are_noted():
 
 
 def test_a_label_that_a_model_has_twice_is_explained():
-    cells = table({"label": ["crane", "dog"]})
+    cells = table({"label": ["b", "dog"]})
     found = read_classes(cells, "label", [])
-    with pytest.raises(InputError, match=r"label 'crane' is not in .*; did you mean 'crane \(\d\)'\?"):
-        label_ids(cells, found, ["crane (0)", "crane (1)", "dog"], None, [])
+    with pytest.raises(InputError, match=r"label 'b' is not in .*; did you mean 'b \(0\)'\?"):
+        label_ids(cells, found, ["b (0)", "b (1)", "dog"], None, [])
 
 
 def test_balanced_weights_are_scikit_learns_and_are_limited():
