@@ -25,6 +25,7 @@ from samerun.files import shipped
 from samerun.task_scripts import parser, run_tool, scripts, tools
 
 CONFIGS = ("accelerate_configs", "ds_configs")
+COPIED = "accelerate_configs/, ds_configs/ and app/recipes/"
 COMPLETION = """_samerun() {{
   local name=${{COMP_WORDS[1]}} word=${{COMP_WORDS[COMP_CWORD]}} words=
   if [ "$COMP_CWORD" = 1 ]; then words="{names}"
@@ -82,7 +83,7 @@ def usage(files: dict[str, Path]) -> str:
             "usage: samerun COMMAND ARGUMENTS",
             "",
             *lines,
-            f"  {'configs':<16}Copies accelerate_configs/ and ds_configs/ to a folder (default: here)",
+            f"  {'configs':<16}Copies {COPIED} to a folder (default: here)",
             f'  {"completion":<16}Completion of names and arguments: eval "$(samerun completion)"',
             "",
             "samerun COMMAND --help lists the arguments. Several GPUs: accelerate launch -m samerun ...",
@@ -91,13 +92,14 @@ def usage(files: dict[str, Path]) -> str:
 
 
 def copy_configs(argv: list[str]) -> int:
-    """Copies the launchers' configuration files to a folder. Replaces none."""
-    own = parser("Copies accelerate_configs/ and ds_configs/ to FOLDER (default: here). Replaces no file.")
+    """Copies the launchers' configuration files and the recipes to a folder. Replaces none."""
+    own = parser(f"Copies {COPIED} to FOLDER (default: here). Replaces no file.")
     own.add_argument("folder", nargs="?", type=Path, default=Path(), metavar="FOLDER")
     folder = own.parse_args(argv).folder
-    for name in CONFIGS:
-        for file in sorted(shipped(name).iterdir()):
-            target = folder / name / file.name
+    recipes = next(iter(scripts().values())).parent / "recipes"
+    for name, source in {**{name: shipped(name) for name in CONFIGS}, "app/recipes": recipes}.items():
+        for file in sorted(path for path in source.rglob("*") if path.is_file()):
+            target = folder / name / file.relative_to(source)
             if target.exists():
                 print(f"kept {target}")
                 continue

@@ -345,9 +345,9 @@ def test_configs_are_copied_and_those_of_the_user_kept(monkeypatch, tmp_path, ca
     mine.write_text("mine")
     with pytest.raises(SystemExit, match="0"):
         call(monkeypatch, "configs", str(tmp_path))
-    for folder in ("accelerate_configs", "ds_configs"):
-        names = {path.name for path in (REPOSITORY / folder).iterdir()}
-        assert {path.name for path in (tmp_path / folder).iterdir()} == names
+    for folder in ("accelerate_configs", "ds_configs", "app/recipes"):
+        names = {path.relative_to(REPOSITORY) for path in (REPOSITORY / folder).rglob("*")}
+        assert {path.relative_to(tmp_path) for path in (tmp_path / folder).rglob("*")} == names
     assert mine.read_text() == "mine"
     assert f"kept {mine}" in capsys.readouterr().out
 

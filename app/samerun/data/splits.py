@@ -208,6 +208,10 @@ def _dataset_split(
     name = arguments.dataset_splits.get(split)
     if arguments.streaming:  # `load_dataset` would download all splits
         rows = load_from(arguments, split, partial(_read_stream, name or split))
+    elif name is None and Path(arguments.dataset_name, "state.json").is_file():  # by Dataset.save_to_disk
+        if split != "train":
+            return None
+        rows = datasets.load_from_disk(arguments.dataset_name)
     else:
         rows = load_from(arguments, split, partial(datasets.load_dataset, split=name))
         if name is None:  # `rows` has all splits

@@ -50,6 +50,14 @@ def test_files_that_are_named_and_not_read(given, modes, unread):
     assert notes == unread
 
 
+def test_a_dataset_that_was_saved_alone_is_training_rows(arguments, tmp_path, token_cache):
+    datasets.Dataset.from_dict({"text": ["a", "b"], "labels": ["x", "y"]}).save_to_disk(tmp_path / "saved")
+    asked = arguments(dataset_name=str(tmp_path / "saved"))
+    found = read_split(asked, "train", ("text",), ("labels",))
+    assert contents(found) == {"text": ["a", "b"], "labels": ["x", "y"]}
+    assert read_split(asked, "validation", ("text",)) is None
+
+
 def test_a_split_of_a_dataset(arguments, tmp_path, token_cache, capfd):
     datasets.enable_progress_bars()  # as in a new process
     folder = tmp_path / "data"
