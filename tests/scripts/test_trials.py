@@ -15,7 +15,7 @@ from launchers import CLASSIFY, as_words
 from samerun.errors import InputError
 from samerun.files import lock, read_lines
 from samerun.task_scripts import run_tool
-from samerun.tools import cross_validate, learning_curve
+from samerun.tools import cross_validate, learning_curve, trials
 from samerun.tools.moving.setups import APART
 from samerun.tools.trials import Command, read_rows, write_lines
 
@@ -165,6 +165,18 @@ def test_a_sweep_refuses_other_choices_and_a_folder_in_use(command, tmp_path, re
     with (tmp_path / "train.jsonl").open("a") as file:
         file.write("\n")
     assert "has runs with other data; name another folder" in refusal(sweep.main, words(3))
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"), [(["2", "0", "1"], "0\n1\n2\n"), (["2", "0"], "2\n0\n"), (["b", "a"], "b\na\n")]
+)
+def test_numbers_of_labels_are_the_rows_of_a_head_in_every_part(names, expected, tmp_path, monkeypatch):
+    asked = SimpleNamespace(text_column="text", mixing_weights=None, streaming=False, label_file=None)
+    command = SimpleNamespace(arguments=lambda _: asked, task_class=lambda _: None)
+    monkeypatch.setattr(trials, "read_rows", lambda _: ({"train": []}, [], names))
+    monkeypatch.setattr(trials, "claim", lambda *_, **__: None)
+    trials.open_rows(command, tmp_path)
+    assert (tmp_path / "labels.txt").read_text() == expected
 
 
 def test_folds_hold_every_row_once_and_their_predictions_are_in_its_order(command, tmp_path, capsys, refusal):

@@ -211,6 +211,8 @@ def open_rows(
     splits, labels, names = read_rows(task)
     claim(folder, command, **settings, rows=hash_of_rows(splits, labels, names))
     if names and not arguments.label_file and not getattr(arguments, "label_columns", None):
+        numbers = list(map(str, range(len(names))))  # of a head without names (`in_order_of_head`)
+        names = numbers if set(numbers) == set(names) else names
         write_text(folder / "labels.txt", "".join(f"{name}\n" for name in names))  # a part may lack one
     if "validation" in splits:
         write_lines(folder / "validation.jsonl", splits["validation"])
