@@ -260,7 +260,7 @@ class TitleGeneration(TextTask):
         return titles.report_content(*pair, (*lengths, split.lengths), split.texts, tokenizer)
 
     def card(self, folder: Path) -> ModelCard:
-        has_mask = bool(encoder_decoder.global_attention(self.config, {"input_ids": torch.zeros(1, 1)}))
+        has_mask = encoder_decoder.has_global_attention(self.config)
         return titles.model_card(folder, self.source_prefix, has_mask, self.limits)
 
 

@@ -38,6 +38,7 @@ def test_a_text_gets_its_labels_and_a_signal_ends_the_server(server):
     assert set(line["probabilities"]) == {"LABEL_0", "LABEL_1"}
     with urllib.request.urlopen(address) as answer:
         assert "<html" in answer.read().decode()
+        assert answer.headers["X-Frame-Options"] == "DENY"
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
     assert process.stdout.read().startswith("stopped")

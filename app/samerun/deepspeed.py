@@ -130,16 +130,16 @@ def uses_nvme(config: dict[str, Any]) -> bool:
 def beside_file(config: dict[str, Any], source: str, environment: Mapping[str, str]) -> list[str]:
     """Settings of an accelerate config that contradict the DeepSpeed file. Numbers that the file leaves to
     the run are filled in, to be compared with the run's."""
-    zero, contradictions = config.get("zero_optimization", {}), []
     own = {name: config.get(name, "auto") for name in ("gradient_clipping", "gradient_accumulation_steps")}
-    own["zero_stage"] = stage_of(config)
+    own["zero_stage"], contradictions = stage_of(config), []
     for part in ("optimizer", "param"):
-        own[f"offload_{part}_device"] = (zero.get(f"offload_{part}") or {}).get("device", "none")
-    # 1 is the default of `accelerate config`, so it is no request.
-    defaults = {"gradient_accumulation_steps": "1"}
+        offload = config.get("zero_optimization", {}).get(f"offload_{part}")
+        own[f"offload_{part}_device"] = offload.get("device") if isinstance(offload, dict) else "none"
     for name, key in INLINE_SETTINGS.items():
         value, known = environment.get(key, "auto"), own.get(name)
-        if value in ("auto", defaults.get(name)) or _number(value) == _number(known):
+        # 1 is the default of `accelerate config`, so it is no request.
+        is_default = name == "gradient_accumulation_steps" and value == "1"
+        if value == "auto" or is_default or _number(value) == _number(known):
             continue
         if known == "auto":
             config[name] = _number(value)
@@ -191,7 +191,7 @@ def problems(config: dict[str, Any], source: str, max_grad_norm: float, precisio
         f"{name} is {value!r} but the run's precision is {'fp32' if precision == 'no' else precision}: "
         "gradients would be rounded otherwise; remove it"
         for name, value in types.items()
-        if DTYPES.get(value, value) not in (None, "fp32", precision)
+        if value is not None and DTYPES.get(str(value), value) not in ("fp32", precision)
     ]
     if all(value is True for value in enabled.values()):
         messages.append("fp16 and bf16 are both enabled; keep one")

@@ -92,10 +92,10 @@ def is_out_of_memory(error: BaseException) -> bool:
         "CUDNN_STATUS_ALLOC_FAILED",
         os.strerror(errno.ENOMEM),
         "failed to map segment",
-        "could not create a primitive",  # by oneDNN
         "error return without exception set",
     )
-    return getattr(error, "errno", None) == errno.ENOMEM or any(word in str(error) for word in words)
+    by_onednn = str(error) == "could not create a primitive"  # "... primitive descriptor" is another one
+    return by_onednn or getattr(error, "errno", None) == errno.ENOMEM or any(x in str(error) for x in words)
 
 
 def in_short(error: BaseException) -> str:

@@ -320,6 +320,14 @@ def test_the_version_is_shown(monkeypatch, capsys):
     assert capsys.readouterr().out == f"samerun {samerun.__version__}\n"
 
 
+def test_a_lost_terminal_is_no_error():
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "samerun", "--help"], stdout=full, stderr=subprocess.PIPE
+        )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
 def test_a_name_may_be_written_with_dashes():
     text = shown(sys.executable, "-m", "samerun", "image-classify", "--help")
     assert text.startswith("usage: image_classify.py")

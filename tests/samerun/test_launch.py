@@ -201,6 +201,9 @@ REFUSED = [
      "communication_data_type is 'fp16' but the run's precision is bf16: gradients would be rounded"),
     (TORCHRUN, {"deepspeed": {"data_types": {"grad_accum_dtype": "bf16"}}},
      "data_types.grad_accum_dtype is 'bf16' but the run's precision is fp32"),
+    (TORCHRUN, {"deepspeed": {"communication_data_type": ["fp16"]}}, "communication_data_type is ['fp16']"),
+    (WITH_ZERO2 | {"ACCELERATE_DEEPSPEED_CONFIG_FILE": "ds.json", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"},
+     {"deepspeed": {"zero_optimization": {"stage": 2, "offload_param": "cpu"}}}, "has zero_stage 3, but ds"),
     (FSDP | {"FSDP_SHARDING_STRATEGY": "NO_SHARD"}, GPUS, "fsdp_sharding_strategy is NO_SHARD, of version 1"),
     # What the wizard writes
     ("cpus", GPUS, "asks for several processes on CPUs (MULTI_CPU) but Accelerate starts one; launch"),

@@ -92,9 +92,14 @@ def special_ids(config: Any, tokenizer: Any) -> tuple[int, int]:
     return start, end
 
 
+def has_global_attention(config: Any) -> bool:
+    """Whether the model's first token attends to all others and they to it, as LED's in its pretraining."""
+    return config.model_type == "led"
+
+
 def global_attention(config: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """LED's `global_attention_mask`, (b, width), of the first token, as in its pretraining; else {}."""
-    if config.model_type != "led":
+    """`global_attention_mask`, (b, width), of the first token, if the model has it; else {}."""
+    if not has_global_attention(config):
         return {}
     mask = torch.zeros_like(inputs["input_ids"])
     mask[:, 0] = 1
