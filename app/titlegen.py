@@ -89,7 +89,7 @@ class TitleGeneration(TextTask):
     default_metric = "rougeL"
     shown_metrics = ("loss", "rouge1", "rouge2", "rougeL", "gen_len")
     metric_names = titles.METRICS
-    baseline_name = "the document's first sentence"
+    baseline_name = "the first sentence, cut to the titles' median length"
 
     def __init__(self, arguments: Arguments) -> None:
         super().__init__(titles.with_search_defaults(arguments))

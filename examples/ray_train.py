@@ -6,7 +6,7 @@
 When a worker or its machine is lost, Ray starts all workers again, at most three times, and the run goes on
 from its newest checkpoint. Each evaluation is reported to Ray, so that a scheduler of Ray Tune can stop the
 trial. Every machine needs this repository installed and sees data and `output_dir` under the same absolute
-path. ZeRO: `deepspeed: ds_configs/zero2.json` in the settings.
+path. ZeRO: `deepspeed: /path/to/ds_configs/zero2.json` in the settings.
 """
 
 import argparse

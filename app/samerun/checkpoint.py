@@ -54,7 +54,7 @@ KEY_NAMES = {
     "global_batch_size": "the global batch (--global_batch_size)",
     "optim": "the optimizer (--optim, --optim_args)",
     "ema_decay": "the average of the weights (--ema_decay)",
-    "model": "the model's files",
+    "model": "the model's files or settings",
     "decoder": "the decoder's files",
     "label_list": "the label list",
     "threshold": "--threshold",

@@ -52,7 +52,7 @@ OURS = (
     *(*START_FILES, RUN_FILE),
 )
 # Sentence of every model card.
-CARD_MARK = "The best model was selected on the validation rows"
+CARD_MARK = "Data that differ from the training data were not tried and may give worse results."
 METRIC_NAMES = ("eval_", "test_", "train_", "best_")
 # In metrics.json, besides scores. Version 1.0.0 wrote all but the first.
 OF_A_BEST_MODEL = ("best_metric", "exported", "averaged_steps", "average_metric")

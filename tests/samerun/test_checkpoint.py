@@ -87,7 +87,7 @@ def test_another_runs_checkpoint_is_refused_field_by_field(trained):
          'the optimizer (--optim, --optim_args) was "adamw_torch_fused", is now "sgd momentum=0.9"'),
         ("optim", "0" * 16, "1" * 16, "the optimizer (--optim, --optim_args) has changed"),
         ("model", {"config.json": "3 bytes", "a": "1"}, {"config.json": "4 bytes", "b": "1"},
-         "the model's files differ: a is missing, b is new, config.json has changed"),
+         "the model's files or settings differ: a is missing, b is new, config.json has changed"),
     ],
 )  # fmt: skip
 def test_differences_are_told_in_words(key, then, now, told):

@@ -159,6 +159,8 @@ def test_a_sweep_refuses_other_choices_and_a_folder_in_use(command, tmp_path, re
     for other in ("learning_rate=0.25,0.75", "learning_rate=0.1:0.5"):
         said = refusal(sweep.main, words(2, other))
         assert "(0.25,0.5); give those, or name another --output_dir" in said
+    said = refusal(sweep.main, words(2, "num_train_epochs=1,2"))
+    assert "does not have the same arguments (" in said
     with lock(tmp_path / "runs"):
         assert "in use by another run" in refusal(sweep.main, words(2))
     assert run_tool(sweep.main, words(2)) == 0
@@ -189,13 +191,24 @@ def test_folds_hold_every_row_once_and_their_predictions_are_in_its_order(comman
     assert sorted(line["fold"] for line in found if "rare" in line["labels"]) == [0, 1, 2]  # one for each
     assert np.bincount([line["fold"] for line in found]).tolist() == [10, 10, 10]
     report = json.loads((folder / "cross_validation.json").read_text())
-    assert report["metrics"] == {"test_loss": {"mean": 10.0, "std": 0.0}}
+    assert report["metrics"] == {"test_loss": {"mean": 10.0, "std": 0.0, "folds": 3}}
     assert (folder / "labels.txt").read_text() == "often\nrare\n"
     assert len((folder / "validation.jsonl").read_text().splitlines()) == 3
     assert "test_loss  10.0000  0.0000" in capsys.readouterr().out
     labels, texts = [("a",)] * 7 + [()] * 5, list(range(12))
     one, other = (cross_validate.assign_folds(texts, labels, 4, seed) for seed in (1, 2))
     assert not np.array_equal(one, other)
+
+
+def test_a_metric_counts_the_folds_where_it_is_defined():
+    folds = [
+        {"test_r2": None, "test_mae": 1.0, "test_f1": 1.0},
+        {"test_r2": 0.5, "test_mae": 3.0, "test_f1": None},
+    ]
+    found = cross_validate.summarise([*folds, {"test_r2": 0.7, "test_mae": 2.0, "test_f1": None}])
+    assert found["test_r2"] == {"mean": 0.6, "std": pytest.approx(0.02**0.5), "folds": 2}
+    assert found["test_mae"] == {"mean": 2.0, "std": 1.0, "folds": 3}
+    assert "test_f1" not in found  # one value has no deviation
 
 
 def test_equal_texts_are_in_one_fold(command, tmp_path, capsys):

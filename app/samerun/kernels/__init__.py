@@ -1,10 +1,10 @@
 """Kernels: faster replacements for computations of torch and transformers, with the same meaning.
 
 The docstrings of `bigbird`, `dropout`, `last_layer` and `products` state what each replaces, when it is
-active and the measured gain. `--attn_implementation eager` turns BigBird's and the last layer's off. BigBird
-is then transformers' own (a document's result depends on the padding of its batch, and one batch of at most
-5 + 2 r blocks switches the model to full attention for the rest of the run, transformers issue 20031).
-`--dropout_by torch` turns off dropout, OPENBLAS_CORETYPE=HASWELL in the environment OpenBLAS's products.
+active and the measured gain. `--attn_implementation eager` turns the last layer's off, `--dropout_by torch`
+dropout, OPENBLAS_CORETYPE=HASWELL in the environment OpenBLAS's products. BigBird's is always on: with
+transformers' own a document's result depends on the padding of its batch, and one batch of at most 5 + 2 r
+blocks switches the model to full attention for the rest of the run (transformers issue 20031).
 
 On a GPU BigBird's attention is replaced, and transformers' question whether a batch has padding (`masks`):
 kernels for GPUs that were never measured (FlexAttention for BigBird, varlen and jagged attention without

@@ -18,9 +18,12 @@ from samerun.files import write_text
 from samerun.run_folder import BEST, CARD, CARD_MARK, METRICS, PLOTS, RUN_FILE, foreign, read_metrics
 from samerun.task import ModelCard
 
-LIMITS = (
-    f"{CARD_MARK}, so their metrics are optimistic. The test rows selected nothing.",
-    "Data that differ from the training data were not tried and may give worse results.",
+SELECTED = (
+    "The best model was selected on the validation rows, so their metrics are optimistic. The test rows "
+    "selected nothing."
+)
+CALIBRATED = (
+    "Validation metrics are of the model before --calibration; test metrics, and best/, are after it."
 )
 # Before a task's code, where best/ holds an adapter: transformers' pipelines do not read that.
 MERGE = """import shutil
@@ -33,6 +36,7 @@ shutil.copytree("best", "merged", ignore=shutil.ignore_patterns("adapter_*"), di
 """
 MAX_ROWS = 100  # of a table of labels; metrics.json has all
 SPLITS = {"eval": "validation", "test": "test"}  # prefix of metrics -> split
+ROWS = {"eval": "train_evaluation_rows", "test": "test_rows"}  # prefix of metrics -> number of its rows
 
 
 def write_card(folder: Path, card: ModelCard, arguments: Any) -> None:
@@ -58,7 +62,12 @@ def write_card(folder: Path, card: ModelCard, arguments: Any) -> None:
         eval_results=results or None,
     )
     front = ["---", data.to_yaml(), "---", ""] if data.to_dict() else []
-    usage, limits = card.usage, [*card.limits, *LIMITS]
+    usage, limits = card.usage, [*card.limits]
+    if values.get("best_metric") is not None:
+        limits.append(SELECTED)
+    if resolved.get("calibration", "none") != "none":
+        limits.append(CALIBRATED)
+    limits.append(CARD_MARK)
     if (folder / BEST / "adapter_config.json").exists():
         config = json.loads((folder / BEST / "config.json").read_text(encoding="utf-8"))
         usage = MERGE.format(model=config["architectures"][0]) + usage.replace('"best"', '"merged"')
@@ -67,7 +76,8 @@ def write_card(folder: Path, card: ModelCard, arguments: Any) -> None:
             limits.append(f"{bits} merges it into the unrounded one, which gives slightly other numbers.")
     code = ["```python", usage, "```", ""] if usage else []
     prefixes = [p for p in SPLITS if any(values.get(f"{p}_{metric}") is not None for metric in card.metrics)]
-    rows = [[metric, *(values.get(f"{prefix}_{metric}") for prefix in prefixes)] for metric in card.metrics]
+    rows = [["rows", *(values.get(ROWS[prefix]) for prefix in prefixes)]]
+    rows += [[metric, *(values.get(f"{prefix}_{metric}") for prefix in prefixes)] for metric in card.metrics]
     body = [*front, f"# {card.title}", "", *code, "## Metrics", ""]
     body += markdown_table(["metric", *(SPLITS[prefix] for prefix in prefixes)], rows)
     plots = [f"![{path.stem}]({PLOTS}/{path.name})\n" for path in sorted((folder / PLOTS).glob("*.png"))]

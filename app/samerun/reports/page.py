@@ -93,14 +93,16 @@ def write_page(
     found = (folder / PLOTS).glob("*.png")
     plots = sorted(found, key=lambda plot: ([*FIRST, plot.stem].index(plot.stem), plot.stem))[:MAX_PLOTS]
     splits = by_split(values)
+    splits["validation"]["rows"] = values.get("train_evaluation_rows")
     others = [name for name in card.metrics if name not in shown and any(name in x for x in splits.values())]
     page = render(
         "page.html.j2",
         title=card.title,
         summary=summary(run, values, shown, best_by),
         splits={name: scores for name, scores in splits.items() if any(x in scores for x in shown)},
-        shown=shown,
+        shown=["rows", *shown],
         others=others,
+        number_text=number_text,
         plots={path.stem: path.read_bytes() for path in plots},
         sections=sections,
         facts=_facts(run, values),
@@ -125,7 +127,7 @@ def summary(run: dict[str, Any], values: dict[str, Any], metrics: Sequence[str],
     plan, time = run["plan"], duration(values.get("train_runtime") or 0)
     steps = f"{values.get('train_steps')} steps of {plan['batch']['global_batch_size']} rows"
     where = f"{run['world_size']} {'process' if run['world_size'] == 1 else 'processes'} ({run['device']})"
-    sentences = [f"{plan['num_rows']:,} rows were trained on for {steps}, in {time} on {where}."]
+    sentences = [f"The model was trained for {steps}, from {plan['num_rows']:,}, in {time} on {where}."]
     if values.get("best_metric") is not None:
         best, last = values["best_step"], values.get("train_steps")
         which = "that of the last step" if best == last else f"that of step {best} of {last}"

@@ -485,12 +485,12 @@ def report_content(
     probabilities, truth = sigmoid(calibrated), targets.astype(bool)
     losses = -np.log(np.clip(np.where(truth, probabilities, 1 - probabilities), 1e-12, 1)).mean(axis=1)
     listed = (
-        [", ".join(names[label] for label in np.flatnonzero(row)) or "none" for row in matrix]
+        [" | ".join(names[label] for label in np.flatnonzero(row)) or "none" for row in matrix]
         for matrix in (truth, predicted)
     )
     rows = worst_texts(losses, dict(zip(("labels", "predicted"), listed, strict=True)), split)
-    thresholds = tuner.fit(logits, targets).values
-    return ReportContent(figures(probabilities, truth, thresholds, predicted, names), [rows])
+    drawn = figures(probabilities, truth, tuner.fit(logits, targets), logits, predicted, names)
+    return ReportContent(drawn, [rows])
 
 
 def worst_texts(losses: np.ndarray, columns: dict[str, Sequence[str]], split: Any) -> Section:
@@ -502,12 +502,13 @@ def worst_texts(losses: np.ndarray, columns: dict[str, Sequence[str]], split: An
 def figures(
     probabilities: np.ndarray,
     targets: np.ndarray,
-    thresholds: np.ndarray,
+    fitted: Thresholds,
+    logits: np.ndarray,
     predicted: np.ndarray,
     names: Sequence[str],
 ) -> dict[str, Figure]:
-    """Figures by name. `probabilities`, `targets` and `predicted` of bool: (rows, labels); `thresholds`:
-    (labels,), of the model. Labels without a row are left out."""
+    """Figures by name. `probabilities`, `targets`, `logits` and `predicted` of bool: (rows, labels), held out
+    but for the `logits`, which the model's own thresholds decide. Labels without a row are left out."""
     support = targets.sum(axis=0)
     frequent = np.argsort(-support, kind="stable")
     frequent = frequent[support[frequent] > 0]
@@ -522,7 +523,9 @@ def figures(
     confused = frequent[:MAX_CONFUSED]
     counts = missed[:, confused].T.astype(int) @ wrong[:, confused].astype(int)
     of_counts = "Missed labels (rows), predicted instead (columns)"
-    curves = _precision_recall_curves(probabilities, targets, thresholds, shown[:MAX_CURVES])
+    # Not of `probabilities`: each fold has temperatures of its own, which mix up the order of rows.
+    of_model = fitted.probabilities(logits)
+    curves = _precision_recall_curves(of_model, targets, fitted.values, shown[:MAX_CURVES])
     return {
         "label_f1": bars(title, "F1", ticks, values),
         "label_precision_recall": curves,

@@ -443,8 +443,7 @@ class TextTask(Task):
                 raise InputError(
                     f"--layerwise_lr_decay: a model of type {kind} has no numbered row of {layers} layers"
                 )
-        if self.arguments.attn_implementation != "eager":
-            use_bigbird_attention(model)
+        use_bigbird_attention(model)
         if self.launch.use_cpu:
             use_first_token(model)
         return self.long_documents.prepare(model, self.tokenizer.padding_side)

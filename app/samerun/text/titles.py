@@ -286,7 +286,7 @@ def model_card(folder: Path, prefix: str, has_global_mask: bool, limits: list[st
     metrics = read_metrics(folder / "metrics.json")
     sections = [
         f"ROUGE counts `{metrics.get('rouge_tokenizer')}`; `baseline_*` is the document's first sentence as "
-        "its title.",
+        "its title, cut to the median length of the true titles.",
         "",
     ]
     if examples := metrics.get("examples"):
@@ -320,7 +320,8 @@ def report_content(
         pair, start = [generated[row], references[row]], texts[int(row)][:MAX_CHARACTERS]
         rows.append([f"{scores[row]:.3f}", *pair, sentence, f"{own[rouge_l]:.3f}", start])
     header = ["ROUGE-L", "generated", "reference", "first sentence", "its ROUGE-L", "document"]
-    text = "The worst, the middle and the best validation rows by ROUGE-L."
+    text = "The worst, the middle and the best validation rows by ROUGE-L. First sentences are cut to the "
+    text += "median length of the references."
     return ReportContent(figures(*lengths, scores), [Section("Examples", text, header, rows)])
 
 

@@ -70,13 +70,13 @@ def run_fold(
 
 
 def summarise(metrics: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Mean and standard deviation of the test metrics that all folds have."""
+    """Mean and standard deviation of each test metric that at least two folds have, and their number."""
     names = [name for name in metrics[0] if name.startswith("test_") and name not in NO_SCORES]
-    columns = {name: [each.get(name) for each in metrics] for name in names}
+    columns = {name: [each[name] for each in metrics if each.get(name) is not None] for name in names}
     return {
-        name: {"mean": statistics.mean(values), "std": statistics.stdev(values)}
+        name: {"mean": statistics.mean(values), "std": statistics.stdev(values), "folds": len(values)}
         for name, values in columns.items()
-        if all(isinstance(value, int | float) for value in values)
+        if len(values) > 1 and all(isinstance(value, int | float) for value in values)
     }
 
 
@@ -99,7 +99,7 @@ def cross_validate(options: argparse.Namespace, command: Command, folder: Path) 
     write_lines(folder / PREDICTIONS, ({**next(parts[number]), "fold": int(number)} for number in fold))
     write_json(folder / "cross_validation.json", {"metrics": summary, "folds": metrics})
     shown = [name for name in (f"test_{metric}" for metric in task.shown_metrics) if name in summary]
-    print_table(["metric", "mean", "std"], [[name, *summary[name].values()] for name in shown])
+    print_table(["metric", "mean", "std", "folds"], [[name, *summary[name].values()] for name in shown])
     print(f"\nall metrics: {folder / 'cross_validation.json'}; predictions: {folder / PREDICTIONS}")
 
 

@@ -63,7 +63,7 @@ ADVICE = {
     "empty": "Fill them or leave them out.",
     "truncated": "Raise --max_length, if the model can read more: longer texts are truncated.",
     "rare": "Find more rows of them, merge them, or do not trust their scores.",
-    "not in validation": "Give --validation_file with rows of each: their metrics are undefined.",
+    "not in validation": "Give --validation_file with rows of each: in macro averages their F1 is 0.",
     "together": "Merge such labels, or add rows that have one of them only: no model can tell them apart.",
     "single": "Keep no larger share of them than expected in use: they teach no border between classes.",
     "no train": "Add masks with them, or drop the classes: they cannot be learnt.",

@@ -36,6 +36,7 @@ IGNORED = ("output_dir", "config", "run_name", "predictions_file")  # differ bet
 OWN_SECTIONS = ("arguments", "metrics", "history", "rows", "resampled")  # of `read_run`; others are facts
 IGNORED_FACTS = ("name", "predictions", "launcher_process", "slurm_job")
 RESAMPLES, FEWEST = 1000, 100
+FEW_ROWS = 20  # of fewer, intervals are too narrow and p values too small
 ROUNDING = 1e-5  # of losses and gradient norms, relative: fp32 sums in another order
 SORTING = 16  # elements computed for a number, whose rank is found
 MAX_ELEMENTS = 2**27  # computed for a file altogether; large files get fewer resamples
@@ -48,18 +49,23 @@ def read_run(folder: Path) -> dict[str, Any]:
     try:
         run = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
         metrics = dict(json.loads((folder / METRICS).read_text(encoding="utf-8")))
-        # Those of the training, else of a later prediction.
-        lines, (predictions, *_) = [], [*sorted(folder.glob("predictions*.jsonl")), None]
-        if predictions is not None:
-            lines = list(read_lines(predictions))
-        resampled = resample(lines, metrics.get("rouge_tokenizer"))
-        # The truth of each row; the file of a mask.
-        rows = [(line["id"], line.get("reference", line.get("image"))) for line in lines]
+        name, lines, resampled = None, [], {}
+        for path in sorted(folder.glob("predictions*.jsonl")):  # the training's, else a later prediction's
+            name, lines = path.name, list(read_lines(path))
+            if resampled := resample(lines, metrics.get("rouge_tokenizer")):
+                break
+        rows = [(line["id"], _truth(line)) for line in lines]
         history = read_history(folder)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InputError(f"{folder}: holds no finished run ({error}); name a run's --output_dir") from None
     read = {"metrics": metrics, "history": history, "rows": rows, "resampled": resampled}
-    return {"name": str(folder), **run, **read, "predictions": predictions and predictions.name}
+    return {"name": str(folder), **run, **read, "predictions": name}
+
+
+def _truth(line: Mapping[str, Any]) -> Any:
+    """The true answer of a row; the file of a mask. Labels follow the order of a run's own list."""
+    truth = line.get("reference", line.get("image"))
+    return sorted(truth) if "labels" in line and isinstance(truth, list) else truth
 
 
 def resample(lines: Sequence[Mapping[str, Any]], rouge_tokenizer: str | None) -> dict[str, np.ndarray]:
@@ -164,20 +170,23 @@ def scores_of_labels(lines: Sequence[Mapping[str, Any]]) -> Scores:
     given, truth = (
         np.array([[name in line[key] for name in names] for line in lines]) for key in ("labels", "reference")
     )
-    decided = {"": probabilities >= 0.5, "tuned_": given}
+    decided, occurs = {"": probabilities >= 0.5, "tuned_": given}, truth.any(axis=0)
     # Average precision is the mean over positives of the precision down to the last cell with their score.
     order = np.argsort(-probabilities, axis=None, kind="stable")
     ranked, hits, row_of = probabilities.ravel()[order], truth.ravel()[order], order // len(names)
     ends = np.searchsorted(-ranked, -ranked, side="right") - 1
 
     def scores(rows: np.ndarray) -> dict[str, float]:
-        found = {}
+        found, drawn = {}, truth[rows]
+        # Without the labels whose rows were not drawn: as 0 they would pull all resamples down.
+        counted = drawn.any(axis=0) | ~occurs
         for prefix, predicted in decided.items():
-            micro, macro = (precision_recall_f1(predicted[rows], truth[rows], axis)[2] for axis in (None, 0))
-            found |= {f"{prefix}f1_micro": float(micro), f"{prefix}f1_macro": float(macro.mean())}
-        counted = np.bincount(rows, minlength=len(lines)).astype(float)[row_of]
-        positive = counted * hits
-        precision = (np.cumsum(positive) / np.maximum(np.cumsum(counted), 1))[ends]
+            micro, macro = (precision_recall_f1(predicted[rows], drawn, axis)[2] for axis in (None, 0))
+            of_labels = float(macro[counted].mean()) if counted.any() else np.nan
+            found |= {f"{prefix}f1_micro": float(micro), f"{prefix}f1_macro": of_labels}
+        times = np.bincount(rows, minlength=len(lines)).astype(float)[row_of]
+        positive = times * hits
+        precision = (np.cumsum(positive) / np.maximum(np.cumsum(times), 1))[ends]
         total = positive.sum()
         average = float((positive @ precision) / total) if total else np.nan
         return {**found, "average_precision_micro": average}
@@ -187,7 +196,7 @@ def scores_of_labels(lines: Sequence[Mapping[str, Any]]) -> Scores:
 
 def bootstrap(scores: Scores, rows: int, elements: int = 0) -> dict[str, np.ndarray]:
     """(1 + resamples,) values of each metric: of the file, then of as many rows drawn from it with
-    replacement; NaN where a metric is undefined.
+    replacement; NaN where a metric is undefined. Without the metrics that are undefined for the file.
 
     The draws depend on `rows` alone, so the values of two runs over the same rows are paired. `elements`: of
     the predictions of all rows; the more there are, the fewer resamples are drawn, at least FEWEST.
@@ -195,7 +204,8 @@ def bootstrap(scores: Scores, rows: int, elements: int = 0) -> dict[str, np.ndar
     resamples = int(np.clip(MAX_ELEMENTS // max(1, elements), FEWEST, RESAMPLES))
     rng = np.random.default_rng(0)
     drawn = [scores(np.arange(rows)), *(scores(rng.integers(rows, size=rows)) for _ in range(resamples))]
-    return {name: np.array([values[name] for values in drawn], dtype=np.float64) for name in drawn[0]}
+    known = [name for name, value in drawn[0].items() if not np.isnan(value)]
+    return {name: np.array([values[name] for values in drawn], dtype=np.float64) for name in known}
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
@@ -276,7 +286,8 @@ def report(runs: list[dict[str, Any]]) -> list[str]:
         lines.append(f"{name:<36}" + "".join(f"{number_text(run['metrics'][name]):>14}" for run in runs))
     for name, run in zip(names, runs, strict=True):
         if run["resampled"]:
-            lines += ["", f"{name} {len(run['rows'])} rows of {run['predictions']}, bootstrap"]
+            few = " (too few for these intervals and p values)" if len(run["rows"]) < FEW_ROWS else ""
+            lines += ["", f"{name} {len(run['rows'])} rows of {run['predictions']}, bootstrap{few}"]
         for metric, values in run["resampled"].items():
             own, low, high = map(number_text, (values[0], *interval(values)))
             lines.append(f"  {metric:<34}{own:>10}   95 % {low} to {high}")

@@ -82,7 +82,7 @@ def _values(values: optuna.distributions.BaseDistribution) -> tuple:
 
 def open_study(folder: Path, space: Space, metric: str, greater_is_better: bool, seed: int) -> optuna.Study:
     """The folder's study, new or of an earlier sweep. Raises `InputError` if the earlier sweep used another
-    metric, or other choices or another kind of range for an argument."""
+    metric or other arguments, or other choices or another kind of range for one."""
     log = optuna.storages.journal.JournalFileBackend(str(folder / "sweep.log"))
     storage = optuna.storages.JournalStorage(log)
     direction = "maximize" if greater_is_better else "minimize"
@@ -92,7 +92,12 @@ def open_study(folder: Path, space: Space, metric: str, greater_is_better: bool,
         raise InputError(f"{folder}: holds a sweep by {known}, not by {metric}; name another --output_dir")
     study.set_user_attr("metric", metric)
     for trial in study.trials:
-        for name in trial.distributions.keys() & space.keys():
+        if searched := trial.distributions.keys() ^ space.keys():
+            raise InputError(
+                f"--search: the sweep in {folder} does not have the same arguments ({', '.join(searched)}); "
+                "trials of both cannot be ranked together; name another --output_dir"
+            )
+        for name in space:
             try:
                 optuna.distributions.check_distribution_compatibility(trial.distributions[name], space[name])
             except ValueError:

@@ -239,19 +239,19 @@ def kinds(model):
     return [type(module) for module in model.modules()]
 
 
-@pytest.mark.parametrize("attention", ["eager", None])
-def test_a_task_uses_it_unless_its_attention_is_eager(attention, monkeypatch):
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_a_task_uses_it(on_cpu, monkeypatch):
     monkeypatch.setattr(text, "use_first_token", cut := Mock())
     task = SimpleNamespace(
-        arguments=SimpleNamespace(attn_implementation=attention, layerwise_lr_decay=None),
-        launch=SimpleNamespace(use_cpu=attention is None),
+        # With transformers' own, results would depend on the batch, and on batches before a resume.
+        arguments=SimpleNamespace(attn_implementation="eager", layerwise_lr_decay=None),
+        launch=SimpleNamespace(use_cpu=on_cpu),
         tokenizer=SimpleNamespace(get_vocab=lambda: {"a": 1}, padding_side="right"),
         long_documents=SimpleNamespace(prepare=lambda model, side: model),
     )
     model = text.TextTask.with_kernels(task, encoder())
-    assert ({FastBigBirdAttention, FusedGELU} <= set(kinds(model))) == (attention is None)
-    assert (kinds(model) == kinds(encoder())) == (attention == "eager")
-    assert cut.called == (attention is None)  # on a CPU
+    assert {FastBigBirdAttention, FusedGELU} <= set(kinds(model))
+    assert cut.called == on_cpu
 
 
 def test_only_block_sparse_encoders_are_touched():

@@ -13,6 +13,7 @@ RUN = {
     "versions": {"torch": "2.13", "deepspeed": None},
 }  # fmt: skip
 METRICS = {"train_steps": 6, "best_step": 4, "eval_loss": 0.25, "eval_auc": None, "test_loss": 0.5}
+METRICS |= {"best_metric": 0.25, "train_evaluation_rows": 20, "test_rows": 9}
 
 
 @pytest.fixture

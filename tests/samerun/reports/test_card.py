@@ -57,6 +57,12 @@ def test_license_languages_arguments_and_limits(folder, arguments, tmp_path):
     assert "4 process(es) on a GPU" in text
 
 
+def test_a_model_that_nothing_selected_and_calibration(folder, arguments):
+    found = card(folder({"calibration": "temperature"}, metrics={"best_metric": None}), arguments())
+    assert "was selected on" not in found
+    assert "- Validation metrics are of the model before --calibration; test metrics" in found
+
+
 def test_names_in_tables_are_no_html_links_or_cells():
     assert markdown_table(["<b>"], [["[a](b)"], ["a|b\n"]])[0] == r"| \<b\> |"
     assert markdown_table(["<b>"], [["[a](b)"], ["a|b\n"]])[2:] == [r"| \[a\](b) |", r"| a\|b  |"]

@@ -67,7 +67,10 @@ def test_the_page_has_figures_tables_and_no_text_that_is_run(finished, write):
     names = {path.stem for path in (finished / "plots").glob("*.png")}
     assert names == {"curve_loss", "curve_learning_rate", "curve_grad_norm", "errors"}
     assert page.count("data:image/png;base64,") == 4
-    assert "203 rows were trained on for 6 steps of 15 rows, in 60.0 seconds on 4 processes (cuda)" in page
+    assert (
+        "The model was trained for 6 steps of 15 rows, from 203, in 60.0 seconds on 4 processes (cuda)"
+        in page
+    )
     assert "The best model is that of the last step, selected by loss (0.6000)" in page
     assert "never_computed" not in page
     assert "&lt;script&gt;alert(1)" in page

@@ -21,6 +21,7 @@ from samerun.text.multi_label_scores import (
     METRICS,
     TEMPERATURE_RANGE,
     Objective,
+    Thresholds,
     ThresholdTuner,
     decision_scores,
     expected_calibration_error,
@@ -381,13 +382,16 @@ def test_labels_have_figures_and_their_worst_rows():
 
 def test_a_threshold_above_all_scores_is_at_the_end_of_its_curve():
     chances, truth = np.array([[0.2], [0.4], [0.6]]), np.array([[False], [True], [False]])
-    drawn = figures(chances, truth, np.array([0.8]), chances >= 0.8, ["a"])["label_precision_recall"]
+    fitted, logits = Thresholds(np.array([2.0]), np.array([0.8])), 2 * np.log(chances / (1 - chances))
+    held_out = np.full((3, 1), 0.5)
+    drawn = figures(held_out, truth, fitted, logits, chances >= 0.8, ["a"])["label_precision_recall"]
+    assert drawn.axes[0].lines[0].get_xydata().tolist() == [[1, 1 / 3], [1, 0.5], [0, 0], [0, 1]]
     assert drawn.axes[0].lines[1].get_xydata().tolist() == [[0, 1]]
 
 
 def test_rows_without_labels_have_no_figures():
-    nothing = np.zeros((3, 2), dtype=bool)
-    assert figures(np.full((3, 2), 0.5), nothing, np.full(2, 0.5), nothing, ["a", "b"]) == {}
+    nothing, fitted = np.zeros((3, 2), dtype=bool), Thresholds(np.ones(2), np.full(2, 0.5))
+    assert figures(np.full((3, 2), 0.5), nothing, fitted, nothing, nothing, ["a", "b"]) == {}
 
 
 def test_the_calibration_error_is_the_weighted_distance_from_the_diagonal():
