@@ -113,7 +113,7 @@ from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent
 from samerun.text import head, long_documents
 from samerun.text.arguments import PROBLEM_TYPES, inapplicable
 from samerun.text.baseline import expected_seconds, linear_model
-from samerun.text.labels import class_balanced
+from samerun.text.labels import class_balanced, separator_of
 from samerun.text.multi_label import MultiLabel
 from samerun.text.multi_label_scores import MIN_CALIBRATION_ROWS
 from samerun.text.regression import HIGHER_IS_BETTER, Regression
@@ -144,9 +144,13 @@ class TextClassification(TextTask):
         self.problem = PROBLEMS[kind](arguments)
         self.target_columns = self.problem.columns
         self.shown_metrics, self.metric_names = self.problem.shown_metrics, self.problem.metric_names
-        self.pair_column, self.list_separator = arguments.text_pair_column, arguments.label_separator
+        self.pair_column = arguments.text_pair_column
         super().__init__(arguments)
         self.notes = self.problem.notes
+
+    @property
+    def list_separator(self) -> str:
+        return separator_of(self.labels, self.arguments.label_separator)
 
     @property
     def reads_pairs(self) -> bool:

@@ -93,6 +93,7 @@ class TitleGeneration(TextTask):
 
     def __init__(self, arguments: Arguments) -> None:
         super().__init__(titles.with_search_defaults(arguments))
+        self.units_of_rouge = arguments.rouge_tokenizer
 
     # Data
 
@@ -107,6 +108,9 @@ class TitleGeneration(TextTask):
             problem = "is for encoders, but the model has a decoder; leave it out"
             raise_problems([f"--{name} {problem}" for name in named])
         self.source_prefix = a.source_prefix or getattr(self.config, "source_prefix", "")
+
+        if a.rouge_tokenizer == "auto" and not modes.train:
+            self.units_of_rouge = getattr(self.config, "rouge_tokenizer", "auto")
 
         columns = (a.text_column, a.title_column) if modes.train else ()
         tokenizer = self.load_tokenizer([tables["train"].columns[name] for name in columns])
@@ -168,9 +172,15 @@ class TitleGeneration(TextTask):
         has_decoder = self.config.is_encoder_decoder or arguments.decoder_model_name_or_path
         if arguments.from_scratch or not has_decoder:  # the decoder is new
             encoder_decoder.set_output_bias(model, self.splits["train"].targets.values)
-        encoder_decoder.store_settings(model, self.start, self.source_prefix)
+        self.store_settings(model)
         new_names = encoder_decoder.new_names(model, arguments, self.config)
         return self.with_kernels(limit_training(model, arguments, new_names))
+
+    def store_settings(self, model: torch.nn.Module) -> None:
+        """Keeps what later predictions need in the model's configuration."""
+        tokenizer = "" if self.units_of_rouge == "auto" else self.units_of_rouge
+        settings = {"source_prefix": self.source_prefix, "rouge_tokenizer": tokenizer}
+        encoder_decoder.store_settings(model, self.start, **settings)
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
         return ((batch.labels != IGNORED) & batch.is_real[:, None]).sum()
@@ -206,9 +216,8 @@ class TitleGeneration(TextTask):
 
     def rouge_tokenizer(self, split: TextSplit | None) -> str:
         """The name of ROUGE's tokenizer; "auto" is resolved by the script of the references."""
-        requested = self.arguments.rouge_tokenizer
-        if requested != "auto":
-            return requested
+        if self.units_of_rouge != "auto":
+            return self.units_of_rouge
         return "default" if split is None or split.titles is None else choose_tokenizer(split.titles)
 
     def baseline(self, split: TextSplit, seconds: float) -> dict[str, float | None]:
@@ -244,7 +253,7 @@ class TitleGeneration(TextTask):
         candidates = self.arguments.num_return_sequences
         self.generation = replace(self.generation, synced_gpus=False, candidates=candidates)
         model = self.load_for_prediction(AutoModelForSeq2SeqLM, path, False)
-        encoder_decoder.store_settings(model, self.start, self.source_prefix)
+        self.store_settings(model)
         return self.with_kernels(model)
 
     def lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:

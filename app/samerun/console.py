@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
@@ -88,7 +89,8 @@ class Phase:
     """A part of a run whose progress is shown: as a bar on stderr until the phase ends, if stdout and stderr
     are a terminal; else by ever fewer lines. Use it as a context manager; `update` counts.
 
-    `total` may be unknown. Without a `unit` nothing is counted: a terminal shows the phase while it lasts.
+    `total` may be unknown. Without a `unit` nothing is counted: a terminal shows the phase while it lasts, a
+    log has one line if it is long.
     `done`: where a resumed run begins. Rates exclude earlier work and the time of nested phases.
     """
 
@@ -107,12 +109,18 @@ class Phase:
         self.note = ""
         self.process = os.getpid()
         self.bar: Any = None
+        self.timer: threading.Timer | None = None
         self.drawn = 0.0  # when the bar was last drawn
 
     def start(self) -> Phase:
         self.started = self.began = time.monotonic()
         Phase.running.append(self)
         self.update(0)
+        if self.shown and not self.unit and self.bar is None:
+            text = f"{self.name:<14} still running after {LINE_INTERVAL:g} seconds"
+            self.timer = threading.Timer(LINE_INTERVAL, say, [text])
+            self.timer.daemon = True
+            self.timer.start()
         return self
 
     __enter__ = start
@@ -122,6 +130,8 @@ class Phase:
 
     def stop(self) -> None:
         """Ends the phase. A second call does nothing."""
+        if self.timer is not None:
+            self.timer.cancel()
         if self in Phase.running:
             Phase.running.remove(self)
             if Phase.running:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from samerun import run_folder
-from samerun.console import STDOUT
+from samerun.console import STDOUT, say
 from samerun.data.files import FILE_KINDS
 from samerun.errors import SHOWN_AS, TrainingError
 from samerun.files import as_line, atomic_file
@@ -23,6 +23,7 @@ WILDCARDS = re.compile(r"[-_.]*[*?\[\]]+")
 DATA_SUFFIX = re.compile(rf"({'|'.join(map(re.escape, [*FILE_KINDS, '.txt']))})(\.gz)?$", re.IGNORECASE)
 PREDICTED_FILES = "predicted_files"  # in metrics_NAME.json
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
+MOST_COLUMNS = 2000  # of a table
 UNWRITTEN = (".parquet", ".xlsx", ".gz", ".bz2", ".xz", ".zip")  # other kinds of data files
 
 
@@ -136,13 +137,17 @@ def write_split(arguments: Any, task: Task, split: Split, predictions: Predictio
     path, ids = path_of(arguments), range(len(split)) if split.ids is None else split.ids
     lines = task.lines(predictions, split)
     numbered = ({"id": name, **line} for name, line in zip(ids, lines, strict=True))
-    write(path, Path(arguments.output_dir), numbered, task.list_separator)
+    separator, usual = task.list_separator, getattr(arguments, "label_separator", task.list_separator)
+    if separator != usual and path.suffix.lower() in SEPARATORS:
+        say(f"note           {path}: a label has {usual!r} in it, so {separator!r} separates labels")
+    write(path, Path(arguments.output_dir), numbered, separator)
     return path
 
 
 def _write_lines(file: TextIO, path: Path, lines: Iterable[dict[str, Any]], list_separator: str) -> None:
     """In a table a mapping becomes a column per key, and a list of texts is joined. Lines may have different
-    keys, such as the likeliest of many classes: missing cells are empty."""
+    keys, such as the likeliest of many classes: missing cells are empty. Of very many keys a cell has the
+    mapping as JSON."""
     separator = SEPARATORS.get(path.suffix.lower())
     if separator is None:
         file.writelines(map(as_line, lines))
@@ -150,21 +155,23 @@ def _write_lines(file: TextIO, path: Path, lines: Iterable[dict[str, Any]], list
     columns: dict[str, None] = {}  # in the order in which they appear
     with tempfile.TemporaryFile("w+", encoding="utf-8") as rows:  # the header stands first, but is known last
         for line in lines:
-            cells = dict(_cells(line, list_separator))
-            columns |= dict.fromkeys(cells)
-            rows.write(as_line(cells))
+            columns |= dict.fromkeys(name for name, _ in _cells(line, list_separator))
+            rows.write(as_line(line))
         rows.seek(0)
+        if is_wide := len(columns) > MOST_COLUMNS:
+            columns = dict.fromkeys(name.partition(".")[0] for name in columns)
         writer = csv.DictWriter(file, list(columns), delimiter=separator, lineterminator="\n")
         if columns:
             writer.writeheader()
-        writer.writerows(map(json.loads, rows))
+        writer.writerows(dict(_cells(line, list_separator, is_wide)) for line in map(json.loads, rows))
 
 
-def _cells(line: dict[str, Any], list_separator: str) -> Iterator[tuple[str, Any]]:
+def _cells(line: dict[str, Any], list_separator: str, is_wide: bool = False) -> Iterator[tuple[str, Any]]:
     for key, value in line.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and not is_wide:
             yield from ((f"{key}.{name}", part) for name, part in value.items())
         elif isinstance(value, list) and all(isinstance(part, str) for part in value):
             yield key, list_separator.join(value)
         else:
-            yield key, json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
+            is_json = isinstance(value, list | dict)
+            yield key, json.dumps(value, ensure_ascii=False) if is_json else value

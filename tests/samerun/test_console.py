@@ -107,6 +107,16 @@ def test_a_pipe_gets_lines_and_its_terminal_no_bars(clock, capsys, monkeypatch):
     assert (len(said.out.splitlines()), said.err) == (11, "")
 
 
+def test_a_long_phase_that_counts_nothing_has_a_line(monkeypatch, capsys):
+    monkeypatch.setattr(console, "LINE_INTERVAL", 0.01)
+    with Phase("scoring") as phase:
+        phase.timer.join()
+    with Phase("saving") as phase:
+        pass
+    phase.timer.join()
+    assert capsys.readouterr().out == "scoring        still running after 0.01 seconds\n"
+
+
 def test_a_short_phase_and_a_quiet_run_say_nothing(clock, capsys, monkeypatch):
     run(Phase("training", "steps", 20), clock, 20, 0.2)
     assert list(console.counted("ab", "reading", "rows")) == ["a", "b"]

@@ -41,6 +41,27 @@ def test_columns_of_a_table(lines, expected, tmp_path):
     ]
 
 
+def test_a_table_of_very_many_keys_has_them_in_one_cell(tmp_path, monkeypatch):
+    monkeypatch.setattr(predictions, "MOST_COLUMNS", 3)
+    predictions.write(tmp_path / "p.csv", tmp_path, LINES, "|")
+    assert (tmp_path / "p.csv").read_text().splitlines() == [
+        "id,labels,probabilities",
+        '"a,b",x|y,"{""x"": 0.5, ""y"": 1.0}"',
+        '2,,"{""x"": 0.0, ""y"": 0.25}"',
+    ]
+
+
+def test_another_separator_of_a_table_is_noted(arguments, tmp_path, capsys):
+    task, split, errors = LinearTask(), split_of(*points(2)), {"error": np.array([0.5, 1.0])}
+    asked = arguments(output_dir=str(tmp_path), predictions_file=str(tmp_path / "p.csv"))
+    object.__setattr__(asked, "label_separator", "|")
+    predictions.write_split(asked, task, split, errors)
+    assert capsys.readouterr().out == ""
+    task.list_separator = ";"
+    predictions.write_split(asked, task, split, errors)
+    assert "p.csv: a label has '|' in it, so ';' separates labels" in capsys.readouterr().out
+
+
 def test_small_probabilities_stay_apart():
     values = predictions.by_name(["x", "y"], np.array([1.23456789e-9, 1.23456e-9]))
     assert values == {"x": 1.234568e-9, "y": 1.23456e-9}

@@ -61,6 +61,9 @@ def test_the_first_step_and_the_facts_that_differ_are_named(tmp_path, capsys):
     assert "[1] and [0], first step that differs: none among 2 logged steps" in said
     assert "[2] and [0], first step that differs: step 1: loss 1.001 against 1\n" in said
     assert "labels that differ\n  fingerprint.label_list: ['a', 'b'], ['a', 'b'], ['a']\n\n" in said
+    many = [finished(tmp_path / f"of {n}", facts={"list": ["label"] * n}) for n in (100, 200)]
+    assert diff.main(many) == 0
+    assert re.search(r"  list: 100 entries \(\w{6}\), 200 entries \(\w{6}\)\n", capsys.readouterr().out)
 
 
 def test_runs_that_predicted_other_rows_are_not_compared_row_by_row(tmp_path, capsys):
@@ -103,6 +106,10 @@ def test_rare_labels_that_are_not_drawn_do_not_pull_the_mean_down():
     ]
     values = diff.bootstrap(diff.scores_of_labels(lines), 30)
     assert set(values["f1_macro"]) == {1.0}
+    likeliest = [{**line, "probabilities": dict.fromkeys(line["labels"], 1.0)} for line in lines]
+    found = diff.bootstrap(diff.scores_of_labels(likeliest), 30)
+    assert set(found["f1_macro"]) == {1.0}
+    assert "average_precision_micro" not in found
 
 
 def test_a_folder_without_a_run_is_named(tmp_path, refusal):

@@ -155,13 +155,13 @@ def set_decoder_start(config: Any, start: dict[str, int]) -> None:
         config.decoder_start_token_id = start["decoder_start_token_id"]
 
 
-def store_settings(model: Any, start: dict[str, int], source_prefix: str) -> None:
-    """Stores the language tokens `start` and the prefix in the configurations that are exported."""
+def store_settings(model: Any, start: dict[str, int], **settings: str) -> None:
+    """Stores the language tokens `start` and `settings` that are not empty in the configurations that are
+    exported."""
     set_decoder_start(model.config, start)
     for name, token_id in start.items():
         setattr(model.generation_config, name, token_id)
-    if source_prefix:
-        model.config.source_prefix = source_prefix
+    model.config.update({name: value for name, value in settings.items() if value})
 
 
 def _encoder_with_decoder(arguments: Any, config: Any, tokenizer: Any) -> Any:

@@ -139,9 +139,11 @@ def markdown_table(header: list[str], rows: list[list[Any]]) -> list[str]:
 def table_of(rows: Sequence[dict[str, Any]]) -> list[str]:
     """`markdown_table` of rows with the same keys, of which "support" counts examples: of many, the MAX_ROWS
     most frequent ones; [] without rows."""
-    if len(rows) > MAX_ROWS:
-        rows = sorted(rows, key=lambda row: -row["support"])[:MAX_ROWS]
-    return markdown_table(list(rows[0]), [list(row.values()) for row in rows]) if rows else []
+    if not rows:
+        return []
+    shown = sorted(rows, key=lambda row: -row["support"])[:MAX_ROWS] if len(rows) > MAX_ROWS else rows
+    table = markdown_table(list(rows[0]), [list(row.values()) for row in shown])
+    return table if shown is rows else [f"The {MAX_ROWS} most frequent of {len(rows)}.", "", *table]
 
 
 def section(title: str, rows: Sequence[dict[str, Any]] | None) -> list[str]:

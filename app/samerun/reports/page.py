@@ -64,6 +64,8 @@ def _draw_figures(run: Run, folder: Path, task: Task, splits: Mapping[str, Split
     if "validation" in splits and path.exists():
         with np.load(path) as file:
             shown = task.figures(dict(file), splits["validation"])
+    elif "validation" in splits:
+        say("note           the page has no figures of the validation rows: their predictions are too large")
     events = [*read_history(folder), *read_history(folder, SPEED)]
     step = max((event["step"] for event in events), default=0)
     for name, figure in (figures.curves(events, task.shown_metrics) | shown.figures).items():

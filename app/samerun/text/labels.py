@@ -34,10 +34,11 @@ BITS = {"1": True, "true": True, "1.0": True, "0": False, "false": False, "0.0":
 @dataclass(frozen=True)
 class Labelled:
     """The distinct labels of each row. `declared`: all labels of --label_columns or of a ClassLabel column,
-    used or not; of rows with one label each, all of theirs, in order."""
+    used or not; of rows with one label each, all of theirs, in order. `separator`: where texts were split."""
 
     rows: list[tuple[str, ...]]
     declared: tuple[str, ...] = ()
+    separator: str | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -104,7 +105,7 @@ def read_labels(table: Table, arguments: Any, notes: list[str]) -> Labelled | No
                     f"{table.path}: no row has two labels, but {len(joined)} labels hold {mark!r}; is "
                     f"--label_separator {mark!r} meant?"
                 )
-    return Labelled(rows, declared)
+    return Labelled(rows, declared, separator if "a text" in first_rows else None)
 
 
 def _parse_cell(cell: Any, separator: str | None) -> tuple[list[str], str]:
@@ -196,6 +197,12 @@ def as_number(cell: Any) -> float | None:
     return number if math.isfinite(number) and abs(number) < 1e30 else None
 
 
+def separator_of(labels: Sequence[str], preferred: str) -> str:
+    """What separates labels in a cell: `preferred`, or another mark if a label has that."""
+    marks = (preferred, *"|;\t")
+    return next((mark for mark in marks if mark and not any(mark in name for name in labels)), "\n")
+
+
 def read_label_file(path: str) -> list[str]:
     """The labels of --label_file, one per line, in its order. Raises `InputError`."""
     names = [line.strip() for line in read_text(path).split("\n") if line.strip()]
@@ -210,13 +217,14 @@ def read_label_file(path: str) -> list[str]:
     return names
 
 
-def note_counts(labels: Sequence[str], ids: dict[str, Ragged], notes: list[str]) -> None:
+def note_counts(labels: Sequence[str], ids: dict[str, Ragged], streams: bool, notes: list[str]) -> None:
     """Notes labels that training or validation rows lack, and rare labels that are spelt nearly like a common
-    one. `ids`: of the labels of each row, by split."""
+    one. `ids`: of the labels of each row, by split; `streams`: whether "train" is the first buffer."""
     counts = {name: np.bincount(own.values, minlength=len(labels)) for name, own in ids.items()}
-    for name, kind in (("train", "training"), ("validation", "validation")):
+    train_row = "row of buffer 1" if streams else "training row"
+    for name, row in (("train", train_row), ("validation", "validation row")):
         if missing := [label for label, n in zip(labels, counts.get(name, ()), strict=False) if n == 0]:
-            notes.append(f"no {kind} row has {listed(missing)}")
+            notes.append(f"no {row} has {listed(missing)}")
     rows = dict(zip(labels, counts["train"].tolist(), strict=True))
     common = {form: label for label in labels if rows[label] >= 10 * FEW for form in _forms(label)}
     slips = []
@@ -292,9 +300,15 @@ def label_ids(
     """Each row's label ids, ascending. `ignore_unknown`: --unknown_labels, None if it does not apply;
     `source`: of the list `labels`, for messages.
 
-    Raises `InputError` with the lines of labels that are not in the list. With `ignore_unknown` it drops them
-    and notes their number.
+    Raises `InputError` with the lines of labels that are not in the list, and for a list with a label that
+    texts cannot have. With `ignore_unknown` it drops unknown labels and notes their number.
     """
+    mark = labelled.separator
+    if split := next((label for label in labels if mark and mark in label), None):
+        raise InputError(
+            f"{table.path}: its texts are split at {mark!r}, which the label {split!r:.80} has; separate "
+            "labels otherwise (--label_separator), or use a jsonl file with lists"
+        )
     numbers = {name: number for number, name in enumerate(labels)}
     ids = {names: sorted(numbers[name] for name in names if name in numbers) for names in set(labelled.rows)}
     unknown: dict[str, list[int]] = {}  # label -> rows
@@ -306,7 +320,7 @@ def label_ids(
         count = sum(map(len, unknown.values()))
         notes.append(
             f"{table.path}: {count} label(s) of {len(unknown)} kind(s) that the {source} does not "
-            "have are ignored"
+            "have are ignored; references and scores are without them"
         )
     elif unknown and not any(ids.values()) and source.startswith(OF_MODEL):
         raise InputError(knows_none(table, next(iter(unknown)), source))

@@ -52,6 +52,7 @@ from samerun.text.text import TextSplit
 
 # For each label of the training rows (benchmarks/quality.md, "More updates for many labels").
 UPDATES_PER_LABEL, MOST_UPDATES = 15, 1500
+ALL_PREDICTED, MAX_PREDICTED = 1000, 10  # labels of a prediction: all of up to 1000, else at least ten
 CARD_NOTE = (
     "\n`tuned_*` use the model's thresholds, one per label. On validation rows, which tuned them, each row "
     "is decided by thresholds tuned on the other folds; ECE is the expected calibration error over all "
@@ -126,7 +127,7 @@ class MultiLabel(Problem):
                 self.notes.append("no validation row has a label: the loss chooses the best model")
         per_row = self.positive.sum() / self.num_rows
         self.notes.append(f"{len(self.labels)} labels, {per_row:.2f} per training row")
-        note_counts(self.labels, ids, self.notes)
+        note_counts(self.labels, ids, self.arguments.streaming is not None, self.notes)
         is_single = self.arguments.problem_type is None and (ids["train"].lengths == 1).all()
         if is_single and len(self.labels) > 1 and not any("--label_separator" in x for x in self.notes):
             self.notes.append(
@@ -192,12 +193,19 @@ class MultiLabel(Problem):
 
     def lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
         for row, logits in enumerate(predictions["logits"]):
-            probabilities = sigmoid(logits)
-            labels = list(compress(self.labels, probabilities >= self.thresholds))
-            line = {"labels": labels, "probabilities": by_name(self.labels, probabilities)}
+            probabilities, truth = sigmoid(logits), predictions["labels"][row] if split.labelled else None
+            given = probabilities >= self.thresholds
+            shown = np.arange(len(given))
+            if len(given) > ALL_PREDICTED:
+                kept = given | (probabilities >= 0.5) | (truth > 0 if split.labelled else False)
+                kept[np.argpartition(-probabilities, MAX_PREDICTED)[:MAX_PREDICTED]] = True
+                shown = np.flatnonzero(kept)[np.argsort(-probabilities[kept], kind="stable")]
+            names = [self.labels[label] for label in shown]
+            of_row = {"labels": list(compress(self.labels, given))}
+            of_row["probabilities"] = by_name(names, probabilities[shown])
             if split.labelled:
-                line["reference"] = list(compress(self.labels, predictions["labels"][row]))
-            yield line
+                of_row["reference"] = list(compress(self.labels, truth))
+            yield of_row
 
     def explained(self) -> dict[str, Any]:
         return {"thresholds": dict(zip(self.labels, map(float, self.thresholds), strict=True))}

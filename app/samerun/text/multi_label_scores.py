@@ -262,7 +262,7 @@ def tune_thresholds(probabilities: np.ndarray, targets: np.ndarray, objective: O
     does not change decisions. Of equally good ones it is the nearest, then the higher one.
 
     F1 on the rows that tuned the thresholds is optimistic, the more the fewer positives a label has: see
-    `ThresholdTuner.held_out`.
+    `ThresholdTuner.decide`.
     """
     targets = np.asarray(targets, dtype=bool)
     support = targets.sum(axis=0)
@@ -422,31 +422,36 @@ class ThresholdTuner:
             thresholds = tune_thresholds(sigmoid(logits / temperatures), targets, self.objective)
         return Thresholds(temperatures, thresholds)
 
-    def held_out(self, logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Calibrated logits and decisions by cross-validation, (rows, labels) each: each of at most FOLDS
-        random folds uses temperatures and thresholds fitted on the others. Scores of the rows that the fit
-        has seen would be too good."""
-        if self.fixed is not None and self.calibration == "none":
-            return logits, sigmoid(logits) >= self.fixed
-        calibrated, decisions = np.array(logits, dtype=np.float64), np.zeros(logits.shape, dtype=bool)
+    def calibrated(self, logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """(rows, labels) calibrated logits by cross-validation: each of at most FOLDS random folds uses
+        temperatures fitted on the others. Scores of the rows that the fit has seen would be too good."""
+        if self.calibration == "none":
+            return logits
+        calibrated, per_label = (
+            np.array(logits, dtype=np.float64),
+            self.calibration == "temperature_per_label",
+        )
         for fold in folds(len(logits), self.seed):
-            fitted = self.fit(logits[~fold], targets[~fold])
-            calibrated[fold] = logits[fold] / fitted.temperatures
-            decisions[fold] = fitted.probabilities(logits[fold]) >= fitted.values
-        return calibrated, decisions
+            calibrated[fold] /= fit_temperatures(logits[~fold], targets[~fold], per_label)
+        return calibrated
 
     def decide(
         self, logits: np.ndarray, targets: np.ndarray, thresholds: np.ndarray | None, rows: str
     ) -> np.ndarray:
-        """(rows, labels) bool decisions at a trained model's thresholds; held-out ones without thresholds and
-        for the rows on which the thresholds were tuned. So evaluating an exported model repeats the scores of
-        its training. `rows`: hash of the rows."""
-        if thresholds is None or self.tuned_on == rows:
-            # Thresholds that lie between calibrated scores decide a few rows otherwise: here all are tuned
-            # before calibration.
-            tuner = replace(self, calibration="none") if self.fixed is None else self
-            return tuner.held_out(logits * self.temperatures, targets)[1]
-        return sigmoid(logits) >= thresholds
+        """(rows, labels) bool decisions at a trained model's thresholds. Without thresholds, and for the rows
+        on which they were tuned, each fold's are at thresholds tuned on the others, so that evaluating an
+        exported model repeats the scores of its training. `rows`: hash of the rows."""
+        if thresholds is not None and self.tuned_on != rows:
+            return sigmoid(logits) >= thresholds
+        logits = logits * self.temperatures
+        if self.fixed is not None:
+            return sigmoid(self.calibrated(logits, targets)) >= self.fixed
+        decisions = np.zeros(logits.shape, dtype=bool)
+        for fold in folds(len(logits), self.seed):
+            # Before calibration: a threshold between calibrated scores decides a few rows otherwise.
+            tuned = tune_thresholds(sigmoid(logits[~fold]), targets[~fold], self.objective)
+            decisions[fold] = sigmoid(logits[fold]) >= tuned
+        return decisions
 
     def report(
         self, logits: np.ndarray, targets: np.ndarray, names: Sequence[str], rows: str
@@ -465,7 +470,7 @@ class ThresholdTuner:
         if self.fixed is None:
             metrics["eval_tuned_folds"] = min(FOLDS, len(logits))
         if self.calibration != "none":
-            calibrated, _ = self.held_out(logits, targets)
+            calibrated = self.calibrated(logits, targets)
             metrics["eval_calibrated_ece"] = expected_calibration_error(sigmoid(calibrated), targets)
             entropy = MultiLabelLoss().mean
             metrics["eval_binary_cross_entropy"] = entropy(logits, targets)
@@ -481,8 +486,8 @@ def report_content(
 ) -> ReportContent:
     """Figures of the most frequent labels and the rows with the largest binary cross-entropy. `logits` and
     `targets`: (rows, labels); `split`: their `TextSplit`."""
-    calibrated, predicted = tuner.held_out(logits, targets)[0], tuner.decide(logits, targets, None, "")
-    probabilities, truth = sigmoid(calibrated), targets.astype(bool)
+    probabilities, truth = sigmoid(tuner.calibrated(logits, targets)), targets.astype(bool)
+    predicted = tuner.decide(logits, targets, None, "")
     losses = -np.log(np.clip(np.where(truth, probabilities, 1 - probabilities), 1e-12, 1)).mean(axis=1)
     listed = (
         [" | ".join(names[label] for label in np.flatnonzero(row)) or "none" for row in matrix]

@@ -83,7 +83,7 @@ class SingleLabel(Problem):
         self.loss_settings = {"label_smoothing_factor": self.smoothing, "class_weight": self.listed_weight}
         fewest, most = self.count.min(), self.count.max()
         self.notes.append(f"{len(self.labels)} labels, of {fewest} to {most} training rows each")
-        note_counts(self.labels, ids, self.notes)
+        note_counts(self.labels, ids, self.arguments.streaming is not None, self.notes)
 
     @property
     def listed_weight(self) -> list[float] | None:

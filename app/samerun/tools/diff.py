@@ -12,6 +12,7 @@ Translation Evaluation", EMNLP 2004).
 Exit codes: 0 done; 2 a folder holds no finished run.
 """
 
+import hashlib
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,7 @@ IGNORED_FACTS = ("name", "predictions", "launcher_process", "slurm_job")
 RESAMPLES, FEWEST = 1000, 100
 FEW_ROWS = 20  # of fewer, intervals are too narrow and p values too small
 ROUNDING = 1e-5  # of losses and gradient norms, relative: fp32 sums in another order
+MOST_CHARACTERS = 300  # of a list
 SORTING = 16  # elements computed for a number, whose rank is found
 MAX_ELEMENTS = 2**27  # computed for a file altogether; large files get fewer resamples
 
@@ -164,9 +166,11 @@ def scores_of_masks(lines: Sequence[Mapping[str, Any]]) -> Scores:
 
 
 def scores_of_labels(lines: Sequence[Mapping[str, Any]]) -> Scores:
-    """f1_micro and f1_macro at 0.5 and of the labels given (`tuned_*`), and average_precision_micro."""
-    names = [*lines[0]["probabilities"]]
-    probabilities = np.array([[line["probabilities"][name] for name in names] for line in lines])
+    """f1_micro and f1_macro at 0.5 and of the labels given (`tuned_*`), and average_precision_micro if the
+    lines have all probabilities. Labels that no line has, where it has the likeliest, are not known."""
+    names = list(dict.fromkeys(name for line in lines for name in line["probabilities"]))
+    has_all = all(len(line["probabilities"]) == len(names) for line in lines)
+    probabilities = np.array([[line["probabilities"].get(name, 0.0) for name in names] for line in lines])
     given, truth = (
         np.array([[name in line[key] for name in names] for line in lines]) for key in ("labels", "reference")
     )
@@ -184,6 +188,8 @@ def scores_of_labels(lines: Sequence[Mapping[str, Any]]) -> Scores:
             micro, macro = (precision_recall_f1(predicted[rows], drawn, axis)[2] for axis in (None, 0))
             of_labels = float(macro[counted].mean()) if counted.any() else np.nan
             found |= {f"{prefix}f1_micro": float(micro), f"{prefix}f1_macro": of_labels}
+        if not has_all:
+            return found
         times = np.bincount(rows, minlength=len(lines)).astype(float)[row_of]
         positive = times * hits
         precision = (np.cumsum(positive) / np.maximum(np.cumsum(times), 1))[ends]
@@ -234,8 +240,16 @@ def differing(runs: list[dict[str, Any]], values_of: Callable[[dict[str, Any]], 
     for name in sorted({name for each in values for name in each}):
         own = [each.get(name) for each in values]
         if any(value != own[0] for value in own):
-            found.append(f"  {name}: {', '.join(map(str, own))}")
+            found.append(f"  {name}: {', '.join(map(_in_short, own))}")
     return found or ["  none"]
+
+
+def _in_short(value: Any) -> str:
+    """A value on the console. Of a list that is too long, its length and a hash."""
+    text = str(value)
+    if not isinstance(value, list) or len(text) <= MOST_CHARACTERS:
+        return text
+    return f"{len(value)} entries ({hashlib.sha256(text.encode()).hexdigest()[:6]})"
 
 
 def arguments_of(run: dict[str, Any]) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from samerun.plan import Modes
 from samerun.reports.page import render
 from samerun.run_folder import BEST_PREDICTIONS, PREDICTIONS, RUN_FILE
 from samerun.task import Section
+from samerun.text.labels import separator_of
 from samerun.text.multi_label_scores import sigmoid
 from samerun.text.single_label import softmax
 from samerun.tools.data_report import Rows, joined, of_text_split, of_texts
@@ -74,9 +75,7 @@ class HeldOut:
 
     @property
     def separator(self) -> str:
-        """What separates labels in a cell: --label_separator, or another mark if a label has that."""
-        marks = (self.task.arguments.label_separator, *"|;\t")
-        return next((mark for mark in marks if mark and not any(mark in name for name in self.labels)), "\n")
+        return separator_of(self.labels, self.task.arguments.label_separator)
 
     def cells(self, chosen: np.ndarray) -> list[str]:
         """The labels of each row of a (rows, labels) bool array, as cells of --label_column."""
@@ -130,7 +129,10 @@ def _of_folds(folder: Path, task: Any) -> HeldOut:
 def _of_training(folder: Path, task: Any) -> HeldOut:
     path = folder / BEST_PREDICTIONS
     if not path.exists():
-        raise InputError(f"{folder}: has no {path.name}; train with --report_to html, or use cross-validate")
+        raise InputError(
+            f"{folder}: has no {path.name}; train with --report_to html (a page without figures had "
+            "predictions that are too large), or use cross-validate"
+        )
     modes = Modes(train=True, evaluate=True, predict=False)
     data = task.load(Launch(), modes)
     tables, _ = task.read(task.launch, modes)

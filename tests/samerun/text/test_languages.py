@@ -61,7 +61,7 @@ def test_titles_are_in_the_target_language_also_in_plain_transformers(
     code = tokenizer.convert_tokens_to_ids(target)
     assert start == {setting: code}
     model = tiny(tokenizer)
-    store_settings(model, start, "tell: ")
+    store_settings(model, start, source_prefix="tell: ")
     begin, end = special_ids(model.config, tokenizer)
     targets = TitleEncoder(tokenizer, begin, end, 8)([" "])["input_ids"][0]
     first = ([begin, *targets])[: 2 if setting == "forced_bos_token_id" else 1]
@@ -118,7 +118,8 @@ def test_the_prefix_of_an_exported_model_is_used_without_being_named(tmp_path):
         return task, task.load(Launch(), modes)
 
     languages = {"source_lang": "eng_Latn", "target_lang": "fra_Latn"}
-    task, data = load("model", Modes(True, False, False), source_prefix="title: ", **languages)
+    own = {"source_prefix": "title: ", "rouge_tokenizer": "words"}
+    task, data = load("model", Modes(True, False, False), **own, **languages)
     _, plain = load("model", Modes(True, False, False), **languages)
     assert data.fingerprint != plain.fingerprint
     unnamed, _ = load("model", Modes(True, False, False))
@@ -129,7 +130,7 @@ def test_the_prefix_of_an_exported_model_is_used_without_being_named(tmp_path):
     built = task.build()
     task.export(tmp_path / "best", built, built.state_dict(), None)
     again, found = load("best", Modes(False, False, True))
-    assert again.source_prefix == "title: "
+    assert (again.source_prefix, again.rouge_tokenizer(found.splits["test"])) == ("title: ", "words")
     rows = np.arange(2)
     first = data.splits["train"].tokens[0].tolist()
     assert task.tokenizer.decode(first) == "eng_Latn title: a b c</s>"

@@ -43,6 +43,7 @@ from samerun.text.labels import (
     note_counts,
     read_label_file,
     read_labels,
+    separator_of,
 )
 from samerun.text.losses import MultiLabelLoss, loss_of_config, positive_weights
 from samerun.text.multi_label import MultiLabel, fixed_thresholds, prior_bias, thresholds_of
@@ -126,7 +127,10 @@ def test_label_numbers_are_sorted_and_unknown_labels_are_named_once_each():
     ]
     assert notes == []
     assert numbers(rows, True) == [[0, 1], [1], [], []]
-    assert notes == ["train.csv: 3 label(s) of 2 kind(s) that the training data does not have are ignored"]
+    assert notes == [
+        "train.csv: 3 label(s) of 2 kind(s) that the training data does not have are ignored; references and "
+        "scores are without them"
+    ]
 
 
 @given(st.lists(st.lists(st.sampled_from("abcd"), max_size=3), min_size=1, max_size=12), st.data())
@@ -159,16 +163,16 @@ def test_label_file(tmp_path):
 def test_labels_without_rows_and_likely_slips_are_noted():
     notes = []
     ids = {"train": Ragged.of([[0], [], [0, 1]]), "validation": Ragged.of([[0, 1], [0], []])}
-    note_counts(["x", "y", "z"], ids, notes)
+    note_counts(["x", "y", "z"], ids, False, notes)
     assert notes == ["no training row has z", "no validation row has z"]
     notes.clear()
     many = [f"l{i}" for i in range(11)]
-    note_counts(many, {"train": Ragged.of([[], []])}, notes)
-    assert notes == [f"no training row has {', '.join(many[:10])}, ... 11 in all"]
+    note_counts(many, {"train": Ragged.of([[], []])}, True, notes)
+    assert notes == [f"no row of buffer 1 has {', '.join(many[:10])}, ... 11 in all"]
     notes.clear()
     names = ["bird", "brid", "birds", "Bird", "bir1", "word", "third", "cat", "car"]
     rows = [[0]] * 20 + [[number] for number in range(1, 8)] + [[8]] * 20
-    note_counts(names, {"train": Ragged.of(rows)}, notes)
+    note_counts(names, {"train": Ragged.of(rows)}, False, notes)
     assert notes == [
         "labels that may be misspelt, with their training rows: 'brid' (1) for 'bird' (20); "
         "'birds' (1) for 'bird' (20)"
@@ -473,6 +477,37 @@ def test_a_probability_at_its_threshold_is_enough():
     (line,) = problem.lines({"logits": logits}, split)
     assert line["labels"] == NAMES
     assert problem.tuner.decide(logits, targets, problem.thresholds, rows="rows").all()
+
+
+def test_of_very_many_labels_the_likeliest_and_those_that_count_are_written():
+    problem, split = MultiLabel(classify.Arguments()), SimpleNamespace(labelled=True)
+    problem.labels, problem.thresholds = [f"l{number}" for number in range(1001)], np.full(1001, 0.9)
+    logits = np.linspace(-9, -5, 1001)[None]
+    logits[0, :12] = 1.0  # above 0.5
+    problem.thresholds[500], targets = 0.0, np.zeros((1, 1001), dtype=np.uint8)
+    targets[0, [3, 600]] = 1
+    (line,) = problem.lines({"logits": logits, "labels": targets}, split)
+    assert (line["labels"], line["reference"]) == (["l500"], ["l3", "l600"])
+    assert list(line["probabilities"]) == [*(f"l{number}" for number in range(12)), "l600", "l500"]
+    logits[0, :12] = -9
+    (line,) = problem.lines({"logits": logits, "labels": targets * 0}, split)
+    assert list(line["probabilities"]) == [*(f"l{number}" for number in range(1000, 990, -1)), "l500"]
+
+
+def test_labels_that_no_text_can_have_are_refused():
+    known, notes = ["a", "a|b"], []
+    texts = table({"text": ["x", "y"], "labels": ["a|b", ""]})
+    found = read_labels(texts, classify.Arguments(), notes)
+    with pytest.raises(InputError, match=r"split at '\|', which the label 'a\|b' has"):
+        label_ids(texts, found, known, False, notes)
+    lists = table({"text": ["x", "y"], "labels": [["a|b"], []]})
+    found = read_labels(lists, classify.Arguments(), notes)
+    assert label_ids(lists, found, known, False, notes)[0].tolist() == [1]
+    assert (separator_of(known, "|"), separator_of(["a"], "+"), separator_of([*"|;", "\t"], "|")) == (
+        ";",
+        "+",
+        "\n",
+    )
 
 
 def test_thresholds_by_hand(tmp_path):
