@@ -11,7 +11,7 @@ from scipy.sparse import csr_array
 from torch.nn.functional import cross_entropy
 
 from samerun.errors import InputError
-from samerun.predictions import by_name
+from samerun.predictions import Likeliest, by_name
 from samerun.reports.card import markdown_table, section, table_of
 from samerun.reports.figures import confusion as confusion_figure
 from samerun.run_folder import METRICS, read_metrics
@@ -157,7 +157,7 @@ def prediction_lines(
 ) -> Iterator[dict[str, Any]]:
     """Yields the predicted class of each row and the probabilities, highest first; of many classes the
     highest ones. `logits`: (rows, classes). `references`: (rows,) the true classes, if they are known."""
-    shown = len(labels) if len(labels) <= ALL_PREDICTED else MAX_PREDICTED
+    shown, kind = (MAX_PREDICTED, Likeliest) if len(labels) > ALL_PREDICTED else (len(labels), dict)
     step = max(1, SORTED_CELLS // len(labels))
     for start in range(0, len(logits), step):
         probabilities = torch.as_tensor(logits[start : start + step]).double().softmax(-1).numpy()
@@ -165,7 +165,7 @@ def prediction_lines(
         for number, (row, order) in enumerate(zip(probabilities, best, strict=True), start):
             yield {
                 "label": labels[order[0]],
-                "probabilities": by_name([labels[chosen] for chosen in order], row[order]),
+                "probabilities": kind(by_name([labels[chosen] for chosen in order], row[order])),
                 **({} if references is None else {"reference": labels[references[number]]}),
             }
 

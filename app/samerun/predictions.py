@@ -23,7 +23,6 @@ WILDCARDS = re.compile(r"[-_.]*[*?\[\]]+")
 DATA_SUFFIX = re.compile(rf"({'|'.join(map(re.escape, [*FILE_KINDS, '.txt']))})(\.gz)?$", re.IGNORECASE)
 PREDICTED_FILES = "predicted_files"  # in metrics_NAME.json
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
-MOST_COLUMNS = 2000  # of a table
 UNWRITTEN = (".parquet", ".xlsx", ".gz", ".bz2", ".xz", ".zip")  # other kinds of data files
 
 
@@ -32,6 +31,10 @@ def path_of(arguments: Any) -> Path:
     if arguments.predictions_file is not None:
         return Path(arguments.predictions_file)
     return Path(arguments.output_dir) / _beside_a_run(arguments, run_folder.PREDICTIONS)
+
+
+class Likeliest(dict):
+    """Values by name, of the likeliest of very many names: a table has them as JSON in one cell."""
 
 
 def by_name(names: Iterable[str], values: Iterable[float], digits: int = 7) -> dict[str, float]:
@@ -146,8 +149,7 @@ def write_split(arguments: Any, task: Task, split: Split, predictions: Predictio
 
 def _write_lines(file: TextIO, path: Path, lines: Iterable[dict[str, Any]], list_separator: str) -> None:
     """In a table a mapping becomes a column per key, and a list of texts is joined. Lines may have different
-    keys, such as the likeliest of many classes: missing cells are empty. Of very many keys a cell has the
-    mapping as JSON."""
+    keys: missing cells are empty."""
     separator = SEPARATORS.get(path.suffix.lower())
     if separator is None:
         file.writelines(map(as_line, lines))
@@ -155,20 +157,19 @@ def _write_lines(file: TextIO, path: Path, lines: Iterable[dict[str, Any]], list
     columns: dict[str, None] = {}  # in the order in which they appear
     with tempfile.TemporaryFile("w+", encoding="utf-8") as rows:  # the header stands first, but is known last
         for line in lines:
-            columns |= dict.fromkeys(name for name, _ in _cells(line, list_separator))
-            rows.write(as_line(line))
+            cells = dict(_cells(line, list_separator))
+            columns |= dict.fromkeys(cells)
+            rows.write(as_line(cells))
         rows.seek(0)
-        if is_wide := len(columns) > MOST_COLUMNS:
-            columns = dict.fromkeys(name.partition(".")[0] for name in columns)
         writer = csv.DictWriter(file, list(columns), delimiter=separator, lineterminator="\n")
         if columns:
             writer.writeheader()
-        writer.writerows(dict(_cells(line, list_separator, is_wide)) for line in map(json.loads, rows))
+        writer.writerows(map(json.loads, rows))
 
 
-def _cells(line: dict[str, Any], list_separator: str, is_wide: bool = False) -> Iterator[tuple[str, Any]]:
+def _cells(line: dict[str, Any], list_separator: str) -> Iterator[tuple[str, Any]]:
     for key, value in line.items():
-        if isinstance(value, dict) and not is_wide:
+        if isinstance(value, dict) and not isinstance(value, Likeliest):
             yield from ((f"{key}.{name}", part) for name, part in value.items())
         elif isinstance(value, list) and all(isinstance(part, str) for part in value):
             yield key, list_separator.join(value)

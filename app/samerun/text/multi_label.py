@@ -23,7 +23,7 @@ from samerun.data.tokens import Ragged
 from samerun.errors import InputError, raise_problems
 from samerun.models.pretrained import labels_of, own_labels
 from samerun.plan import ENOUGH_UPDATES
-from samerun.predictions import by_name
+from samerun.predictions import Likeliest, by_name
 from samerun.reports.card import section
 from samerun.run_folder import read_metrics
 from samerun.task import Predictions, ReportContent
@@ -195,17 +195,17 @@ class MultiLabel(Problem):
         for row, logits in enumerate(predictions["logits"]):
             probabilities, truth = sigmoid(logits), predictions["labels"][row] if split.labelled else None
             given = probabilities >= self.thresholds
-            shown = np.arange(len(given))
             if len(given) > ALL_PREDICTED:
                 kept = given | (probabilities >= 0.5) | (truth > 0 if split.labelled else False)
                 kept[np.argpartition(-probabilities, MAX_PREDICTED)[:MAX_PREDICTED]] = True
                 shown = np.flatnonzero(kept)[np.argsort(-probabilities[kept], kind="stable")]
-            names = [self.labels[label] for label in shown]
-            of_row = {"labels": list(compress(self.labels, given))}
-            of_row["probabilities"] = by_name(names, probabilities[shown])
+                chances = Likeliest(by_name([self.labels[label] for label in shown], probabilities[shown]))
+            else:
+                chances = by_name(self.labels, probabilities)
+            line = {"labels": list(compress(self.labels, given)), "probabilities": chances}
             if split.labelled:
-                of_row["reference"] = list(compress(self.labels, truth))
-            yield of_row
+                line["reference"] = list(compress(self.labels, truth))
+            yield line
 
     def explained(self) -> dict[str, Any]:
         return {"thresholds": dict(zip(self.labels, map(float, self.thresholds), strict=True))}
