@@ -73,7 +73,7 @@ def arguments(**changed: object) -> list[str]:
 
 def training(output_dir: Path, **changed: object) -> list[str]:
     """The script and its arguments. All rows are streamed: every buffer is an epoch."""
-    options = arguments(output_dir=output_dir, streaming=31, **changed)
+    options = arguments(**{"output_dir": output_dir, "streaming": 31, **changed})
     return [str(SCRIPT), "--from_scratch", *as_words(do_train=True, do_predict=True), *options]
 
 
