@@ -200,6 +200,9 @@ class TextClassification(TextTask):
             weights, updates = None, problem.enough_updates
             if a.sampling == "class_balanced":
                 weights = class_balanced(ids["train"], len(self.labels))
+                if a.pos_weight.startswith("balanced"):
+                    both = "--pos_weight balanced and --sampling class_balanced"
+                    self.notes.append(f"{both} both favour rare labels; one of them may be enough")
             self.splits["train"] = replace(self.splits["train"], weights=weights, enough_updates=updates)
         return data
 

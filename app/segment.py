@@ -300,7 +300,13 @@ class Segmentation(ImageTask):
 
     def card(self, folder: Path) -> ModelCard:
         tables, usage = class_tables(folder, self.classes.names, KINDS), semantic_segmentation.USAGE
-        return ModelCard("Semantic segmentation", "image-segmentation", usage, self.shown_metrics, tables)
+        window = ",".join(map(str, self.processing.size))
+        limits = [
+            f"Metrics and masks of the run are of windows of {window} pixels, overlap {self.overlap:g} "
+            "(--inference sliding_window). The code above reads whole images: its masks differ a little."
+        ]
+        about = usage, self.shown_metrics, tables, limits if self.uses_windows else ()
+        return ModelCard("Semantic segmentation", "image-segmentation", *about)
 
 
 if __name__ == "__main__":

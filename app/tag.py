@@ -114,12 +114,11 @@ class TokenClassification(TextTask):
         words = [tables["train"].columns[a.text_column]] if modes.train else []
         tokenizer = self.load_tokenizer(words)
         check_reload(tokenizer, self.config, words, a)
-        tokenizer.padding_side = "right"
         self.use_tokenizer(tokenizer, self.config, 512)
         self.window = -(-self.max_length // self.padding_multiple) * self.padding_multiple
         widths = {"max_length": self.window, "tokens": self.max_length}
         self.long_documents = tags.SentenceWindows("windows", **widths, spaces=tags.keeps_spaces(tokenizer))
-        self.limits = [f"Longer texts than {self.max_length} tokens have to be cut into windows."]
+        self.limits[0] = f"Longer texts than {self.max_length} tokens have to be cut into windows."
         ids = self.all_ids(tables, targets)
         if modes.train:
             if "validation" in targets:

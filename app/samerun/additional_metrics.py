@@ -4,13 +4,13 @@ import ast
 import math
 import re
 import textwrap
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from samerun.console import say
 from samerun.errors import InputError, collecting, raise_problems
 
 
@@ -50,7 +50,7 @@ def compute_additional(
 
     `predictions` and `references` as the metrics take them: (rows, labels) of 0 and 1 at the tuned thresholds
     for labels, texts for titles. A score keeps the metric's key, or is called METRIC_KEY if the key is
-    `taken` or another metric's. Results that are no numbers are left out with a warning. Raises `InputError`
+    `taken` or another metric's. Results that are no numbers are left out with a note. Raises `InputError`
     if a metric fails.
     """
     scores: dict[str, float | None] = {}
@@ -63,7 +63,7 @@ def compute_additional(
             ) from error
         for key, value in results.items() if isinstance(results, Mapping) else [(metric.name, results)]:
             if not isinstance(value, Real):
-                warnings.warn(f"--metrics {metric.spec}: {key} is not a number and is left out", stacklevel=2)
+                say(f"note           --metrics {metric.spec}: {key} is not a number and is left out")
                 continue
             name = str(key)
             for prefix in (metric.name, re.sub(r"\W+", "_", metric.spec)):

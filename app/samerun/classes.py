@@ -156,13 +156,16 @@ def prediction_lines(
     logits: np.ndarray, labels: list[str], references: np.ndarray | None
 ) -> Iterator[dict[str, Any]]:
     """Yields the predicted class of each row and the probabilities, highest first; of many classes the
-    highest ones. `logits`: (rows, classes). `references`: (rows,) the true classes, if they are known."""
+    highest ones and the true one. `logits`: (rows, classes). `references`: (rows,) the true classes, if they
+    are known."""
     shown, kind = (MAX_PREDICTED, Likeliest) if len(labels) > ALL_PREDICTED else (len(labels), dict)
     step = max(1, SORTED_CELLS // len(labels))
     for start in range(0, len(logits), step):
         probabilities = torch.as_tensor(logits[start : start + step]).double().softmax(-1).numpy()
         best = np.argsort(-probabilities, axis=1, kind="stable")[:, :shown]
         for number, (row, order) in enumerate(zip(probabilities, best, strict=True), start):
+            if references is not None and references[number] not in order:
+                order = [*order, references[number]]
             yield {
                 "label": labels[order[0]],
                 "probabilities": kind(by_name([labels[chosen] for chosen in order], row[order])),

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -120,19 +120,26 @@ def problem(path: Path, folder: Path) -> str | None:
     return f"exists and does not hold predictions of a run in {folder}; move it away, or name another file"
 
 
-def write(path: Path, folder: Path, lines: Iterable[dict[str, Any]], list_separator: str) -> None:
+def write(
+    path: Path,
+    folder: Path,
+    lines: Iterable[dict[str, Any]],
+    list_separator: str,
+    names: Sequence[str] = (),
+) -> None:
     """Writes predictions as csv or tsv by the suffix, else as JSON lines; to standard output if the path is
-    "-". Raises `TrainingError` if a file that is not ours has appeared at `path`."""
+    "-". `names`: the order of columns of a mapping. Raises `TrainingError` if a file that is not ours has
+    appeared at `path`."""
     if str(path) in STDOUT:
         # `sys.stdout` drops what it cannot write. A reader that has what it wanted, as `| head`, is no error.
         with contextlib.suppress(BrokenPipeError), open(os.dup(1), "w", encoding="utf-8") as file:
-            _write_lines(file, path, lines, list_separator)
+            _write_lines(file, path, lines, list_separator, names)
     elif (why := problem(path, folder)) is not None:
         raise TrainingError(f"predictions: {path}: {why}")
     else:
         # Recorded before the file has its name: after a crash it must be known as ours.
         with atomic_file(path, partial(run_folder.record_predictions, folder)) as file:
-            _write_lines(file, path, lines, list_separator)
+            _write_lines(file, path, lines, list_separator, names)
 
 
 def write_split(arguments: Any, task: Task, split: Split, predictions: Predictions) -> Path:
@@ -143,11 +150,13 @@ def write_split(arguments: Any, task: Task, split: Split, predictions: Predictio
     separator, usual = task.list_separator, getattr(arguments, "label_separator", task.list_separator)
     if separator != usual and path.suffix.lower() in SEPARATORS:
         say(f"note           {path}: a label has {usual!r} in it, so {separator!r} separates labels")
-    write(path, Path(arguments.output_dir), numbered, separator)
+    write(path, Path(arguments.output_dir), numbered, separator, getattr(task, "labels", ()))
     return path
 
 
-def _write_lines(file: TextIO, path: Path, lines: Iterable[dict[str, Any]], list_separator: str) -> None:
+def _write_lines(
+    file: TextIO, path: Path, lines: Iterable[dict[str, Any]], list_separator: str, names: Sequence[str]
+) -> None:
     """In a table a mapping becomes a column per key, and a list of texts is joined. Lines may have different
     keys: missing cells are empty."""
     separator = SEPARATORS.get(path.suffix.lower())
@@ -155,9 +164,10 @@ def _write_lines(file: TextIO, path: Path, lines: Iterable[dict[str, Any]], list
         file.writelines(map(as_line, lines))
         return
     columns: dict[str, None] = {}  # in the order in which they appear
+    places = {name: place for place, name in enumerate(names)}
     with tempfile.TemporaryFile("w+", encoding="utf-8") as rows:  # the header stands first, but is known last
         for line in lines:
-            cells = dict(_cells(line, list_separator))
+            cells = dict(_cells(line, list_separator, places))
             columns |= dict.fromkeys(cells)
             rows.write(as_line(cells))
         rows.seek(0)
@@ -167,10 +177,12 @@ def _write_lines(file: TextIO, path: Path, lines: Iterable[dict[str, Any]], list
         writer.writerows(map(json.loads, rows))
 
 
-def _cells(line: dict[str, Any], list_separator: str) -> Iterator[tuple[str, Any]]:
+def _cells(line: dict[str, Any], list_separator: str, places: dict[str, int]) -> Iterator[tuple[str, Any]]:
     for key, value in line.items():
         if isinstance(value, dict) and not isinstance(value, Likeliest):
-            yield from ((f"{key}.{name}", part) for name, part in value.items())
+            # A line may have its likeliest class first: another file's first line would have other columns.
+            names = sorted(value, key=lambda name: places.get(name, len(places)))
+            yield from ((f"{key}.{name}", value[name]) for name in names)
         elif isinstance(value, list) and all(isinstance(part, str) for part in value):
             yield key, list_separator.join(value)
         else:

@@ -31,6 +31,9 @@ FILES = [
           files={"part-1.csv": "text,TARGET\nred leaf,red\n",
                  "part-2.jsonl": '{"text": "grass", "TARGET": "green"}\n'},
           arguments={"train_file": ["train.csv", "part-*"], "mixing_weights": ["1", "2"]}),
+    works("two files and no validation file", r"\(--validation_split, drawn from all training files\)$",
+          files={"part.csv": GOOD},
+          arguments={"train_file": ["train.csv", "part.csv"], "validation_file": None}),
 ]  # fmt: skip
 
 PLACES = [

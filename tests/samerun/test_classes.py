@@ -111,10 +111,14 @@ def test_of_many_classes_the_errors_are_listed(tmp_path):
 @pytest.mark.parametrize(("number", "shown"), [(100, 100), (101, 10)])
 def test_lines_have_all_probabilities_unless_classes_are_many(number, shown):
     logits = np.random.default_rng(0).normal(size=(1, number))
-    (line,) = prediction_lines(logits, list(map(str, range(number))), None)
+    names = list(map(str, range(number)))
+    (line,) = prediction_lines(logits, names, None)
     probabilities = list(line["probabilities"].values())
     assert probabilities == sorted(probabilities, reverse=True)
     assert len(probabilities) == shown
+    least = int(logits[0].argmin())
+    (line,) = prediction_lines(logits, names, np.array([least]))
+    assert list(line["probabilities"])[-1] == line["reference"] == str(least)
 
 
 def test_lines_do_not_depend_on_how_many_are_made_at_once(monkeypatch):

@@ -41,6 +41,12 @@ def test_columns_of_a_table(lines, expected, tmp_path):
     ]
 
 
+def test_columns_have_the_order_of_the_labels_whatever_the_first_line(tmp_path):
+    lines = [{"id": 1, "p": {"b": 0.75, "a": 0.25}, "c": 1}, {"id": 2, "p": {"a": 1.0, "b": 0.0}, "c": 2}]
+    predictions.write(tmp_path / "p.csv", tmp_path, lines, "|", ["a", "b"])
+    assert (tmp_path / "p.csv").read_text().splitlines() == ["id,p.a,p.b,c", "1,0.25,0.75,1", "2,1.0,0.0,2"]
+
+
 def test_a_table_has_the_likeliest_of_many_in_one_cell(tmp_path):
     lines = [{"id": 1, "p": predictions.Likeliest(a=0.5)}, {"id": 2, "p": predictions.Likeliest(b=0.25)}]
     predictions.write(tmp_path / "p.csv", tmp_path, lines, "|")

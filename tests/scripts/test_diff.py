@@ -61,6 +61,12 @@ def test_the_first_step_and_the_facts_that_differ_are_named(tmp_path, capsys):
     assert "[1] and [0], first step that differs: none among 2 logged steps" in said
     assert "[2] and [0], first step that differs: step 1: loss 1.001 against 1\n" in said
     assert "labels that differ\n  fingerprint.label_list: ['a', 'b'], ['a', 'b'], ['a']\n\n" in said
+    assert "cannot be compared" not in said
+    others = [
+        finished(tmp_path / name, facts={"fingerprint": {"validation_content": name}}) for name in ("v", "w")
+    ]
+    assert diff.main(others) == 0
+    assert "eval_* and best_*: of other validation rows; they cannot be compared" in capsys.readouterr().out
     many = [finished(tmp_path / f"of {n}", facts={"list": ["label"] * n}) for n in (100, 200)]
     assert diff.main(many) == 0
     assert re.search(r"  list: 100 entries \(\w{6}\), 200 entries \(\w{6}\)\n", capsys.readouterr().out)
@@ -84,7 +90,7 @@ def test_the_order_of_labels_and_rows_without_labels_elsewhere_do_not_matter(tmp
         {"id": row, "labels": [], "probabilities": {"a": 0.2, "b": 0.9}, "reference": ["a", "b"]}
         for row in range(3)
     ]
-    turned = [{**line, "reference": ["b", "a"]} for line in lines]
+    turned = [{**line, "reference": ["b", "a"]} for line in reversed(lines)]
     runs = [finished(tmp_path / "a", lines), finished(tmp_path / "b", [{"id": 1, "labels": []}])]
     write_lines(tmp_path / "b" / "predictions_test.jsonl", turned)
     assert diff.main(runs) == 0

@@ -183,9 +183,13 @@ def test_numbers_of_labels_are_the_rows_of_a_head_in_every_part(names, expected,
 
 def test_folds_hold_every_row_once_and_their_predictions_are_in_its_order(command, tmp_path, capsys, refusal):
     command += as_words(validation_file=tmp_path / "train.jsonl", max_eval_samples="3", encoding="latin-1")
+    command += ["--predictions_file", str(tmp_path / "p.csv")]
     assert "expected from 2 to 15" in refusal(cross_validate.main, ["--folds", "20", *command])
     assert run_tool(cross_validate.main, ["--folds", "3", "--processes", "2", *command]) == 0
     folder = tmp_path / "runs"
+    said = capsys.readouterr().out
+    assert f"--predictions_file is not used: see {folder / 'predictions.jsonl'}" in said
+    assert "test_loss  10.0000  0.0000" in said
     found = list(read_lines(folder / "predictions.jsonl"))
     assert [line["id"] for line in found] == [f"r{row}" for row in range(30)]
     assert sorted(line["fold"] for line in found if "rare" in line["labels"]) == [0, 1, 2]  # one for each
@@ -194,7 +198,6 @@ def test_folds_hold_every_row_once_and_their_predictions_are_in_its_order(comman
     assert report["metrics"] == {"test_loss": {"mean": 10.0, "std": 0.0, "folds": 3}}
     assert (folder / "labels.txt").read_text() == "often\nrare\n"
     assert len((folder / "validation.jsonl").read_text().splitlines()) == 3
-    assert "test_loss  10.0000  0.0000" in capsys.readouterr().out
     labels, texts = [("a",)] * 7 + [()] * 5, list(range(12))
     one, other = (cross_validate.assign_folds(texts, labels, 4, seed) for seed in (1, 2))
     assert not np.array_equal(one, other)

@@ -77,7 +77,8 @@ def read_needed(
         drawn = split_off(splits["train"], arguments.validation_split, arguments.seed)
         train, held_out = _with_all_labels(splits["train"], *drawn)
         splits |= {"train": splits["train"].take(train), "validation": splits["train"].take(held_out)}
-        notes.append(f"{len(held_out)} training {unit} are kept for validation (--validation_split)")
+        several = ", drawn from all training files" if len(arguments.train_file or ()) > 1 else ""
+        notes.append(f"{len(held_out)} training {unit} are kept for validation (--validation_split{several})")
     elif is_given(arguments, "validation_split"):
         notes.append("--validation_split is not used: no validation rows are taken from training rows")
     if arguments.test_file is not None and not predicts:

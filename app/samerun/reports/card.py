@@ -70,6 +70,8 @@ def write_card(folder: Path, card: ModelCard, arguments: Any) -> None:
     limits.append(CARD_MARK)
     if (folder / BEST / "adapter_config.json").exists():
         config = json.loads((folder / BEST / "config.json").read_text(encoding="utf-8"))
+        if Path(resolved.get("model_name_or_path") or "").exists():
+            limits.append("The adapter's base was a local folder: name yours in best/adapter_config.json.")
         usage = MERGE.format(model=config["architectures"][0]) + usage.replace('"best"', '"merged"')
         if resolved.get("quantize"):
             bits = f"The adapter was trained on the base model in {resolved['quantize']} bits; the code above"

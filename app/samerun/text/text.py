@@ -55,6 +55,14 @@ from samerun.text.tokenizer import (
     tokenizer_fingerprint,
 )
 
+WINDOWS_NEED = (  # limits of the model card
+    "The code above needs tokenizers 0.23.3, or older than 0.23.1: the two between lose what lies beyond a "
+    "window."
+)
+BIGBIRD_ALONE = (
+    "The code above uses transformers' own BigBird. It changes to full attention for good after one short "
+    "text, and a text's result depends on the padding of its batch: give it long texts, one by one."
+)
 MOST_TOKENS = 2 * 10**8  # whose ids are looked at, which takes a second
 CUT_ROWS, MUCH_LOST = 50, 1 / 3  # cut texts that are tokenized whole; share of lost tokens to tell of
 
@@ -228,6 +236,8 @@ class TextTask(Task):
         """Sets `tokenizer`, its hash, `encoder_config`, `max_length`, `long_documents` and the padding of
         batches. `encoder`: the encoder's configuration; `default`: of --max_length. Raises `InputError`."""
         a, self.tokenizer, self.encoder_config = self.arguments, tokenizer, encoder
+        if encoder.model_type != "xlnet":  # which reads its last token
+            tokenizer.padding_side = "right"  # others would read padding first, and count positions from it
         self.tokenizer_hash = tokenizer_fingerprint(tokenizer)
         self.max_length = choose_max_length(a.max_length, encoder, tokenizer, default, self.modes.train)
         self.long_documents = LongDocuments.of(a, self.config, tokenizer, self.max_length)
@@ -244,6 +254,10 @@ class TextTask(Task):
         if note := choose_attention(encoder, self.max_length):
             self.notes.append(note)
         self.padding_multiple = padding_of(encoder)
+        if self.long_documents.method == "windows":
+            self.limits.append(WINDOWS_NEED)
+        if self.padding_multiple > 1:
+            self.limits.append(BIGBIRD_ALONE)
 
     def data(self, tables: dict[str, Table], targets: dict[str, Ragged], own: dict[str, Any]) -> Data:
         """Tokenizes the texts and sets `splits`. `targets`: ids by split; `own`: the task's entries of the

@@ -43,7 +43,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 tokenizer, model = AutoTokenizer.from_pretrained("best"), AutoModelForSeq2SeqLM.from_pretrained("best")
 inputs = tokenizer("a long document", truncation=True, return_tensors="pt")
 ids = model.generate(inputs.input_ids, attention_mask=inputs.attention_mask)
-title = tokenizer.decode(ids[0], skip_special_tokens=True)
+title = tokenizer.decode(ids[0], skip_special_tokens=True).strip()
 chinese = "[\\u3001-\\u9fff\\uff01-\\uffef]"  # decoding puts spaces between Chinese characters
 print(re.sub(f"(?<={chinese}) +(?={chinese})", "", title))"""
 BINS = 8  # of document lengths

@@ -90,6 +90,8 @@ def cross_validate(options: argparse.Namespace, command: Command, folder: Path) 
         raise InputError(f"--folds {options.folds}: expected from 2 to {most}, half of the different texts")
     if task.arguments.test_file is not None:
         print("note           --test_file is not read: each fold is tested on its own rows", flush=True)
+    if task.arguments.predictions_file is not None:
+        print(f"note           --predictions_file is not used: see {folder / PREDICTIONS}", flush=True)
     fold = assign_folds(texts, labels, options.folds, options.seed)
     jobs = [partial(run_fold, command, folder, rows, fold, number) for number in range(options.folds)]
     metrics = run_all(jobs, options.processes)

@@ -53,7 +53,8 @@ def read_run(folder: Path) -> dict[str, Any]:
         metrics = dict(json.loads((folder / METRICS).read_text(encoding="utf-8")))
         name, lines, resampled = None, [], {}
         for path in sorted(folder.glob("predictions*.jsonl")):  # the training's, else a later prediction's
-            name, lines = path.name, list(read_lines(path))
+            # In one order, for rows of files in another.
+            name, lines = path.name, sorted(read_lines(path), key=lambda line: str(line["id"]))
             if resampled := resample(lines, metrics.get("rouge_tokenizer")):
                 break
         rows = [(line["id"], _truth(line)) for line in lines]
@@ -298,6 +299,9 @@ def report(runs: list[dict[str, Any]]) -> list[str]:
     lines += ["", f"{'metric':<36}{''.join(f'{name:>14}' for name in names)}"]
     for name in metrics:
         lines.append(f"{name:<36}" + "".join(f"{number_text(run['metrics'][name]):>14}" for run in runs))
+    rows = [run.get("fingerprint", {}).get("validation_content") for run in runs]
+    if len(set(rows)) > 1:
+        lines.append("eval_* and best_*: of other validation rows; they cannot be compared")
     for name, run in zip(names, runs, strict=True):
         if run["resampled"]:
             few = " (too few for these intervals and p values)" if len(run["rows"]) < FEW_ROWS else ""

@@ -132,11 +132,15 @@ def export(folder: Path, model: Any, processor: Any) -> tuple[Any, dict[str, tor
         for name, x in inputs.items()
     }
     try:
-        return exporter.export(model, inputs, OnnxConfig(dynamic_shapes=dynamic)), inputs
+        exported = exporter.export(model, inputs, OnnxConfig(dynamic_shapes=dynamic))
     except Exception as error:  # torch's, onnxscript's and transformers' own
         raise InputError(
             f"{folder}: torch cannot export {type(model).__name__} to ONNX ({in_short(error)})"
         ) from error
+    for component in exported.components.values():
+        for node in component.program.graph:
+            node.metadata_props.clear()  # traces, with the folders of this machine
+    return exported, inputs
 
 
 def longest(model: Any, processor: Any) -> int:

@@ -1,11 +1,13 @@
 """Pairs of texts: tokens, batches, and the check of a model's inputs."""
 
+import copy
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tables
 from classify import Arguments, TextClassification
+from transformers import BertConfig, XLNetConfig
 
 from samerun.data.tables import CellPairs
 from samerun.data.tokens import encode_cached
@@ -48,6 +50,14 @@ def task(tokenizer, **given):
     made.config = SimpleNamespace(text_pair=True)
     made.modes = SimpleNamespace(train=False)
     return made
+
+
+@pytest.mark.parametrize(("config", "side"), [(BertConfig(), "right"), (XLNetConfig(), "left")])
+def test_texts_are_padded_where_the_model_does_not_read(config, side, tokenizer):
+    made = task(copy.deepcopy(tokenizer))
+    made.tokenizer.padding_side, made.pair_column, made.config = "left", None, config
+    made.use_tokenizer(made.tokenizer, config, 16)
+    assert made.tokenizer.padding_side == side
 
 
 def test_a_batch_has_padded_token_types(tokenizer):
