@@ -109,7 +109,7 @@ class TitleGeneration(TextTask):
             raise_problems([f"--{name} {problem}" for name in named])
         self.source_prefix = a.source_prefix or getattr(self.config, "source_prefix", "")
 
-        if a.rouge_tokenizer == "auto" and not modes.train:
+        if a.rouge_tokenizer == "auto":
             self.units_of_rouge = getattr(self.config, "rouge_tokenizer", "auto")
 
         columns = (a.text_column, a.title_column) if modes.train else ()

@@ -300,15 +300,16 @@ def label_ids(
     """Each row's label ids, ascending. `ignore_unknown`: --unknown_labels, None if it does not apply;
     `source`: of the list `labels`, for messages.
 
-    Raises `InputError` with the lines of labels that are not in the list, and for a list with a label that
-    texts cannot have. With `ignore_unknown` it drops unknown labels and notes their number.
+    Raises `InputError` with the lines of labels that are not in the list, and for texts that were split
+    inside of a label. With `ignore_unknown` it drops unknown labels and notes their number.
     """
     mark = labelled.separator
-    if split := next((label for label in labels if mark and mark in label), None):
-        raise InputError(
-            f"{table.path}: its texts are split at {mark!r}, which the label {split!r:.80} has; separate "
-            "labels otherwise (--label_separator), or use a jsonl file with lists"
-        )
+    for label in (label for label in labels if mark and mark in label):
+        if any({part.strip() for part in label.split(mark)}.issubset(names) for names in set(labelled.rows)):
+            raise InputError(
+                f"{table.path}: its texts are split at {mark!r}, which the label {label!r:.80} has; separate "
+                "labels otherwise (--label_separator), or use a jsonl file with lists"
+            )
     numbers = {name: number for number, name in enumerate(labels)}
     ids = {names: sorted(numbers[name] for name in names if name in numbers) for names in set(labelled.rows)}
     unknown: dict[str, list[int]] = {}  # label -> rows

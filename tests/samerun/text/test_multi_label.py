@@ -500,6 +500,9 @@ def test_labels_that_no_text_can_have_are_refused():
     found = read_labels(texts, classify.Arguments(), notes)
     with pytest.raises(InputError, match=r"split at '\|', which the label 'a\|b' has"):
         label_ids(texts, found, known, False, notes)
+    others = table({"text": ["x", "y"], "labels": ["a", "b|c"]})
+    found = read_labels(others, classify.Arguments(), notes)
+    assert label_ids(others, found, [*known, "b", "c"], False, notes)[1].tolist() == [2, 3]
     lists = table({"text": ["x", "y"], "labels": [["a|b"], []]})
     found = read_labels(lists, classify.Arguments(), notes)
     assert label_ids(lists, found, known, False, notes)[0].tolist() == [1]
