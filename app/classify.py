@@ -144,13 +144,9 @@ class TextClassification(TextTask):
         self.problem = PROBLEMS[kind](arguments)
         self.target_columns = self.problem.columns
         self.shown_metrics, self.metric_names = self.problem.shown_metrics, self.problem.metric_names
-        self.pair_column = arguments.text_pair_column
+        self.pair_column, self.list_separator = arguments.text_pair_column, arguments.label_separator
         super().__init__(arguments)
         self.notes = self.problem.notes
-
-    @property
-    def list_separator(self) -> str:
-        return separator_of(self.labels, self.arguments.label_separator)
 
     @property
     def reads_pairs(self) -> bool:
@@ -178,6 +174,9 @@ class TextClassification(TextTask):
             if tables:
                 head.check_pairs(a, self.config)
         problem.choose(self.config, targets.get("train"))
+        self.column_order = problem.labels
+        if problem.name == "multi_label":
+            self.list_separator = separator_of(problem.labels, a.label_separator)
 
         texts = [tables["train"].columns[name] for name in self.text_columns] if modes.train else []
         tokenizer = self.load_tokenizer(texts)

@@ -126,6 +126,7 @@ class ImageClassification(ImageTask):
         self.loss_settings = {"label_smoothing_factor": self.smoothing}
         self.own_labels = None if a.from_scratch else pretrained.own_labels(self.config)
         self.labels = pretrained.labels_of(self.config) if labels is None else labels
+        self.column_order = self.labels
         if labels is not None and self.own_labels and sorted(self.own_labels) == sorted(labels):
             self.labels = self.own_labels  # in the model's order
         if isinstance(self.config, SmallCNNConfig):

@@ -40,8 +40,8 @@ class ModelArguments:
     )
     attn_implementation: str | None = option(
         choices=("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
-        help="attention of the model, as in transformers (default: sdpa if available); BigBird's sparse "
-        "attention is always ours",
+        help="attention of the model, as in transformers; BigBird's sparse attention is always ours "
+        "(default: sdpa if available)",
     )
 
     def problems(self) -> list[str]:

@@ -150,7 +150,7 @@ def write_split(arguments: Any, task: Task, split: Split, predictions: Predictio
     separator, usual = task.list_separator, getattr(arguments, "label_separator", task.list_separator)
     if separator != usual and path.suffix.lower() in SEPARATORS:
         say(f"note           {path}: a label has {usual!r} in it, so {separator!r} separates labels")
-    write(path, Path(arguments.output_dir), numbered, separator, getattr(task, "labels", ()))
+    write(path, Path(arguments.output_dir), numbered, separator, task.column_order)
     return path
 
 

@@ -213,6 +213,7 @@ class Task(ABC):
     replays_passes = False  # whether `loss_sum` was tried in CUDA graphs (--cuda_graphs auto)
     evaluates_by_tokens = False  # whether evaluation batches on a CPU are limited by tokens by default
     list_separator = "|"  # between the texts of a list in csv predictions
+    column_order: Sequence[str] = ()  # of the names in a line's mappings, for csv predictions
     memory_advice = ""  # task-specific advice in the out-of-memory message
     baseline_name = ""  # what `baseline` scores, such as "the commonest class"
     baseline_advice = ""  # why a model may not be better, and the arguments to try

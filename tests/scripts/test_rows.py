@@ -146,6 +146,19 @@ def test_a_line_may_have_the_likeliest_labels_alone(folds):
     assert doubts(found.probabilities, found.given)[0].argmax() == 4
 
 
+def test_the_true_label_of_a_line_of_the_likeliest_is_no_likelier_than_in_others(folds, monkeypatch):
+    monkeypatch.setattr(rows, "MAX_PREDICTED", 1)
+    lines = list(read_lines(folds / "predictions.jsonl"))
+    for line in lines:
+        chances, names = line["probabilities"], line.pop("reference")
+        best = max(chances, key=chances.get)
+        line["probabilities"] = {best: chances[best]} | {name: chances[name] for name in names}
+        line["label"], line["reference"] = line.pop("labels"), names[0]
+    write_lines(folds / "predictions.jsonl", lines)
+    found = rows.read_held_out(folds)
+    assert (found.probabilities > 0).sum(axis=1).tolist() == [1] * 8
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [

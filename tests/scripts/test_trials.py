@@ -278,6 +278,14 @@ def test_a_learning_curve_has_the_scores_by_rows(command, tmp_path, capsys, refu
     assert "expected numbers and all" in refusal(learning_curve.main, ["--rows", "ten", *command])
 
 
+def test_a_sweep_that_was_killed_while_it_drew_a_trial_goes_on(tmp_path):
+    space = sweep.read_space(["learning_rate=0.25,0.5"])
+    given = tmp_path, space, "loss", False, 0
+    sweep.open_study(*given).ask({})
+    (trial,) = sweep.open_study(*given).trials
+    assert not trial.state.is_finished()
+
+
 def test_a_space_has_the_kinds_that_are_written():
     space = sweep.read_space(["a=1,2", "b=1:8", "c=0.1:0.5", "d=log:1e-5:1e-3", "e=f1,cost:5"])
     assert (space["a"].choices, space["e"].choices) == (("1", "2"), ("f1", "cost:5"))

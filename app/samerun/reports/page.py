@@ -65,7 +65,8 @@ def _draw_figures(run: Run, folder: Path, task: Task, splits: Mapping[str, Split
         with np.load(path) as file:
             shown = task.figures(dict(file), splits["validation"])
     elif "validation" in splits:
-        say("note           the page has no figures of the validation rows: their predictions are too large")
+        problem = "their predictions are too large, or are of a start without --report_to html"
+        say(f"note           the page has no figures of the validation rows: {problem}")
     events = [*read_history(folder), *read_history(folder, SPEED)]
     step = max((event["step"] for event in events), default=0)
     for name, figure in (figures.curves(events, task.shown_metrics) | shown.figures).items():

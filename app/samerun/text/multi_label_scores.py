@@ -427,10 +427,8 @@ class ThresholdTuner:
         temperatures fitted on the others. Scores of the rows that the fit has seen would be too good."""
         if self.calibration == "none":
             return logits
-        calibrated, per_label = (
-            np.array(logits, dtype=np.float64),
-            self.calibration == "temperature_per_label",
-        )
+        calibrated = np.array(logits, dtype=np.float64)
+        per_label = self.calibration == "temperature_per_label"
         for fold in folds(len(logits), self.seed):
             calibrated[fold] /= fit_temperatures(logits[~fold], targets[~fold], per_label)
         return calibrated

@@ -236,8 +236,8 @@ class TextTask(Task):
         """Sets `tokenizer`, its hash, `encoder_config`, `max_length`, `long_documents` and the padding of
         batches. `encoder`: the encoder's configuration; `default`: of --max_length. Raises `InputError`."""
         a, self.tokenizer, self.encoder_config = self.arguments, tokenizer, encoder
-        if encoder.model_type != "xlnet":  # which reads its last token
-            tokenizer.padding_side = "right"  # others would read padding first, and count positions from it
+        # XLNet reads its last token. Others would read padding first, and count positions from it.
+        tokenizer.padding_side = "left" if encoder.model_type == "xlnet" else "right"
         self.tokenizer_hash = tokenizer_fingerprint(tokenizer)
         self.max_length = choose_max_length(a.max_length, encoder, tokenizer, default, self.modes.train)
         self.long_documents = LongDocuments.of(a, self.config, tokenizer, self.max_length)

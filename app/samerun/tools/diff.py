@@ -54,7 +54,10 @@ def read_run(folder: Path) -> dict[str, Any]:
         name, lines, resampled = None, [], {}
         for path in sorted(folder.glob("predictions*.jsonl")):  # the training's, else a later prediction's
             # In one order, for rows of files in another.
-            name, lines = path.name, sorted(read_lines(path), key=lambda line: str(line["id"]))
+            found = list(read_lines(path))
+            if not all("id" in line for line in found):
+                continue  # a file of the user's
+            name, lines = path.name, sorted(found, key=lambda line: str(line["id"]))
             if resampled := resample(lines, metrics.get("rouge_tokenizer")):
                 break
         rows = [(line["id"], _truth(line)) for line in lines]
@@ -86,7 +89,8 @@ def resample(lines: Sequence[Mapping[str, Any]], rouge_tokenizer: str | None) ->
     elif "title" in first:
         scores = scores_of_titles(lines, rouge_tokenizer)
     elif "labels" in first:
-        scores, cells = scores_of_labels(lines), len(lines) * len(first["probabilities"])
+        labels = {name for line in lines for name in line["probabilities"]}
+        scores, cells = scores_of_labels(lines), len(lines) * len(labels)
     elif "label" in first:
         scores = scores_of_classes(lines)
     else:
@@ -167,8 +171,8 @@ def scores_of_masks(lines: Sequence[Mapping[str, Any]]) -> Scores:
 
 
 def scores_of_labels(lines: Sequence[Mapping[str, Any]]) -> Scores:
-    """f1_micro and f1_macro at 0.5 and of the labels given (`tuned_*`), and average_precision_micro if the
-    lines have all probabilities. Labels that no line has, where it has the likeliest, are not known."""
+    """f1_micro at 0.5 and of the labels given (`tuned_*`). If the lines have all probabilities, and so name
+    all labels, f1_macro, too, and average_precision_micro."""
     names = list(dict.fromkeys(name for line in lines for name in line["probabilities"]))
     has_all = all(len(line["probabilities"]) == len(names) for line in lines)
     probabilities = np.array([[line["probabilities"].get(name, 0.0) for name in names] for line in lines])
@@ -188,7 +192,9 @@ def scores_of_labels(lines: Sequence[Mapping[str, Any]]) -> Scores:
         for prefix, predicted in decided.items():
             micro, macro = (precision_recall_f1(predicted[rows], drawn, axis)[2] for axis in (None, 0))
             of_labels = float(macro[counted].mean()) if counted.any() else np.nan
-            found |= {f"{prefix}f1_micro": float(micro), f"{prefix}f1_macro": of_labels}
+            found |= {f"{prefix}f1_micro": float(micro)} | (
+                {f"{prefix}f1_macro": of_labels} if has_all else {}
+            )
         if not has_all:
             return found
         times = np.bincount(rows, minlength=len(lines)).astype(float)[row_of]
@@ -299,8 +305,11 @@ def report(runs: list[dict[str, Any]]) -> list[str]:
     lines += ["", f"{'metric':<36}{''.join(f'{name:>14}' for name in names)}"]
     for name in metrics:
         lines.append(f"{name:<36}" + "".join(f"{number_text(run['metrics'][name]):>14}" for run in runs))
-    rows = [run.get("fingerprint", {}).get("validation_content") for run in runs]
-    if len(set(rows)) > 1:
+    contents, labels = (
+        {str(run.get("fingerprint", {}).get(name)) for run in runs}
+        for name in ("validation_content", "label_list")
+    )
+    if len(contents) > 1 and len(labels) == 1:  # the content has the labels' numbers
         lines.append("eval_* and best_*: of other validation rows; they cannot be compared")
     for name, run in zip(names, runs, strict=True):
         if run["resampled"]:

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from samerun import task_scripts
+from samerun.classes import MAX_PREDICTED
 from samerun.console import plain_table
 from samerun.data.splits import read_split
 from samerun.data.tables import Table
@@ -114,11 +115,14 @@ def _of_folds(folder: Path, task: Any) -> HeldOut:
     lines = list(read_lines(folder / PREDICTIONS))
     references = [line["reference"] for line in lines]
     given_names = [[names] if isinstance(names, str) else names for names in references]
-    # Of many labels a line has only the likeliest.
     named = ([*line["probabilities"], *names] for line, names in zip(lines, given_names, strict=True))
     labels = list(dict.fromkeys(name for names in named for name in names))
     given = np.array([[name in names for name in labels] for names in given_names])
-    probabilities = np.array([[line["probabilities"].get(name, 0.0) for name in labels] for line in lines])
+    chances = [line["probabilities"] for line in lines]
+    if any(len(of_row) < len(labels) for of_row in chances):
+        # Of many labels a line has the likeliest, and its own: these would look likelier than in other rows.
+        chances = [dict(list(of_row.items())[:MAX_PREDICTED]) for of_row in chances]
+    probabilities = np.array([[of_row.get(name, 0.0) for name in labels] for of_row in chances])
     known = json.loads((folder / "command.json").read_text(encoding="utf-8"))["rows"]
     if len(lines) != len(tables["train"]) or hash_of_rows(*read_rows(task)) != known:
         raise InputError(f"{folder}: the training file has changed since; cross-validate it again")

@@ -92,12 +92,16 @@ def open_study(folder: Path, space: Space, metric: str, greater_is_better: bool,
         raise InputError(f"{folder}: holds a sweep by {known}, not by {metric}; name another --output_dir")
     study.set_user_attr("metric", metric)
     for trial in study.trials:
-        if searched := trial.distributions.keys() ^ space.keys():
+        known = trial.distributions.keys()
+        # A killed sweep may have drawn a part of a trial's arguments.
+        others = known ^ space.keys() if trial.state.is_finished() else known - space.keys()
+        if others:
             raise InputError(
-                f"--search: the sweep in {folder} does not have the same arguments ({', '.join(searched)}); "
-                "trials of both cannot be ranked together; name another --output_dir"
+                f"--search: the sweep in {folder} does not have the same arguments "
+                f"({', '.join(sorted(others))}); trials of both cannot be ranked together; name another "
+                "--output_dir"
             )
-        for name in space:
+        for name in known & space.keys():
             try:
                 optuna.distributions.check_distribution_compatibility(trial.distributions[name], space[name])
             except ValueError:

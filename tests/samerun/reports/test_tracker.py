@@ -10,6 +10,7 @@ import pytest
 from accelerate.utils import LoggerType
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from samerun.arguments import TRACKERS
 from samerun.files import foreign_files
@@ -189,8 +190,11 @@ def test_a_resumed_run_goes_on_with_the_same_run_of_a_service(tmp_path):
 
 
 @pytest.fixture
-def on_tensorboard(tmp_path):
+def on_tensorboard(tmp_path, monkeypatch):
     """Logs the events of a run to TensorBoard; returns all (step, value) there of a key."""
+    # Files are read in the order of their names, which end with a number: the tenth of a process and a second
+    # would be read before the ninth.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
 
     def log(key, events, **more):
         accelerator = accelerate.Accelerator(cpu=True, log_with="tensorboard", project_dir=tmp_path)

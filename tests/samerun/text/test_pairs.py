@@ -55,7 +55,8 @@ def task(tokenizer, **given):
 @pytest.mark.parametrize(("config", "side"), [(BertConfig(), "right"), (XLNetConfig(), "left")])
 def test_texts_are_padded_where_the_model_does_not_read(config, side, tokenizer):
     made = task(copy.deepcopy(tokenizer))
-    made.tokenizer.padding_side, made.pair_column, made.config = "left", None, config
+    made.tokenizer.padding_side = {"left": "right", "right": "left"}[side]
+    made.pair_column, made.config = None, config
     made.use_tokenizer(made.tokenizer, config, 16)
     assert made.tokenizer.padding_side == side
 
