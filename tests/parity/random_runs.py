@@ -143,12 +143,15 @@ def is_refused(ended: Finished) -> bool:
 def compared(ours: Path, theirs: Path, what: str, only: str = "") -> list[str]:
     """The numbers that differ between two runs."""
     found, both = [], [json.loads((folder / "metrics.json").read_text("utf-8")) for folder in (ours, theirs)]
-    for name, value in both[0].items():
-        is_score = name.startswith(only or ("eval_", "test_", "best_")) and isinstance(value, float)
-        if is_score and not any(part in name for part in LEAVES_OUT):
-            other = both[1].get(name)
-            if other is None or abs(value - other) > METRICS * max(1, abs(value)):
-                found.append(f"{what}: {name} {value} and {other}")
+    names = (name for name in both[0].keys() | both[1].keys() if not any(x in name for x in LEAVES_OUT))
+    for name in sorted(name for name in names if name.startswith(only or ("eval_", "test_", "best_"))):
+        value, other = (metrics.get(name) for metrics in both)
+        if isinstance(value, float) and isinstance(other, float):
+            differs = abs(value - other) > METRICS * max(1, abs(value))
+        else:
+            differs = value != other
+        if differs:
+            found.append(f"{what}: {name} {value} and {other}")
     if not only:
         for own, other in zip(*map(read_history, (ours, theirs)), strict=True):
             if "loss" in own and abs(own["loss"] - other["loss"]) > LOSSES * abs(own["loss"]):

@@ -205,7 +205,7 @@ def test_folds_hold_every_row_once_and_their_predictions_are_in_its_order(comman
 
 def test_a_metric_counts_the_folds_where_it_is_defined():
     folds = [
-        {"test_r2": None, "test_mae": 1.0, "test_f1": 1.0},
+        {"test_mae": 1.0, "test_f1": 1.0},
         {"test_r2": 0.5, "test_mae": 3.0, "test_f1": None},
     ]
     found = cross_validate.summarise([*folds, {"test_r2": 0.7, "test_mae": 2.0, "test_f1": None}])

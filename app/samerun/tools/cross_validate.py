@@ -23,6 +23,7 @@ import statistics
 from collections import Counter
 from collections.abc import Hashable
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,8 @@ def run_fold(
 
 def summarise(metrics: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Mean and standard deviation of each test metric that at least two folds have, and their number."""
-    names = [name for name in metrics[0] if name.startswith("test_") and name not in NO_SCORES]
+    of_all = dict.fromkeys(chain.from_iterable(metrics))
+    names = [name for name in of_all if name.startswith("test_") and name not in NO_SCORES]
     columns = {name: [each[name] for each in metrics if each.get(name) is not None] for name in names}
     return {
         name: {"mean": statistics.mean(values), "std": statistics.stdev(values), "folds": len(values)}
