@@ -260,8 +260,8 @@ class OptimizationArguments:
         "linear", choices=tuple(SCHEDULES), help="schedule of the learning rate after warm-up"
     )
     lr_scheduler_kwargs: dict[str, Any] | None = option(
-        help='settings of the schedule, as in transformers; of multistep: {"milestones": [0.25, 0.5, '
-        '0.75], "gamma": 0.1}'
+        help="settings of the schedule, as in transformers; of multistep, with shares of all steps: "
+        '{"milestones": [0.25, 0.5, 0.75], "gamma": 0.1}'
     )
     warmup_steps: int | float | None = option(
         at_least=0, help="optimizer steps of linear warm-up, or a share of all steps"
@@ -348,7 +348,9 @@ class RunArguments:
     save_total_limit: int = option(
         2, at_least=1, help="number of newest checkpoints to keep, besides the checkpoint of the best model"
     )
-    metric_for_best_model: str | None = option(help="metric that selects the best model")
+    metric_for_best_model: str | None = option(
+        help="metric that selects the best model, and of models with equal values the loss"
+    )
     metrics: tuple[str, ...] | None = option(
         help="more metrics of the evaluate library, separated by commas: "
         "NAME_OR_FOLDER[:CONFIG][:SETTING=VALUE ...]"

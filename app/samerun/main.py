@@ -166,8 +166,9 @@ def report(run: Run, arguments: Any, task: Task, metrics: dict[str, Any]) -> Non
     # app/predict.py: its output folder is a temporary one.
     only_predicts = arguments.modes == Modes(train=False, evaluate=False, predict=True)
     place = (only_predicts and arguments.predictions_file) or arguments.output_dir
-    simple = [f"baseline       {task.baseline_name}"] if scores["baseline"] else []
-    run.print(*metrics_table(scores, task.shown_metrics), *simple, *remarks, f"done           {place}")
+    simple = scores["baseline"]
+    simple = [f"baseline       {task.baseline_name}, {simple['split']} rows"] if simple else []
+    run.print(*metrics_table(scores, task.headline_metrics), *simple, *remarks, f"done           {place}")
 
 
 def metrics_table(scores: dict[str, dict[str, Any]], names: tuple[str, ...]) -> list[str]:

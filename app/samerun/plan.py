@@ -47,6 +47,12 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "constant_with_warmup": {},
     "multistep": {"milestones": [0.25, 0.5, 0.75], "gamma": 0.1},
 }
+# Settings that are shares, and of what.
+SHARES = {
+    "milestones": "all steps, from 0 to 1",
+    "min_lr_rate": "the peak, from 0 to 1",
+    "min_lr_ratio": "the peak, from 0 to 1",
+}
 
 
 class Modes(NamedTuple):
@@ -306,6 +312,8 @@ def check_schedule(kind: str, settings: dict[str, Any]) -> list[str]:
         ):
             expected = "a list of numbers" if isinstance(known[name], list) else "a number of at least 0"
             errors.append(f"--lr_scheduler_kwargs: {name} is {value!r}, expected {expected}")
+        elif name in SHARES and max(numbers, default=0) > 1:
+            errors.append(f"--lr_scheduler_kwargs: {name} is {value!r}, expected a share of {SHARES[name]}")
     return errors
 
 

@@ -234,14 +234,16 @@ def read_metrics(path: Path) -> dict[str, Any]:
 
 def by_split(metrics: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The metrics eval_* and test_*, by split and without their prefixes, and as "baseline" those of the
-    baseline on the test rows, or else on the validation rows."""
+    baseline on the test rows, or else on the validation rows, with its "split"."""
 
     def under(prefix: str) -> dict[str, Any]:
         names = [name for name in metrics if name.startswith(prefix)]
         return {name.removeprefix(prefix): metrics[name] for name in names}
 
     splits = {"validation": under("eval_"), "test": under("test_")}
-    return splits | {"baseline": under("test_baseline_") or under("eval_baseline_")}
+    split = "test" if under("test_baseline_") else "validation"
+    scores = under("test_baseline_") or under("eval_baseline_")
+    return splits | {"baseline": {**scores, "split": split} if scores else {}}
 
 
 # Status

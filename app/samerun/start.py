@@ -166,12 +166,14 @@ class OpenedRun:
 
     `complete`: the folder holds this run, finished and without a checkpoint, so that there is nothing to
     train. `replaces`, with --overwrite_output_dir: the content of run.json for `replace_run`, to be called
-    just before training, so that an error in preparing the model does not cost the previous run."""
+    just before training, so that an error in preparing the model does not cost the previous run. `before`:
+    the content of run.json for a start that finds nothing left to train."""
 
     fingerprint: dict[str, Any]
     resume: Path | None = None  # checkpoint
     complete: bool = False
     replaces: dict[str, Any] | None = None
+    before: dict[str, Any] | None = None
 
 
 def make_fingerprint(arguments: Any, plan: Plan | None, name: str, data: Data) -> dict[str, Any]:
@@ -259,20 +261,23 @@ def _take_folder(
         # Stopped before its first checkpoint: begins where it began before.
         path = checkpoint.find(folder / checkpoint.FOLDER, arguments.resume_from_checkpoint)
     if path is None and holds_a_run and not restarted and _is_complete(folder, plan, fingerprint):
-        notes += _changed_arguments(folder / RUN_FILE, arguments, plan)
+        notes += _as_note(_changed_arguments(run_folder.read_if_whole(folder / RUN_FILE), arguments, plan))
         signals.on_immediate_stop(partial(mirror.wait, mirror.STOP_SECONDS))
         return OpenedRun(fingerprint, complete=True), notes
-    step = 0
+    step, before = 0, None
     if path is not None:
-        notes += _changed_arguments(path.parent.parent / RUN_FILE, arguments, plan)
         step = checkpoint.load_state(path, fingerprint).step
-        before = run_folder.read_if_whole(folder / RUN_FILE)
-        if before and step >= plan.total_steps:  # nothing is left to train: only the data read now are new
-            paths = names_of(arguments, reads=True)
+        origin = run_folder.read_if_whole(path.parent.parent / RUN_FILE)
+        changes = _changed_arguments(origin, arguments, plan)
+        notes += _as_note(changes)
+        earlier = [each for each in origin.get("changes", []) if each["step"] <= step]
+        description["changes"] = [*earlier, *([{"step": step, "changes": changes}] if changes else [])]
+        if before := run_folder.read_if_whole(folder / RUN_FILE) or None:
+            paths = names_of(arguments, reads=True)  # only the data read now are new
             own = before["arguments"] | {name: description["arguments"][name] for name in paths}
-            description = {**before, "arguments": own}
+            before = {**before, "arguments": own}
     _begin(folder, description, step)
-    return OpenedRun(fingerprint, resume=path), notes
+    return OpenedRun(fingerprint, resume=path, before=before), notes
 
 
 def _is_complete(folder: Path, plan: Plan, fingerprint: dict[str, Any]) -> bool:
@@ -305,14 +310,12 @@ def _is_complete(folder: Path, plan: Plan, fingerprint: dict[str, Any]) -> bool:
     )
 
 
-def _changed_arguments(run_file: Path, arguments: Any, plan: Plan) -> list[str]:
-    """A note on the arguments that differ from those in run.json, which the checkpoint's run wrote when it
-    last started, and on another number of steps if nobody asked for it."""
-    try:
-        run = json.loads(run_file.read_text(encoding="utf-8"))
-        before, steps = run["arguments"], run["plan"]["total_steps"]
-    except (OSError, ValueError, KeyError):
+def _changed_arguments(run: dict[str, Any], arguments: Any, plan: Plan) -> list[str]:
+    """Describes the arguments that differ from those in `run`, the run.json that the checkpoint's run wrote
+    when it last started, and another number of steps if nobody asked for it."""
+    if "plan" not in run:
         return []
+    before, steps = run["arguments"], run["plan"]["total_steps"]
     now = json.loads(as_json(as_dict(arguments)))
     names = [name for name in names_of(arguments, per_machine=False, reads=False) if name not in PER_START]
     changed = [name for name in names if name in before and before[name] != now[name]]
@@ -320,6 +323,10 @@ def _changed_arguments(run_file: Path, arguments: Any, plan: Plan) -> list[str]:
     if plan.chosen_epochs is not None and plan.total_steps != steps:
         number = checkpoint.difference("the number of steps", steps, plan.total_steps)
         changes.append(f"{number} (--num_train_epochs)")
+    return changes
+
+
+def _as_note(changes: list[str]) -> list[str]:
     return [f"changed since the checkpoint: {'; '.join(changes)}"] if changes else []
 
 

@@ -326,6 +326,11 @@ class Task(ABC):
         """The metric that chooses the best model."""
         return (self.arguments.metric_for_best_model or self.default_metric).removeprefix("eval_")
 
+    @property
+    def headline_metrics(self) -> tuple[str, ...]:
+        """`shown_metrics`, and the metric that chooses the best model."""
+        return tuple(dict.fromkeys([*self.shown_metrics, self.best_metric]))
+
 
 def check_finite(values: np.ndarray, what: str, path: str, unit: str, name_of: Callable[[int], str]) -> None:
     """Raises `TrainingError`, naming the first row, if a model's outputs are NaN or infinite. `values`:

@@ -30,7 +30,7 @@ from samerun.data.batches import TrainBatches, train_loader
 from samerun.embeddings import train_occurring
 from samerun.errors import EXIT_STOPPED, InputError, StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.evaluate import eval_rows, evaluate, input_dtype
-from samerun.files import Background
+from samerun.files import Background, write_json
 from samerun.graphs import Passes
 from samerun.kernels.common import widest_float
 from samerun.kernels.dropout import dropout_by_row, use_row_modules
@@ -44,7 +44,7 @@ from samerun.plan import Plan
 from samerun.profiling import StepClock, memory_mb, peak_memory_mb, profiled
 from samerun.reports.page import save_best_predictions
 from samerun.reports.tracker import Tracker, project_of, read_history, show_image
-from samerun.run_folder import BEST, begin_best, merge_metrics, status
+from samerun.run_folder import BEST, RUN_FILE, begin_best, merge_metrics, status
 from samerun.runtime import Run
 from samerun.signals import stop_requested, stop_run
 from samerun.start import OpenedRun, replace_run
@@ -75,7 +75,11 @@ class Training:
         """Prepares `model` and its optimizer with Accelerate and restores the checkpoint to resume from, if
         there is one."""
         self.run, self.arguments, self.task, self.plan = run, arguments, task, plan
-        self.folder, self.fingerprint = Path(arguments.output_dir), opened.fingerprint
+        self.folder, self.fingerprint, self.before = (
+            Path(arguments.output_dir),
+            opened.fingerprint,
+            opened.before,
+        )
         self.state, self.writer = TrainState(), Background()
         self.save_stalls: list[float] = []  # seconds for which each checkpoint blocked the training
         self.evaluation_stalls: list[float] = []  # likewise each evaluation, with the export of a best model
@@ -203,6 +207,9 @@ class Training:
         `StopRequested` after a checkpoint if any process was requested to stop.
         """
         run, state, clock = self.run, self.state, StepClock(self.run.device)
+        nothing_left = state.step >= self.plan.total_steps or self._out_of_patience()
+        if nothing_left and self.before is not None:  # the arguments of this start train nothing
+            run.from_rank0(lambda: write_json(self.folder / RUN_FILE, self.before))
         if self._is_complete() or self._out_of_patience():
             run.print(f"training       is complete ({state.step} steps); nothing to do")
             metrics = self._train_metrics(clock)
@@ -443,7 +450,7 @@ class Training:
         metrics, predictions = evaluate(run, self.model, task, self.validation, stoppable=True)
         event = {"step": state.step, "epoch": round(state.step / self.plan.steps_per_epoch, 6)}
         event |= {f"eval_{key}": value for key, value in metrics.items()}
-        self.tracker.log(event, shown=tuple(f"eval_{key}" for key in task.shown_metrics))
+        self.tracker.log(event, shown=tuple(f"eval_{key}" for key in task.headline_metrics))
         if task.on_evaluation is not None:
             task.on_evaluation(state.step, dict(metrics))  # which it may change
         if name not in metrics:  # one of --metrics, whose names were not known before
@@ -460,7 +467,8 @@ class Training:
             state.evaluations_without_best += 1
         if not self._out_of_patience():
             return False
-        self.tracker.say(f"stopping early: no better {name} in {state.evaluations_without_best} evaluations")
+        found = "no better" if state.best_step is not None else "no defined"
+        self.tracker.say(f"stopping early: {found} {name} in {state.evaluations_without_best} evaluations")
         return True
 
     def _is_better(self, value: float, loss: float | None) -> bool:

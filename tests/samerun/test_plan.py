@@ -255,7 +255,17 @@ def test_behind_the_warm_up_schedules_are_those_of_transformers(kind, settings, 
         ("polynomial", {"power": "2"}, "power is '2', expected a number of at least 0"),
         ("polynomial", {"power": float("inf")}, "power is inf, expected a number of at least 0"),
         ("multistep", {"milestones": 0.5}, "milestones is 0.5, expected a list of numbers"),
-    ],
+        (
+            "multistep",
+            {"milestones": [0.5, 40]},
+            "milestones is [0.5, 40], expected a share of all steps, from 0 to 1",
+        ),
+        (
+            "cosine_with_min_lr",
+            {"min_lr_rate": 3},
+            "min_lr_rate is 3, expected a share of the peak, from 0 to 1",
+        ),
+    ],  # fmt: skip
 )
 def test_settings_that_a_schedule_does_not_have(kind, settings, problem):
     assert check_schedule(kind, settings) == [f"--lr_scheduler_kwargs: {problem}"]

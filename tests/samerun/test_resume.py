@@ -301,12 +301,38 @@ def test_a_checkpoint_of_another_dropout_is_gone_on_from_with_a_note(prepare, tm
         assert "dropout        by row" in out
 
 
-def test_a_finished_run_keeps_its_arguments(opened, request, tmp_path):
+@pytest.mark.parametrize("ended_early", [False, True])
+def test_a_start_that_trains_nothing_keeps_the_arguments_of_the_run(
+    opened, prepare, request, tmp_path, ended_early
+):
     opened()
     request.getfixturevalue("finished")
     before = (tmp_path / "run.json").read_bytes()
-    opened(resume_from_checkpoint="auto", learning_rate=0.5)
+    epochs = 3 if ended_early else 2
+    again = opened(resume_from_checkpoint="auto", learning_rate=0.5, epochs=epochs)
+    assert json.loads((tmp_path / "run.json").read_text())["arguments"]["learning_rate"] == 0.5
+    training = prepare(again, plan=make_plan(22, epochs=epochs), early_stopping_patience=2)
+    training.state.evaluations_without_best = 2 * ended_early
+    training.fit()
     assert (tmp_path / "run.json").read_bytes() == before
+
+
+def test_run_json_tells_after_which_step_arguments_changed(opened, request, tmp_path):
+    def changes(**given):
+        opened(epochs=3, **given)
+        run = json.loads((tmp_path / "run.json").read_text())
+        return [(each["step"], each["changes"]) for each in run["changes"]]
+
+    opened(epochs=3)
+    request.getfixturevalue("finished")
+    first = (6, ["--learning_rate was 5e-05, is now 0.5"])
+    assert changes(resume_from_checkpoint="auto") == []
+    assert changes(resume_from_checkpoint="auto", learning_rate=0.5) == [first]
+    assert changes(resume_from_checkpoint="auto", learning_rate=0.5) == [first]
+    # From an earlier step: the later change has trained nothing that is kept.
+    earlier = str(tmp_path / "checkpoints" / "step_3")
+    back = (3, ["--learning_rate was 0.5, is now 0.25"])
+    assert changes(resume_from_checkpoint=earlier, learning_rate=0.25) == [back]
 
 
 def test_changed_arguments_are_named(opened, request, capsys):

@@ -195,7 +195,10 @@ def test_a_table_has_the_metrics_that_are_known():
         "               f1_micro           -  0.7500    0.2500",
     ]
     # The baseline on test rows is shown if there is one.
-    assert run_folder.by_split({**metrics, "test_baseline_f1_micro": 0.5})["baseline"] == {"f1_micro": 0.5}
+    assert run_folder.by_split({**metrics, "test_baseline_f1_micro": 0.5})["baseline"] == {
+        "f1_micro": 0.5,
+        "split": "test",
+    }
     assert metrics_table(run_folder.by_split({"train_loss": 1.0, "test_rows": 3}), ("loss",)) == []
 
 

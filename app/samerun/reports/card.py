@@ -43,7 +43,7 @@ def write_card(folder: Path, card: ModelCard, arguments: Any) -> None:
     """Writes the model card of the run in `folder` from its run.json, metrics.json and plots/, and from the
     task's part.
 
-    `arguments`: those of the run; the card shows the ones that differ from their defaults.
+    `arguments`: for their defaults; the card shows the run's that differ from these.
     """
     run, values = read_metrics(folder / RUN_FILE), read_metrics(folder / METRICS)
     resolved = run["arguments"]
@@ -84,7 +84,7 @@ def write_card(folder: Path, card: ModelCard, arguments: Any) -> None:
     body += markdown_table(["metric", *(SPLITS[prefix] for prefix in prefixes)], rows)
     plots = [f"![{path.stem}]({PLOTS}/{path.name})\n" for path in sorted((folder / PLOTS).glob("*.png"))]
     body += ["", *plots, *card.sections, "", "## Training", "", *_facts(run, values), ""]
-    changed = yaml.safe_dump(_changed(arguments), allow_unicode=True, sort_keys=False)
+    changed = yaml.safe_dump(_changed(arguments, resolved), allow_unicode=True, sort_keys=False)
     body += ["```yaml", changed.strip(), "```", ""]
     body += ["## Limits", "", *(f"- {limit}" for limit in limits), ""]
     if foreign(folder, CARD):
@@ -105,17 +105,18 @@ def _hub_id(name: str | None) -> str | None:
     return name
 
 
-def _changed(arguments: Any) -> dict[str, Any]:
-    """The arguments that differ from their defaults, without those of a single machine. Paths are shortened
-    to file names."""
+def _changed(arguments: Any, resolved: dict[str, Any]) -> dict[str, Any]:
+    """The values in `resolved`, of run.json, that differ from the defaults of `arguments`, without those of a
+    single machine. Paths are shortened to file names."""
     changed = {}
     for field in dataclasses.fields(arguments):
-        value = getattr(arguments, field.name)
-        if value != field.default and (field.metadata["reads"] or not field.metadata["per_machine"]):
-            parts = list(value) if isinstance(value, tuple) else [value]
+        default = list(field.default) if isinstance(field.default, tuple) else field.default
+        value = resolved.get(field.name, default)
+        if value != default and (field.metadata["reads"] or not field.metadata["per_machine"]):
+            parts = value if isinstance(value, list) else [value]
             if field.metadata["path"]:
                 parts = [_hub_id(part) or Path(part).name for part in parts]
-            changed[field.name] = parts if isinstance(value, tuple) else parts[0]
+            changed[field.name] = parts if isinstance(value, list) else parts[0]
     return changed
 
 
@@ -182,4 +183,5 @@ def _facts(run: dict[str, Any], values: dict[str, Any]) -> list[str]:
         f"- {run['world_size']} process(es) on {run.get('hardware', run['device'])}, "
         f"{run['launcher']}{sharded}, mixed precision {run['mixed_precision']}",
         "- " + ", ".join(f"{name} {version}" for name, version in run["versions"].items() if version),
+        *(f"- changed after step {x['step']}: {'; '.join(x['changes'])}" for x in run.get("changes", [])),
     ]

@@ -43,6 +43,7 @@ def write_reports(run: Run, arguments: Any, task: Task, splits: Mapping[str, Spl
     notes: the run is done."""
     folder, sections, with_page = Path(arguments.output_dir), [], "html" in arguments.report_to
     card = task.card(folder)
+    card = card._replace(metrics=tuple(dict.fromkeys([*card.metrics, task.best_metric])))
     try:
         if with_page:
             with Phase("reporting"):
@@ -52,7 +53,7 @@ def write_reports(run: Run, arguments: Any, task: Task, splits: Mapping[str, Spl
     write_card(folder, card, arguments)
     try:
         if with_page:
-            write_page(folder, card, task.shown_metrics, sections, task.best_metric)
+            write_page(folder, card, task.headline_metrics, sections, task.best_metric)
             say(f"report         {folder / REPORT}")
     except Exception as error:
         say(f"note           no {folder / REPORT}: {in_short(error)}")
@@ -65,11 +66,13 @@ def _draw_figures(run: Run, folder: Path, task: Task, splits: Mapping[str, Split
         with np.load(path) as file:
             shown = task.figures(dict(file), splits["validation"])
     elif "validation" in splits:
-        problem = "their predictions are too large, or are of a start without --report_to html"
+        problem = (
+            "their predictions are too large, of a start without --report_to html, or no model was chosen"
+        )
         say(f"note           the page has no figures of the validation rows: {problem}")
     events = [*read_history(folder), *read_history(folder, SPEED)]
     step = max((event["step"] for event in events), default=0)
-    for name, figure in (figures.curves(events, task.shown_metrics) | shown.figures).items():
+    for name, figure in (figures.curves(events, task.headline_metrics) | shown.figures).items():
         show_image(run.accelerator, folder, name, figures.as_image(figure), step)
     for table in shown.sections:
         for tracker in run.accelerator.trackers:
@@ -97,6 +100,8 @@ def write_page(
     plots = sorted(found, key=lambda plot: ([*FIRST, plot.stem].index(plot.stem), plot.stem))[:MAX_PLOTS]
     splits = by_split(values)
     splits["validation"]["rows"] = values.get("train_evaluation_rows")
+    simple = splits.pop("baseline")
+    splits |= {f"baseline, {simple['split']}": simple} if simple else {}
     others = [name for name in card.metrics if name not in shown and any(name in x for x in splits.values())]
     page = render(
         "page.html.j2",
@@ -151,4 +156,5 @@ def _facts(run: dict[str, Any], values: dict[str, Any]) -> dict[str, str]:
         "speed": f"{rate:,.1f} samples/s" if rate else "-",
         "peak memory": f"{peak:,.0f} MiB per process" if peak else "-",
         "versions": ", ".join(f"{name} {version}" for name, version in run["versions"].items() if version),
+        **{f"changed after step {x['step']}": "; ".join(x["changes"]) for x in run.get("changes", [])},
     }

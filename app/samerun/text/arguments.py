@@ -173,15 +173,14 @@ class LossArguments(SmoothingArguments):
         "none",
         path=True,
         needs="loss=bce",
-        help="none, balanced (negatives / positives per label, or for single_label rows / (classes x rows of "
-        "the class); at most 20), balanced:LIMIT, or a json object or FILE",
+        help="none, balanced (negatives / positives per label, from 1 to 20, or for single_label rows / (classes "
+        "x rows of the class), at most 20), balanced:LIMIT, or a json object or FILE",
     )
     sampling: str = option(
         "random",
         choices=("random", "class_balanced"),
         excludes=("mixing_weights",),
-        help="random: every row once per epoch; class_balanced: draw a label, then a row with it, with "
-        "replacement",
+        help="random: every row once per epoch; class_balanced: as if a label were drawn, then a row with it",
     )
 
     @property

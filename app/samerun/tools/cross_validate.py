@@ -102,7 +102,7 @@ def cross_validate(options: argparse.Namespace, command: Command, folder: Path) 
     parts = [read_lines(folder / f"fold_{number}" / PREDICTIONS) for number in range(options.folds)]
     write_lines(folder / PREDICTIONS, ({**next(parts[number]), "fold": int(number)} for number in fold))
     write_json(folder / "cross_validation.json", {"metrics": summary, "folds": metrics})
-    shown = [name for name in (f"test_{metric}" for metric in task.shown_metrics) if name in summary]
+    shown = [name for name in (f"test_{metric}" for metric in task.headline_metrics) if name in summary]
     print_table(["metric", "mean", "std", "folds"], [[name, *summary[name].values()] for name in shown])
     print(f"\nall metrics: {folder / 'cross_validation.json'}; predictions: {folder / PREDICTIONS}")
 

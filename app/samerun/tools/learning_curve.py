@@ -11,7 +11,7 @@ test rows, or without --do_predict on the validation rows. The same command cont
     --rows A,B,...   numbers of training rows; all: every one (default 100,300,1000,all)
     --repeats N      runs of each number, with other seeds; the mean, the lowest and the highest score are
                      shown, and the mean of the baseline's (default 1)
-    --seed N         the first seed (default 0)
+    --seed N         the first seed, in place of the training command's (default 0)
     --processes N    runs at a time (default 1)
     --launch "..."   a launcher with its options, such as "torchrun --nproc_per_node 2" (default: this Python)
 
@@ -29,6 +29,7 @@ import numpy as np
 from samerun import task_scripts
 from samerun.errors import InputError, TrainingError
 from samerun.files import write_json
+from samerun.parsing import is_given
 from samerun.reports.figures import BLUE, GREY, new_figure
 from samerun.tools.trials import Command, files_of, open_rows, print_table, run_all, run_script, write_lines
 
@@ -64,6 +65,8 @@ def learning_curve(options: argparse.Namespace, command: Command, folder: Path) 
     given, repeats = read_numbers(options.rows), range(options.seed, options.seed + options.repeats)
     settings = {"--rows": given, "--seed": options.seed, "--repeats": options.repeats}
     task, rows, _ = open_rows(command, folder, **settings)
+    if is_given(task.arguments, "seed"):
+        print("note           the training command's --seed is not used: see this tool's --seed", flush=True)
     numbers = sorted({len(rows) if number == ALL else min(number, len(rows)) for number in given})
     metric = f"{'test' if task.arguments.do_predict else 'eval'}_{task.best_metric}"
     jobs = [partial(train, command, folder, rows, number, seed) for number in numbers for seed in repeats]

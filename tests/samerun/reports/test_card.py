@@ -21,7 +21,7 @@ def metadata(text):
 def test_the_whole_card(folder, arguments):
     (folder() / "plots").mkdir()
     (folder() / "plots" / "slices.png").write_bytes(b"")
-    found = card(folder(), arguments(max_length=64), sections=["## More"], limits=["No poems."])
+    found = card(folder({"max_length": 64}), arguments(), sections=["## More"], limits=["No poems."])
     assert found == Path(__file__).with_name("card.md").read_text(encoding="utf-8")
 
 
@@ -45,16 +45,18 @@ def test_only_a_hub_model_is_the_base_model(folder, arguments, changes, expected
 
 
 def test_license_languages_arguments_and_limits(folder, arguments, tmp_path):
-    files = {"train_file": (str(tmp_path / "a.csv"), "data/b*.csv"), "model_name_or_path": str(tmp_path)}
-    given = arguments(output_dir=str(tmp_path), **files, dataset_name="org/rows", max_length=64)
-    made = folder({"model_card": ["en", "license=cc-by-4.0", "zh"]}, {"hardware": "a GPU"})
-    text = card(made, given, limits=["No poems."])
+    files = {"train_file": [str(tmp_path / "a.csv"), "data/b*.csv"], "model_name_or_path": str(tmp_path)}
+    own = {"output_dir": str(tmp_path), **files, "dataset_name": "org/rows", "max_length": 64}
+    changes = [{"step": 3, "changes": ["--seed was 1, is now 42", "--optim was a, is now b"]}]
+    own |= {"model_card": ["en", "license=cc-by-4.0", "zh"]}
+    text = card(folder(own, {"hardware": "a GPU", "changes": changes}), arguments(), limits=["No poems."])
     assert (metadata(text)["license"], metadata(text)["language"]) == ("cc-by-4.0", ["en", "zh"])
     shown = yaml.safe_load(text.split("```yaml")[1].split("```")[0])
     names = {"train_file": ["a.csv", "b*.csv"], "model_name_or_path": tmp_path.name}
-    assert shown == {**names, "dataset_name": "org/rows", "max_length": 64}
+    assert shown == {k: own[k] for k in ("dataset_name", "max_length", "model_card")} | names
     assert "## Limits\n\n- No poems.\n- The best model was selected on" in text
     assert "4 process(es) on a GPU" in text
+    assert "- changed after step 3: --seed was 1, is now 42; --optim was a, is now b\n" in text
 
 
 def test_a_model_that_nothing_selected_and_calibration(folder, arguments):
