@@ -228,8 +228,10 @@ class TextClassification(TextTask):
             pretrained.take_vocabulary(config, self.tokenizer)
         config.pad_token_id = self.tokenizer.pad_token_id
         model, new_names = pretrained.load_model_and_new_names(AutoModelForSequenceClassification, a, config)
+        changed: set[str] = set()
         if renamed:
-            new_rows = head.replace_output_layer(model, own, problem.labels)
+            changed = pretrained.change_classes(model, own, problem.labels)
+            new_rows = np.array([label not in own for label in problem.labels])
             pretrained.set_labels(config, problem.labels)
         trained = head.trained_outputs(model, new_names, new_rows, len(problem.labels))
         problem.adopt_head(model, trained & has_same_type)
@@ -237,10 +239,9 @@ class TextClassification(TextTask):
             head.set_head_bias(model, new_names, problem.initial_bias(), new_rows)
         head.check_calibration(a.calibration, model, len(problem.labels))
         # An adapter would be added to the base model's output layer, which has other rows or another scale.
-        if renamed or (problem.name == "regression" and a.export == "adapter"):
-            name, layer = head.output_layer(model, len(problem.labels))
-            new_names |= {f"{name}.{parameter}" for parameter, _ in layer.named_parameters()}
-        return self.with_kernels(limit_training(model, a, new_names))
+        if problem.name == "regression" and a.export == "adapter":
+            changed = pretrained.classification_names(model)
+        return self.with_kernels(limit_training(model, a, new_names | changed))
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
         targets_per_row = batch.labels.shape[1:].numel()  # 1 for a class

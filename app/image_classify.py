@@ -133,6 +133,8 @@ class ImageClassification(ImageTask):
             self.config = single_label.with_labels(self.config, self.labels, a)
             self.processing = single_label.small_cnn_processing(self.config)
         else:
+            if train is not None and self.own_labels is not None:
+                pretrained.note_changed_classes(self.own_labels, self.labels, self.notes)
             self.processing = processing_of(self.processor, getattr(self.config, "num_channels", 3))
             check_size(AutoModelForImageClassification, a, self.config, self.processing.size)
 
@@ -167,10 +169,9 @@ class ImageClassification(ImageTask):
             path = arguments.model_name_or_path
             trained = path is not None and not arguments.from_scratch and not pretrained.on_meta()
             return self.with_batch_norm(load_small_cnn(path, config) if trained else SmallCNN(config))
-        single_label.configure(config, self.labels, self.smoothing)
-        model = pretrained.load_model(AutoModelForImageClassification, arguments, config)
-        if self.own_labels is not None and self.own_labels != self.labels:
-            pretrained.renew_head(model)
+        single_label.configure(config, self.smoothing)
+        classes = self.own_labels, self.labels
+        model, _ = pretrained.load_with_classes(AutoModelForImageClassification, arguments, config, *classes)
         return self.with_batch_norm(self.limit_training(model))
 
     def num_targets(self, batch: Batch) -> torch.Tensor:

@@ -132,6 +132,8 @@ class Segmentation(ImageTask):
         class_weights = None
         if train is not None:
             masks.note_classes(train, self.classes, self.notes)
+            if self.own_labels is not None:
+                pretrained.note_changed_classes(self.own_labels, self.classes.names, self.notes)
             if a.class_weights == "balanced":
                 totals = train.totals
                 counts = [totals.get(number, 0) for number in range(self.num_classes)]
@@ -184,10 +186,9 @@ class Segmentation(ImageTask):
     # Training
 
     def build(self) -> torch.nn.Module:
-        semantic_segmentation.configure(self.config, self.classes.names, self.overlap, self.loss_settings)
-        model = pretrained.load_model(AutoModelForSemanticSegmentation, self.arguments, self.config)
-        if self.own_labels is not None and self.own_labels != self.classes.names:
-            pretrained.renew_head(model)
+        semantic_segmentation.configure(self.config, self.overlap, self.loss_settings)
+        of_model = self.arguments, self.config, self.own_labels, self.classes.names
+        model, _ = pretrained.load_with_classes(AutoModelForSemanticSegmentation, *of_model)
         return self.with_batch_norm(self.limit_training(model))
 
     def num_targets(self, batch: Batch) -> torch.Tensor:

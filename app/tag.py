@@ -106,6 +106,8 @@ class TokenClassification(TextTask):
             names = in_order_of_head(a, self.config, targets["train"].names, self.notes)
             self.labels = tags.choose_labels(self.own_labels, names, a.label_file)
             self.all_tokens = a.label_all_tokens
+            if self.own_labels is not None:
+                pretrained.note_changed_classes(self.own_labels, self.labels, self.notes)
         self.loss_settings = {"label_all_tokens": self.all_tokens}
         if not tags.are_names(self.labels):
             self.default_metric, self.shown_metrics = "accuracy", ("loss", "accuracy", "f1_macro")
@@ -190,15 +192,13 @@ class TokenClassification(TextTask):
 
     def build(self) -> torch.nn.Module:
         a, config = self.arguments, self.config
-        pretrained.set_labels(config, self.labels)
         config.label_all_tokens = self.all_tokens
         if a.from_scratch:
             pretrained.take_vocabulary(config, self.tokenizer)
         config.pad_token_id = self.tokenizer.pad_token_id
-        model, new_names = pretrained.load_model_and_new_names(AutoModelForTokenClassification, a, config)
-        if self.own_labels is not None and self.own_labels != self.labels:
-            new_names |= pretrained.renew_head(model)
-        model = limit_training(model, a, new_names)
+        own = self.own_labels
+        made = pretrained.load_with_classes(AutoModelForTokenClassification, a, config, own, self.labels)
+        model = limit_training(made[0], a, made[1])
         for name, parameter in model.named_parameters():
             # Of Longformer, for tokens that do not exist here: DDP fails for weights without a gradient.
             parameter.requires_grad_(parameter.requires_grad and "_global." not in name)

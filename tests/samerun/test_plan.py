@@ -265,7 +265,7 @@ def test_behind_the_warm_up_schedules_are_those_of_transformers(kind, settings, 
             {"min_lr_rate": 3},
             "min_lr_rate is 3, expected a share of the peak, from 0 to 1",
         ),
-    ],  # fmt: skip
+    ],
 )
 def test_settings_that_a_schedule_does_not_have(kind, settings, problem):
     assert check_schedule(kind, settings) == [f"--lr_scheduler_kwargs: {problem}"]

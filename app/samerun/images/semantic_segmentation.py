@@ -19,7 +19,6 @@ from samerun.errors import InputError
 from samerun.images.data import image_extensions
 from samerun.images.segmentation import IGNORED, EqualPasses, file_names
 from samerun.images.transforms import Processing, processing_of
-from samerun.models.pretrained import set_labels
 from samerun.reports.figures import with_legend
 
 OVERLAP = 0.25  # of windows
@@ -91,11 +90,10 @@ def pad_and_stack(tensors: Sequence[torch.Tensor], size: Sequence[int], value: i
 # Model
 
 
-def configure(config: Any, labels: list[str], overlap: float, loss_settings: dict[str, Any]) -> None:
-    """Sets the classes in a configuration and switches off an auxiliary head. It keeps the overlap of windows
-    and the settings of the loss, so that the exported model predicts and scores as in its run."""
+def configure(config: Any, overlap: float, loss_settings: dict[str, Any]) -> None:
+    """Switches off an auxiliary head in a configuration. It keeps the overlap of windows and the settings of
+    the loss, so that the exported model predicts and scores as in its run."""
     config.overlap, config.loss_settings = overlap, loss_settings
-    set_labels(config, labels)
     if hasattr(config, "use_auxiliary_head"):
         config.use_auxiliary_head = False  # our loss does not use it
 

@@ -8,7 +8,7 @@ import numpy as np
 from samerun.errors import InputError, described, listed, nearest, raise_problems
 from samerun.images.data import Examples, Inspection
 from samerun.images.transforms import Processing
-from samerun.models.pretrained import labels_of, set_labels
+from samerun.models.pretrained import labels_of
 from samerun.models.small_cnn import LEAST_SIZE, SmallCNNConfig
 
 USAGE = """from transformers import pipeline
@@ -128,9 +128,8 @@ def small_cnn_processing(config: SmallCNNConfig) -> Processing:
     return Processing(config.image_size, mode, mean, std)
 
 
-def configure(config: Any, labels: list[str], label_smoothing_factor: float) -> None:
-    """Sets classes and loss in a configuration of transformers. It keeps the label smoothing, so that later
+def configure(config: Any, label_smoothing_factor: float) -> None:
+    """Sets the loss in a configuration of transformers. It keeps the label smoothing, so that later
     evaluations have the same loss."""
     config.label_smoothing_factor = label_smoothing_factor
-    set_labels(config, labels)
     config.problem_type = "single_label_classification"

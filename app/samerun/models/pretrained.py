@@ -234,16 +234,59 @@ def classification_names(model: Any) -> set[str]:
     return {name for name, weight in model.named_parameters() if weight.shape != larger[name].shape}
 
 
-def renew_head(model: Any) -> set[str]:
-    """Re-initialises the classification layers, which were trained for other classes. Returns the names of
-    their parameters."""
-    names = classification_names(model)
+def note_changed_classes(own: list[str], labels: list[str], notes: list[str]) -> None:
+    """Notes what `change_classes` does, if the classes differ."""
+    if kept := set(own) & set(labels):
+        if own != labels:
+            notes.append(
+                f"the model's head keeps the rows of {len(kept)} label(s), by name; "
+                f"{len(set(labels) - kept)} label(s) are new, {len(set(own) - kept)} are dropped"
+            )
+    else:
+        notes.append(f"the model's head for {len(own)} label(s) is replaced by a new one for {len(labels)}")
+
+
+def change_classes(model: Any, own: list[str], labels: list[str]) -> set[str]:
+    """Replaces the classification layers, which were trained for the classes `own`, by layers for `labels`.
+    Classes in both lists keep their weights. Returns the names of the layers' parameters. Raises `InputError`
+    for a head without such layers, or with parameters that are not of one row a class."""
+    config, names = copy.deepcopy(model.config), classification_names(model)
+    set_labels(config, labels)
+    with torch.device("meta"):
+        changed = type(model)(config)
+    parameters = dict(model.named_parameters())
+    if not names or any(len(parameters[name]) != len(own) for name in names):
+        raise InputError(
+            f"model {model.name_or_path}: its head has no layer with a row for each of its {len(own)} "
+            "labels, so its rows cannot be matched to other labels; give its own labels, in its order"
+        )
+    row_of = {label: row for row, label in enumerate(own)}
+    kept = [row for row, label in enumerate(labels) if label in row_of]
     for layer in sorted({name.rpartition(".")[0] for name in names}):
-        module = model.get_submodule(layer)
-        for parameter in module.parameters():
-            parameter._is_hf_initialized = False  # transformers keeps parameters that it has loaded
-        model._init_weights(module)
+        before = model.get_submodule(layer)
+        after = changed.get_submodule(layer).to_empty(device=next(before.parameters()).device)
+        model._init_weights(after)
+        for name, parameter in before.named_parameters(recurse=False):
+            with torch.no_grad():
+                after.get_parameter(name)[kept] = parameter[[row_of[labels[row]] for row in kept]]
+        model.set_submodule(layer, after)
+    set_labels(model.config, labels)
+    model.num_labels = len(labels)
     return names
+
+
+def load_with_classes(
+    auto_class: Any, arguments: Any, config: Any, own: list[str] | None, labels: list[str]
+) -> tuple[Any, set[str]]:
+    """As `load_model_and_new_names`, a model with the classes `labels`. `own`: those of the pretrained one;
+    None if its head is not to be kept."""
+    changes = own is not None and own != labels
+    set_labels(config, own if changes else labels)
+    model, new_names = load_model_and_new_names(auto_class, arguments, config)
+    if changes:
+        new_names |= change_classes(model, own, labels)
+        set_labels(config, labels)
+    return model, new_names
 
 
 def check_vocabulary(model: Any, tokenizer: Any, what: str = "model") -> None:

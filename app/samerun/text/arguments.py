@@ -173,8 +173,8 @@ class LossArguments(SmoothingArguments):
         "none",
         path=True,
         needs="loss=bce",
-        help="none, balanced (negatives / positives per label, from 1 to 20, or for single_label rows / (classes "
-        "x rows of the class), at most 20), balanced:LIMIT, or a json object or FILE",
+        help="none, balanced (negatives / positives per label, from 1 to 20, or for single_label rows / "
+        "(classes x rows of the class), at most 20), balanced:LIMIT, or a json object or FILE",
     )
     sampling: str = option(
         "random",

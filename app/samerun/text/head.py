@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 from samerun.errors import InputError
 from samerun.export import check_agreement
 from samerun.models.adapters import load_plain
-from samerun.models.pretrained import labels_of, load_config, own_labels, set_labels
+from samerun.models.pretrained import labels_of, load_config, own_labels
 from samerun.text import long_documents
 from samerun.text.arguments import problem_kind
 
@@ -54,33 +54,6 @@ def output_layer(model: Any, num_labels: int) -> tuple[str, torch.nn.Linear] | N
         if is_linear and not name.startswith(body):
             found = name, module
     return found
-
-
-def replace_output_layer(model: Any, own: list[str], labels: list[str]) -> np.ndarray:
-    """Replaces the head's output layer for the labels `own` by one for `labels`. Labels in both lists keep
-    their weights.
-
-    Returns (labels,) bool: the labels with new weights. Raises `InputError` for a head without a linear
-    output layer.
-    """
-    named_layer = output_layer(model, len(own))
-    if named_layer is None:
-        raise InputError(
-            f"model {model.name_or_path}: its head has no linear layer for its {len(own)} labels, so its "
-            "rows cannot be matched to other labels; give its own labels, in its order, by --label_file"
-        )
-    name, old = named_layer
-    new = torch.nn.Linear(old.in_features, len(labels), old.bias is not None)
-    model._init_weights(new)
-    old_rows = {label: row for row, label in enumerate(own)}
-    rows = np.array([old_rows.get(label, -1) for label in labels])
-    with torch.no_grad():
-        for target, source in zip(new.parameters(), old.parameters(), strict=True):
-            target[rows >= 0] = source[rows[rows >= 0]]
-    model.set_submodule(name, new)
-    set_labels(model.config, labels)
-    model.num_labels = len(labels)
-    return rows < 0
 
 
 def trained_outputs(

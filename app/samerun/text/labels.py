@@ -19,7 +19,7 @@ from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
 from samerun.errors import SHOWN, InputError, described, listed, more, nearest, raise_problems
 from samerun.files import read_text
-from samerun.models.pretrained import own_labels
+from samerun.models.pretrained import note_changed_classes, own_labels
 
 TRAINED_HEADS = ("ForSequenceClassification", "ForTokenClassification")  # ends of model classes
 OF_MODEL = "labels of "  # begins the source of labels that a model has
@@ -277,15 +277,8 @@ def choose_labels(
         notes.append(f"labels that look alike are different labels: {'; '.join(several[:3])}")
     if own is not None and not arguments.label_file and set(own) == set(labels):
         return own
-    if own in (None, labels) or arguments.from_scratch:
-        return labels
-    if kept := set(own) & set(labels):
-        notes.append(
-            f"the model's head keeps the rows of {len(kept)} label(s), by name; {len(set(labels) - kept)} "
-            f"label(s) are new, {len(set(own) - kept)} are dropped"
-        )
-    else:
-        notes.append(f"the model's head for {len(own)} label(s) is replaced by a new one for {len(labels)}")
+    if own is not None and not arguments.from_scratch:
+        note_changed_classes(own, labels, notes)
     return labels
 
 

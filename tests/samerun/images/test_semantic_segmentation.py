@@ -18,7 +18,7 @@ from transformers import (
 
 from samerun.errors import InputError
 from samerun.images import semantic_segmentation as segmenter
-from samerun.models.pretrained import head_names, load_model, renew_head
+from samerun.models.pretrained import head_names, labels_of, load_with_classes, set_labels
 
 
 def pixelwise(pixel_values):
@@ -98,26 +98,34 @@ WITH_AUXILIARY_HEADS = {
 
 
 # Other layers of both have 16 outputs, too; UperNet keeps no body by itself.
-@pytest.mark.parametrize(("before", "labels"), [("abc", "xyz"), ("abc", "wxyz"), ("a" * 16, "b" * 16)])
+@pytest.mark.parametrize(
+    ("before", "labels"), [("abc", "xya"), ("abc", "wbyz"), ("abcdefghijklmnop", "pABCDEFGHIJKLMNO")]
+)
 @pytest.mark.parametrize("kind", ["beit", "upernet"])
-def test_a_new_head_changes_nothing_but_the_last_layer(kind, before, labels, tmp_path):
+def test_other_classes_change_the_last_layer_but_for_rows_of_known_ones(kind, before, labels, tmp_path):
     config = WITH_AUXILIARY_HEADS[kind]()
-    segmenter.configure(config, list(before), overlap=0.25, loss_settings={})
+    segmenter.configure(config, overlap=0.25, loss_settings={})
+    set_labels(config, list(before))
     trained = AutoModelForSemanticSegmentation.from_config(config)
     trained.save_pretrained(tmp_path)
     arguments = Arguments(output_dir="run", model_name_or_path=str(tmp_path))
-    segmenter.configure(config, list(labels), overlap=0.25, loss_settings={})
-    model = load_model(AutoModelForSemanticSegmentation, arguments, config)
-    assert renew_head(model) <= head_names(model)
+    classes = list(before), list(labels)
+    model, new = load_with_classes(AutoModelForSemanticSegmentation, arguments, config, *classes)
+    assert new <= head_names(model)
     known = trained.state_dict()
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, known[name])}
     assert changed - {"decode_head.classifier.bias"} == {"decode_head.classifier.weight"}
+    own, rows = known["decode_head.classifier.weight"], model.decode_head.classifier.weight
+    kept = [bool((own == row).flatten(1).all(1).any()) for row in rows]
+    assert kept == [label in before for label in labels]
+    assert model(torch.zeros(1, 3, 32, 32)).logits.shape[1] == len(labels)
+    assert labels_of(config) == list(labels)
 
 
 @pytest.mark.parametrize("kind", WITH_AUXILIARY_HEADS)
 def test_auxiliary_heads_are_off(kind):
     config = WITH_AUXILIARY_HEADS[kind]()
     assert config.use_auxiliary_head if hasattr(config, "use_auxiliary_head") else kind == "mobilenet_v2"
-    segmenter.configure(config, ["a", "b"], overlap=0.25, loss_settings={})
+    segmenter.configure(config, overlap=0.25, loss_settings={})
     model = AutoModelForSemanticSegmentation.from_config(config)
     assert not any("auxiliary" in name for name, _ in model.named_parameters())

@@ -25,12 +25,11 @@ from samerun.data.tokens import Ragged
 from samerun.errors import InputError, TrainingError
 from samerun.export import export_model, rows_to_check
 from samerun.export import plain_model as exported
-from samerun.models.pretrained import labels_of, set_labels
+from samerun.models.pretrained import change_classes, labels_of, set_labels
 from samerun.text.head import (
     check_calibration,
     check_export,
     output_layer,
-    replace_output_layer,
     rescaled,
     set_head_bias,
     store,
@@ -330,9 +329,8 @@ def test_rows_of_a_head_follow_their_labels_names(config_class):
     weight = old.weight.detach().clone()
     with torch.no_grad():
         old.bias.copy_(torch.tensor([1.0, 2.0, 3.0]))
-    new_rows = replace_output_layer(model, ["a", "b", "c"], ["c", "new", "a", "newer"])
-    assert new_rows.tolist() == [False, True, False, True]
-    set_head_bias(model, set(), np.array([7.0, 8.0, 9.0, 10.0]), new_rows)
+    assert f"{name}.weight" in change_classes(model, ["a", "b", "c"], ["c", "new", "a", "newer"])
+    set_head_bias(model, set(), np.array([7.0, 8.0, 9.0, 10.0]), np.array([False, True, False, True]))
     output = model.get_submodule(name)
     assert output.bias.tolist() == [3.0, 8.0, 1.0, 10.0]
     assert torch.equal(output.weight[[0, 2]], weight[[2, 0]])
@@ -343,8 +341,8 @@ def test_rows_of_a_head_follow_their_labels_names(config_class):
 
 def test_a_head_without_a_linear_layer_is_refused_where_one_is_needed(model):
     model.classifier = torch.nn.Identity()
-    with pytest.raises(InputError, match="no linear layer for its 3 labels, so its rows cannot be matched"):
-        replace_output_layer(model, LABELS, ["a"])
+    with pytest.raises(InputError, match="a row for each of its 3 labels, so its rows cannot be matched"):
+        change_classes(model, LABELS, ["a"])
     check_calibration("none", model, 3)
     with pytest.raises(InputError, match="no linear layer for its 3 labels, whose weights could be divided"):
         check_calibration("temperature", model, 3)
