@@ -1,7 +1,6 @@
 """Starts a launch: the process group and the one Accelerator. `Run` has the collective operations."""
 
 import contextlib
-import itertools
 import logging
 import os
 import pickle
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
@@ -108,30 +108,19 @@ class Run:
 
     def gather_rows(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Concatenates the processes' tensors, each (own rows, ...) on the CPU, along their rows, as
-        `join_rows`; the result is on rank 0's CPU, None elsewhere. In parts, because a GPU may hold its own
-        rows, but not everybody's."""
-        machines.progress()
-        processes = self.launch.world_size
+        `join_rows`; the result is on rank 0's CPU, None elsewhere. In parts, because NCCL sends them from GPU
+        to GPU, and one may hold its own rows, but not everybody's."""
+        processes, received = self.launch.world_size, []
         if processes == 1:
             return tensor
-        shape = torch.tensor(tensor.shape, device=self.device)
-        counts = [int(count) for count in self._gather_equal(shape[:1])]
-        dist.all_reduce(shape, dist.ReduceOp.MAX)
-        rows, *sizes = shape.tolist()
-        padded = widened(tensor, [rows, *sizes])
-        received = [[padded[:0].cpu()] for _ in counts]
-        step = max(1, GATHERED_BYTES // (processes * max(1, padded[:1].nbytes)))
-        for first in range(0, rows, step):
-            parts = self._gather_equal(padded[first : first + step].to(self.device))
-            for own, count, part in zip(received, counts, parts, strict=True):
-                own.append(part[: max(0, count - first)].cpu())
-        return torch.cat(list(itertools.chain(*received))) if self.is_main else None
-
-    def _gather_equal(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """The processes' tensors, of one shape, on rank 0; an empty list elsewhere."""
-        parts = [torch.empty_like(tensor) for _ in range(self.launch.world_size)] if self.is_main else []
-        dist.gather(tensor.contiguous(), parts or None)
-        return parts
+        pieces = max(self.gather([1 + processes * tensor.nbytes // GATHERED_BYTES]))
+        for piece in np.array_split(tensor.numpy(), pieces):
+            parts = [None] * processes if self.is_main else None
+            dist.gather_object(piece, parts)
+            received.append(parts)
+        if not self.is_main:
+            return None
+        return join_rows([torch.from_numpy(part) for parts in zip(*received, strict=True) for part in parts])
 
     def broadcast(self, value: Any) -> Any:
         """Returns rank 0's value."""
@@ -367,19 +356,16 @@ def _set_single_process_variables(launcher: str) -> None:
 
 
 def join_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Concatenates tensors of shape (rows, ...) along their rows. Narrower ones are filled up with PADDING to
-    the widest."""
+    """Concatenates tensors of shape (rows, ...) along their rows. Narrower ones are filled up with PADDING (0
+    for unsigned types) to the widest."""
     shape = [max(sizes) for sizes in zip(*(tensor.shape for tensor in tensors), strict=True)]
-    return torch.cat([widened(tensor, [len(tensor), *shape[1:]]) for tensor in tensors])
-
-
-def widened(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """The tensor in a corner of one of this shape, which is PADDING elsewhere (0 for unsigned types)."""
-    if list(tensor.shape) == list(shape):
-        return tensor
-    wide = tensor.new_full(tuple(shape), PADDING if tensor.dtype.is_signed else 0)
-    wide[tuple(slice(size) for size in tensor.shape)] = tensor
-    return wide
+    if all(list(tensor.shape[1:]) == shape[1:] for tensor in tensors):
+        return torch.cat(list(tensors))
+    fill = PADDING if tensors[0].dtype.is_signed else 0
+    joined = tensors[0].new_full((sum(map(len, tensors)), *shape[1:]), fill)
+    for place, tensor in zip(joined.split(list(map(len, tensors))), tensors, strict=True):
+        place[tuple(map(slice, tensor.shape))] = tensor
+    return joined
 
 
 @contextlib.contextmanager
