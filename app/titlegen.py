@@ -67,7 +67,6 @@ from transformers import AutoModelForSeq2SeqLM
 from samerun.data.tables import Cells, Table, note_cut
 from samerun.data.tokens import Ragged, encode_cached
 from samerun.errors import InputError, raise_problems
-from samerun.kernels.common import widest_float
 from samerun.launch import Launch
 from samerun.main import run
 from samerun.models import encoder_decoder
@@ -197,7 +196,7 @@ class TitleGeneration(TextTask):
             # Through the wrapper, which may autocast; ZeRO-3 and FSDP gather weights in hooks of the modules.
             out = model(**batch.inputs, **teacher_forcing(batch.labels, self.generation))
             losses = token_losses(out.logits, batch, 0.0).sum(dim=1)
-            outputs["loss"] = losses.to(widest_float(losses.device))
+            outputs["loss"] = losses.double()
             outputs["targets"] = (batch.labels != IGNORED).sum(dim=1)
             if not hasattr(out, "encoder_router_logits"):  # which a decoder may ask for, too
                 encoder_output = out.encoder_last_hidden_state  # saves a second pass of the encoder

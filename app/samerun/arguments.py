@@ -470,9 +470,8 @@ class LaunchArguments:
     )
     use_cpu: bool = option(False, help="compute on the CPU even if there is a GPU")
     ddp_backend: str | None = option(
-        choices=("nccl", "gloo", "xccl", "hccl"),
-        help="communication backend; only gloo has been run so far "
-        "(default: nccl on GPUs, gloo on CPUs, torch's default on other devices)",
+        choices=("nccl", "gloo"),
+        help="communication backend; only gloo has been run so far (default: nccl on GPUs, gloo on CPUs)",
     )
     ddp_timeout: int = option(
         1800, at_least=10, help="seconds without an answer from a process until the job ends"

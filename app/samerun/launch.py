@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate.utils import is_bf16_available
-from torch.distributed import Backend
 
 from samerun import deepspeed, fsdp
 from samerun.errors import InputError, raise_problems
@@ -32,11 +30,10 @@ DETERMINISTIC_CUBLAS = (":4096:8", ":16:8")
 
 @dataclass(frozen=True)
 class Machine:
-    """The devices of one machine."""
+    """The CUDA devices of one machine; it computes on its CPU in place of any others."""
 
     gpus: int
     bf16: bool  # whether its GPUs support it
-    kind: str = "cuda"  # torch's device type: cuda, xpu, npu, mps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +55,13 @@ class Launch:
     max_grad_norm: float = 1.0
     tf32: bool = False
     full_determinism: bool = False
-    gpu: str = "cuda"  # torch's device type of the machine's accelerators
     torch_compile: bool = False  # the accelerate config requests it
     fsdp: FsdpSettings | None = None
     dropout_by_row: bool = False  # otherwise dropout is torch's (see `kernels.dropout`)
 
     @property
     def device_type(self) -> str:
-        return "cpu" if self.use_cpu else self.gpu
+        return "cpu" if self.use_cpu else "cuda"
 
     @property
     def gathers_weights(self) -> bool:
@@ -87,14 +83,9 @@ class Launch:
 
 
 def this_machine() -> Machine:
-    device = torch.accelerator.current_accelerator(check_available=True)
-    if device is None:
-        return Machine(0, True)
-    if device.type == "cuda":
-        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)  # emulation is slow
-    else:
-        bf16 = is_bf16_available()
-    return Machine(torch.accelerator.device_count(), bf16, device.type)
+    # bf16 by emulation is slow.
+    bf16 = not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
+    return Machine(torch.cuda.device_count(), bf16)
 
 
 def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
@@ -110,7 +101,6 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
     machine = machine or this_machine()
     rank, world_size, local_rank, local_world_size = _ranks_and_sizes()
     use_cpu = machine.gpus == 0 or arguments.use_cpu or is_on(os.environ, "ACCELERATE_USE_CPU")
-    device_type = "cpu" if use_cpu else machine.kind
 
     problems = _unsupported_launchers(world_size)
     torch_compile = _torch_compile(problems)
@@ -127,25 +117,20 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
         problems.append(
             "fp16 is not supported under FSDP; use bf16, or ZeRO (accelerate_configs/zero3.yaml) in fp16"
         )
-    if settings is not None and settings.offload_params and device_type not in ("cpu", "cuda"):
-        problems.append(f"{fsdp.SOURCE}: fsdp_offload_params is not supported on {device_type}; leave it out")
-    if precision == "fp16" and device_type in ("cpu", "mps"):
-        device = "a CPU" if device_type == "cpu" else "MPS"
-        problems.append(f"fp16 is not available on {device}; use bf16 or no mixed precision")
-    if precision == "bf16" and device_type != "cpu" and not machine.bf16:
+    if precision == "fp16" and use_cpu:
+        problems.append("fp16 is not available on a CPU; use bf16 or no mixed precision")
+    if precision == "bf16" and not use_cpu and not machine.bf16:
         problems.append("bf16 is not available on this GPU; use fp16 or no mixed precision")
     compiles = (arguments.torch_compile or torch_compile) and deepspeed.stage_of(config or {}) != 3
-    by_row = _dropout_by_row(arguments, device_type, compiles, problems)
+    by_row = _dropout_by_row(arguments, use_cpu, compiles, problems)
     workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     if arguments.full_determinism and not use_cpu and workspace not in DETERMINISTIC_CUBLAS:
         problems.append(
             f"--full_determinism but CUBLAS_WORKSPACE_CONFIG is {workspace}; unset it, or set it to "
             f"{' or '.join(DETERMINISTIC_CUBLAS)}"
         )
-    backend = Backend.default_device_backend_map.get(device_type, "gloo")
-    if arguments.ddp_backend not in (None, "gloo", backend):
-        why = "needs GPUs" if use_cpu else f"is not the backend of {device_type} devices ({backend})"
-        problems.append(f"--ddp_backend {arguments.ddp_backend} {why}; leave it out or use gloo")
+    if arguments.ddp_backend == "nccl" and use_cpu:
+        problems.append("--ddp_backend nccl needs GPUs; leave it out or use gloo")
     if not use_cpu and local_world_size > machine.gpus:
         problems.append(
             f"{local_world_size} processes on this machine but {machine.gpus} GPU(s); start one process per "
@@ -159,7 +144,7 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
         world_size=world_size,
         local_world_size=local_world_size,
         use_cpu=use_cpu,
-        backend=arguments.ddp_backend or backend,
+        backend=arguments.ddp_backend or ("gloo" if use_cpu else "nccl"),
         precision=precision,
         timeout_seconds=arguments.ddp_timeout,
         deepspeed_file=file,
@@ -167,14 +152,13 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
         max_grad_norm=arguments.max_grad_norm,
         tf32=arguments.tf32 and not use_cpu,
         full_determinism=arguments.full_determinism,
-        gpu=machine.kind,
         torch_compile=torch_compile,
         fsdp=settings,
         dropout_by_row=by_row,
     )
 
 
-def _dropout_by_row(arguments: Any, device_type: str, compiles: bool, problems: list[str]) -> bool:
+def _dropout_by_row(arguments: Any, use_cpu: bool, compiles: bool, problems: list[str]) -> bool:
     """Whether dropout is by row; adds what prevents --dropout_by row to `problems`."""
     attention = getattr(arguments, "attn_implementation", None)
     obstacles = {
@@ -185,7 +169,7 @@ def _dropout_by_row(arguments: Any, device_type: str, compiles: bool, problems: 
     if arguments.dropout_by == "row" and obstacle is not None:
         problems.append(f"--dropout_by row does not work with {obstacle}; leave one of them out")
     if arguments.dropout_by is None:
-        return device_type == "cpu" and obstacle is None
+        return use_cpu and obstacle is None
     return arguments.dropout_by == "row"
 
 

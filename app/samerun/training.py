@@ -32,7 +32,6 @@ from samerun.errors import EXIT_STOPPED, InputError, StopRequested, TrainingErro
 from samerun.evaluate import eval_rows, evaluate, input_dtype
 from samerun.files import Background, write_json
 from samerun.graphs import Passes
-from samerun.kernels.common import widest_float
 from samerun.kernels.dropout import dropout_by_row, use_row_modules
 from samerun.kernels.masks import use_known_masks
 from samerun.launch import Launch
@@ -376,7 +375,7 @@ class Training:
         `pace`, seconds per step). Requests and paces travel with the losses in one all-reduce.
         """
         run, state, first = self.run, self.state, self.state.step - len(unread)
-        dtype = widest_float(run.device)
+        dtype = torch.float64
         mine = torch.tensor([float(signals.requested() is not None), pace], dtype=dtype, device=run.device)
         sums = run.sum(torch.cat([torch.stack([loss.to(dtype) for loss, _ in unread]), mine])).tolist()
         *losses, requested, paces = sums

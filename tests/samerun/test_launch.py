@@ -53,8 +53,8 @@ def describe(environment, arguments, monkeypatch, tmp_path):
     """The launch with these variables or the wizard's file, and so many GPUs. `deepspeed`: beside stage 2."""
     monkeypatch.chdir(tmp_path)  # shipped files are found from any folder
 
-    def launch(variables, gpus=0, kind="cuda", bf16=True, deepspeed=None, **given):
-        monkeypatch.setattr("samerun.launch.this_machine", lambda: Machine(gpus, bf16, kind))
+    def launch(variables, gpus=0, bf16=True, deepspeed=None, **given):
+        monkeypatch.setattr("samerun.launch.this_machine", lambda: Machine(gpus, bf16))
         environment.update(variables_of(variables) if isinstance(variables, str) else variables)
         if isinstance(deepspeed, dict):
             Path("ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, **deepspeed}))
@@ -110,7 +110,7 @@ DESCRIBED = [
                                          ({"bf16": {"enabled": "auto"}}, None, "no"), ({}, "bf16", "bf16")]],
     ({}, {"gpus": 1, "mixed_precision": "bf16"}, {"precision": "bf16"}),
     ({}, {"gpus": 1, "mixed_precision": "fp16"}, {"precision": "fp16"}),
-    ({}, {"gpus": 1, "kind": "mps", "use_cpu": True}, {"device_type": "cpu"}),
+    ({}, {"gpus": 1, "use_cpu": True}, {"device_type": "cpu"}),
     ({}, {"gpus": 1, "tf32": True}, {"tf32": True}),
     ({}, {"gpus": 1}, {"tf32": False}),
     ({}, {"tf32": True}, {"tf32": False}),
@@ -127,11 +127,6 @@ DESCRIBED = [
      {"precision": "bf16", "backend": "nccl", "zero_stage": 0, "torch_compile": False}),
     ("one_cpu", {"gpus": 2}, {"use_cpu": True, "device_type": "cpu", "backend": "gloo", "world_size": 1}),
     ("one_gpu_dynamo", {"gpus": 2}, {"torch_compile": True, "device_type": "cuda", "precision": "no"}),
-    ("one_gpu_dynamo", {"gpus": 2, "kind": "mps"},
-     {"torch_compile": True, "device_type": "mps", "use_cpu": False}),
-    ("xpus", {"gpus": 2, "kind": "xpu"},
-     {"backend": "xccl", "device_type": "xpu", "precision": "bf16", "world_size": 4}),
-    ("npus", {"gpus": 2, "kind": "npu"}, {"device_type": "npu", "precision": "fp16"}),
     ("zero_file", {"gpus": 2}, {"zero_stage": 2, "deepspeed_file": ZERO2}),
     ("zero2", {"gpus": 2}, {"zero_stage": 2, "precision": "bf16", "deepspeed_file": deepspeed.INLINE,
                             "launcher": "accelerate"}),
@@ -163,12 +158,8 @@ REFUSED = [
     (FSDP | {"FSDP_AUTO_WRAP_POLICY": "x"}, GPUS, "is X, expected TRANSFORMER_BASED_WRAP, SIZE"),
     (FSDP | {"FSDP_MIN_NUM_PARAMS": "1e8"}, GPUS, "fsdp_min_num_params is '1e8', expected a whole number"),
     (FSDP | {"FSDP_IGNORED_MODULES": "a.*"}, GPUS, "fsdp_ignored_modules is not supported; leave it out"),
-    (FSDP | {"FSDP_OFFLOAD_PARAMS": "true"}, GPUS | {"kind": "xpu"},
-     "fsdp_offload_params is not supported on xpu"),
     (TORCHRUN, {"gpus": 1}, "2 processes on this machine but 1 GPU(s)"),
     ({}, {"gpus": 1, "bf16": False, "mixed_precision": "bf16"}, "bf16 is not available on this GPU"),
-    ({}, {"gpus": 1, "kind": "mps", "mixed_precision": "fp16"},
-     "fp16 is not available on MPS; use bf16 or no mixed precision"),
     ({}, {"gpus": 1, "dropout_by": "row", "torch_compile": True},
      "--dropout_by row does not work with torch.compile; leave one of them out"),
     ({}, {"gpus": 1, "dropout_by": "row", "attn_implementation": "flash_attention_2"},
@@ -271,11 +262,12 @@ def test_the_next_run_in_a_process_has_the_launch_that_it_requests(describe, var
     assert describe({}, gpus=2) == first
 
 
-def test_the_device_is_that_of_torch(monkeypatch):
-    assert this_machine() == Machine(0, True) or torch.accelerator.is_available()
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("xpu"))
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 3)
-    assert (this_machine().gpus, this_machine().kind) == (3, "xpu")
+def test_this_machine_has_the_gpus_of_torch(monkeypatch):
+    assert this_machine() == Machine(0, True) or torch.cuda.is_available()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert this_machine() == Machine(3, False)
 
 
 WARMUP = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps")

@@ -71,11 +71,6 @@ def on_cpu(x: Tensor) -> bool:
     return x.device.type == "cpu" and not has_torch_function_unary(x)
 
 
-def widest_float(device: torch.device) -> torch.dtype:
-    """float64, or float32 on MPS, which has no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 def send(tensor: Tensor, device: torch.device) -> Tensor:
     """Copies a host tensor to `device` without waiting. A plain `.to("cuda")` waits until the GPU has
     finished all queued work; a copy from pinned memory is queued."""

@@ -57,8 +57,7 @@ DEEPSPEED_FILE_KEYS = (
     *("offload_param_nvme_path", "offload_optimizer_nvme_path"),
 )
 PLANNED = "this setup"
-KINDS = ("NO", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU", "DEEPSPEED", "FSDP")
-DEVICES = {"MULTI_XPU": "xpu", "MULTI_NPU": "npu"}  # as torch names the GPUs; others: cuda
+KINDS = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
 
 
 @dataclass(frozen=True)
@@ -115,8 +114,7 @@ def main(argv: list[str]) -> int:
     use_cpu = use_cpu or like.get("device") == "cpu" or (bool(setups) and not parity.gpus("any"))
     before = dict(os.environ)
     set_launch_variables(launch_file, processes, use_cpu)
-    device = DEVICES.get(launch_file.kind, "cuda") if launch_file is not None else "cuda"
-    machine = Machine(0 if use_cpu else processes, True, device)
+    machine = Machine(0 if use_cpu else processes, True)
     launch = collect(problems, lambda: start.check(arguments, machine))
     task = collect(problems, lambda: task_class(arguments))
     # To look for problems of the data, too, if those of the launch end the plan.
