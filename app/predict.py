@@ -23,8 +23,8 @@ from pathlib import Path
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
 from samerun import task_scripts
-from samerun.cli import prepare_process, set_up_host, shows_traces
-from samerun.console import STDOUT
+from samerun.cli import set_up_host, shows_traces
+from samerun.console import STDOUT, survive_a_lost_console
 from samerun.errors import SHOWN_AS, InputError
 from samerun.files import temporary_folder
 from samerun.run_folder import record_predictions
@@ -167,7 +167,7 @@ def _write_texts(texts: list[str], pairs: list[str] | None) -> str:
 
 
 if __name__ == "__main__":
-    prepare_process()
+    survive_a_lost_console()
     with failures_end_the_job(debug=shows_traces(sys.argv)):
         options = read_options()
         if runs_in_memory(options):

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from samerun.cli import prepare_process, set_up_host, shows_traces
+from samerun.cli import set_up_host, shows_traces
+from samerun.console import survive_a_lost_console
 from samerun.errors import InputError
 from samerun.signals import failures_end_the_job
 from samerun.task_scripts import at_least, chosen_words, parser, task_of
@@ -107,7 +108,7 @@ def make_server(options: argparse.Namespace, task_arguments: list[str]) -> Serve
 
 
 if __name__ == "__main__":
-    prepare_process()
+    survive_a_lost_console()
     with failures_end_the_job(debug=shows_traces(sys.argv)):
         options, task_arguments = parse_options()
         sock = bind_socket(options.host, options.port)

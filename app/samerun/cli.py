@@ -16,7 +16,7 @@ import psutil
 
 from samerun import signals
 from samerun.console import STDOUT, Phase, say, survive_a_lost_console
-from samerun.errors import EXIT_TRAINING_FAILED, SHOWN_AS, InputError, in_short, is_out_of_memory
+from samerun.errors import SHOWN_AS, InputError
 from samerun.files import temporary_folder
 from samerun.kernels import is_zen5
 from samerun.parsing import SpaceSeparated, names_of, parse, validate, values_of
@@ -39,12 +39,6 @@ KEPT_KERNELS = dict.fromkeys(("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPA
 _exit_stack = contextlib.ExitStack()
 # Before the interpreter is torn down: Python 3.13 then waits for ever for a thread that listens to signals.
 atexit.register(_exit_stack.close)
-
-
-def prepare_process() -> None:
-    """Settings of the process that must come first."""
-    survive_a_lost_console()
-    sys.excepthook = _explain_failed_import
 
 
 def set_up_host() -> None:
@@ -70,23 +64,9 @@ def set_up_host() -> None:
             libc.mallopt(option, KEPT_BYTES)
 
 
-def _explain_failed_import(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """Replaces the stack trace of an import without memory, which happens before the run handles errors."""
-    if not is_out_of_memory(error):
-        sys.__excepthook__(kind, error, trace)
-        return
-    print(
-        f"error: out of memory while libraries are loaded ({in_short(error)}). Free memory, or raise the "
-        "limit (ulimit -v)",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(EXIT_TRAINING_FAILED)  # libraries that are half loaded may crash at exit
-
-
 def read_arguments(cls: type[T], description: str) -> T:
     """Parses the command line into `cls`, a dataclass of argument groups. Errors end the process."""
-    prepare_process()
+    survive_a_lost_console()
     _exit_stack.enter_context(signals.listen())  # until the process exits, including the imports of libraries
     with failures_end_the_job(debug=shows_traces(sys.argv)):
         notes: list[str] = []

@@ -133,19 +133,6 @@ def test_help_and_wrong_arguments_answer_before_torch_is_imported():
         assert (ended.returncode, "AssertionError" in ended.stderr) == (0 if "--help" in argv else 2, False)
 
 
-def test_an_import_without_memory_is_explained(tmp_path):
-    # A file instead of a limit of memory, which libraries meet at another place in every version.
-    (tmp_path / "torch.py").write_text(
-        'raise ImportError("libtorch.so: failed to map segment from shared object")'
-    )
-    asked = ["--train_file", "a.csv", "--output_dir", str(tmp_path / "a"), "--model_name_or_path", "b"]
-    done = run(str(CLASSIFY), *asked, PYTHONPATH=str(tmp_path))
-    assert (done.returncode, done.stdout) == (3, "")
-    told = "error: out of memory while libraries are loaded (libtorch.so: failed to map"
-    assert done.stderr.startswith(told)
-    assert "ulimit -v" in done.stderr
-
-
 SHOW = """
 import os, resource, sys
 import psutil
