@@ -17,7 +17,6 @@ import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from safetensors.torch import load_file, load_model, save_file
 from samerun import deepspeed, fsdp
 from samerun.console import say
 from samerun.embeddings import with_others, without_others
-from samerun.errors import InputError, TrainingError, process_name
+from samerun.errors import InputError, TrainingError, process_name, where_different
 from samerun.files import (
     Background,
     as_json,
@@ -152,13 +151,7 @@ def find(folder: Path, requested: str) -> Path | None:
 def damage(path: Path) -> str | None:
     """Describes what is wrong with a checkpoint's files; None if nothing is."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        records = manifest["files"]
-        if "shards" in manifest:  # --checkpoint_format sharded, up to version 1.0.0
-            return (
-                "is sharded, which this version cannot read; resume once with the version that wrote it and "
-                "--checkpoint_format full, which makes a checkpoint for every launcher"
-            )
+        records = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"]
         for name in (WEIGHTS, OPTIMIZER, STATE, RUN_FINGERPRINT):
             if name not in records:
                 return f"{MANIFEST} does not list {name}"
@@ -353,24 +346,13 @@ def check_same_run(then: dict[str, Any], now: dict[str, Any], where: str, advice
 def difference(key: str, then: Any, now: Any) -> str:
     """Describes how the value of a fingerprint key, or of an argument, changed."""
     what = KEY_NAMES.get(key, key)
-    if isinstance(then, list) and isinstance(now, list):
-        pairs = enumerate(zip_longest(then, now, fillvalue="nothing"), start=1)
-        number, (before, after) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
-        changed = f"number {number}, which was {_brief(before)}, is now {_brief(after)}"
-        return f"{what} had {len(then)} entries, has {len(now)}; the first difference is {changed}"
     if isinstance(then, dict) and isinstance(now, dict):
-        changes = {part: "has changed" for part in now if now[part] != then.get(part)}
-        changes |= dict.fromkeys(now.keys() - then.keys(), "is new")
-        changes |= dict.fromkeys(then.keys() - now.keys(), "is missing")
-        return f"{what} differ: {', '.join(f'{part} {change}' for part, change in sorted(changes.items()))}"
+        changed = sorted(part for part in then.keys() | now.keys() if then.get(part) != now.get(part))
+        return f"{what} differ in {', '.join(changed)}"
     if HASH.fullmatch(str(then)) and HASH.fullmatch(str(now)):
         return f"{what} has changed"
-    return f"{what} was {_brief(then)}, is now {_brief(now)}"
-
-
-def _brief(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:77] + "..."
+    before, after = where_different(*(json.dumps(value, ensure_ascii=False) for value in (then, now)))
+    return f"{what} was {before}, is now {after}"
 
 
 # Saving

@@ -103,6 +103,13 @@ def in_short(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
+def where_different(first: str, second: str) -> tuple[str, str]:
+    """80 characters of each text, around their first difference: long lists may differ at their end."""
+    start = max(0, len(os.path.commonprefix([first, second])) - 40)  # noqa: RUF071 - of characters
+    dots = "..." if start else ""
+    return f"{dots}{first[start : start + 80]}", f"{dots}{second[start : start + 80]}"
+
+
 def process_name() -> str:
     """The rank and the host of this process, for messages."""
     rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")

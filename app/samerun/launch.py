@@ -174,12 +174,12 @@ def _dropout_by_row(arguments: Any, use_cpu: bool, compiles: bool, problems: lis
 
 
 def _ranks_and_sizes() -> tuple[int, int, int, int]:
-    """(rank, world size, local rank, local world size). Raises `InputError` naming an impossible value, which
-    a shell may have kept from another job."""
-    world_size = _whole_number("WORLD_SIZE", 1)
+    """(rank, world size, local rank, local world size). Raises `InputError` for a rank that a shell may have
+    kept from another job."""
+    world_size = int(os.environ.get("WORLD_SIZE") or 1)
+    rank, local_rank = (int(os.environ.get(name) or 0) for name in ("RANK", "LOCAL_RANK"))
     # DeepSpeed's name first.
-    local_size = _whole_number("LOCAL_SIZE" if "LOCAL_SIZE" in os.environ else "LOCAL_WORLD_SIZE", 1)
-    rank, local_rank = _whole_number("RANK", 0), _whole_number("LOCAL_RANK", 0)
+    local_size = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
     # Not every launcher sets the local size.
     most_local = local_size if local_size > 1 else world_size
     for name, number, size in (("RANK", rank, world_size), ("LOCAL_RANK", local_rank, most_local)):
@@ -190,25 +190,13 @@ def _ranks_and_sizes() -> tuple[int, int, int, int]:
     return rank, world_size, local_rank, local_size
 
 
-def _whole_number(variable: str, least: int) -> int:
-    text = os.environ.get(variable, str(least))
-    if not text.isdecimal() or int(text) < least:
-        what = f"{variable}={text!r}: expected a whole number of at least {least}"
-        raise InputError(f"{what}. {LEFTOVER_ADVICE.format(variable)}")
-    return int(text)
-
-
 def _missing_addresses(world_size: int) -> list[str]:
-    """Missing or wrong variables that several processes need to find each other."""
-    port = os.environ.get("MASTER_PORT", "")
-    missing = [name for name in ("RANK", "MASTER_ADDR") if not os.environ.get(name)]
-    if missing:
-        what = f"WORLD_SIZE={world_size} but {' and '.join(missing)} not set"
-    elif not port.isdecimal() or not 0 < int(port) < 65536:
-        what = f"MASTER_PORT={port!r} is no port"
-    else:
-        return []
-    return [f"{what}, so the processes cannot connect. {LEFTOVER_ADVICE.format('WORLD_SIZE')}"]
+    """Missing variables that several processes need to find each other."""
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    return missing and [
+        f"WORLD_SIZE={world_size} but {' and '.join(missing)} not set, so the processes cannot connect. "
+        f"{LEFTOVER_ADVICE.format('WORLD_SIZE')}"
+    ]
 
 
 def _unsupported_launchers(world_size: int) -> list[str]:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from samerun.errors import EXIT_LOST, EXIT_STOPPED, InputError, in_short, process_name
+from samerun.errors import EXIT_LOST, EXIT_STOPPED, InputError, in_short, process_name, where_different
 
 if TYPE_CHECKING:  # imports torch
     from samerun.launch import Launch
@@ -180,9 +180,7 @@ def differences(infos: list[dict[str, Any]]) -> list[str]:
                 if own.get(name) == expected.get(name):
                     continue
                 texts = ["absent" if x.get(name) is None else str(x[name]) for x in (own, expected)]
-                # Long lists may differ at their end.
-                start = max(0, len(os.path.commonprefix(texts)) - 40)  # noqa: RUF071 - of characters
-                value, other = (text[start : start + 80] for text in texts)
+                value, other = where_different(*texts)
                 line = f"{name} is {value}, but {other}"
                 message = f"rank {info['rank']} ({info['host']}): {line} on rank 0 ({first['host']})"
                 lines.setdefault((info["host"], line), message)

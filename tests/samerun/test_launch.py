@@ -142,7 +142,6 @@ def test_a_launch_is_described(describe, variables, given, expected):
 
 
 GPUS = {"gpus": 2}
-NO_CONNECTION = "so the processes cannot connect"
 # (variables or a file of the wizard, machine and arguments, what the only problem says)
 REFUSED = [
     (ACCELERATE | {"ACCELERATE_MIXED_PRECISION": "fp16"}, GPUS, "fp16 is not available on a CPU"),
@@ -165,15 +164,12 @@ REFUSED = [
     ({}, {"gpus": 1, "dropout_by": "row", "attn_implementation": "flash_attention_2"},
      "--dropout_by row does not work with --attn_implementation flash_attention_2; leave one of them out"),
     # Left over in a shell
-    ({"RANK": "0", "LOCAL_RANK": "0"}, {}, f"WORLD_SIZE=1 but MASTER_ADDR not set, {NO_CONNECTION}"),
-    ({"WORLD_SIZE": "4"}, {}, f"WORLD_SIZE=4 but RANK and MASTER_ADDR not set, {NO_CONNECTION}"),
+    ({"RANK": "0", "LOCAL_RANK": "0"}, {}, "WORLD_SIZE=1 but MASTER_ADDR and MASTER_PORT not set, so the"),
+    ({"WORLD_SIZE": "4"}, {}, "WORLD_SIZE=4 but RANK and MASTER_ADDR and MASTER_PORT not set, so the proce"),
     ({"RANK": "1"}, {}, "RANK=1 but there are only 1 process(es)"),
     ({"LOCAL_RANK": "3"}, {}, "LOCAL_RANK=3 but there are only 1 process(es)"),
     (TORCHRUN | {"LOCAL_RANK": "2"}, {}, "LOCAL_RANK=2 but there are only 2 process(es)"),
-    ({"WORLD_SIZE": "abc"}, {}, "WORLD_SIZE='abc': expected a whole number of at least 1"),
-    ({"WORLD_SIZE": ""}, {}, "unset WORLD_SIZE"),
-    ({"LOCAL_SIZE": "x"}, {}, "LOCAL_SIZE='x'"),
-    (RANKS | {"MASTER_PORT": "0"}, {}, f"MASTER_PORT='0' is no port, {NO_CONNECTION}"),
+    (RANKS | {"MASTER_PORT": ""}, {}, "WORLD_SIZE=4 but MASTER_PORT not set, so the processes"),
     ({"OMPI_COMM_WORLD_SIZE": "4"}, {},
      "MPI started 4 processes (OMPI_COMM_WORLD_SIZE), which is not supported; launch with"),
     ({"SLURM_STEP_NUM_TASKS": "2"}, {}, "srun started 2 tasks (SLURM_STEP_NUM_TASKS), each of which would"),
