@@ -65,39 +65,19 @@ def read_config(path: str) -> dict[str, Any]:
 
 def inline_config(environment: Mapping[str, str]) -> dict[str, Any]:
     """Builds a configuration from the DeepSpeed settings of an accelerate config: the shipped file of their
-    ZeRO stage with their offloading. Raises `InputError` for unsupported settings."""
-    settings = {name: environment[key] for name, key in INLINE_SETTINGS.items() if key in environment}
-    stage = settings.get("zero_stage", "2")
-    devices = {name: settings.get(f"offload_{name}_device", "none") for name in ("optimizer", "param")}
-    problem = None
-    if stage not in ("1", "2", "3"):
-        problem = (
-            f"zero_stage is {stage}, expected 1, 2 or 3 (without ZeRO, launch with "
-            "accelerate_configs/ddp.yaml)"
-        )
-    elif "nvme" in devices.values():
-        problem = (
-            "offloading to nvme needs a file; write deepspeed_config_file instead (start from "
-            "ds_configs/zero3_offload.json)"
-        )
-    elif devices["param"] != "none" and stage != "3":
-        problem = (
-            f"offload_param_device is {devices['param']} but zero_stage is {stage}; only ZeRO-3 "
-            "offloads parameters"
-        )
-    elif "deepspeed_moe_layer_cls_names" in settings:
-        problem = "mixture-of-experts models are not supported; remove deepspeed_moe_layer_cls_names"
-    if problem is not None:
-        raise InputError(f"{INLINE}: {problem}")
-    config = read_config(str(SHIPPED / f"zero{stage}.json"))
-    for name, device in devices.items():
+    ZeRO stage with their offloading. `beside_file` adds their numbers. Raises `InputError` for nvme."""
+    stage = environment.get(INLINE_SETTINGS["zero_stage"], "2")
+    config = read_config(str(SHIPPED / f"zero{stage if stage in ('1', '2', '3') else 2}.json"))
+    config["zero_optimization"]["stage"] = json.loads(stage)
+    for name in ("offload_optimizer", "offload_param"):
+        device = environment.get(INLINE_SETTINGS[f"{name}_device"], "none")
+        if device == "nvme":
+            raise InputError(
+                f"{INLINE}: offloading to nvme needs a file; write deepspeed_config_file instead (start from "
+                "ds_configs/zero3_offload.json)"
+            )
         if device != "none":
-            config["zero_optimization"][f"offload_{name}"] = {"device": device, "pin_memory": True}
-    clipping = settings.get("gradient_clipping", "auto")
-    accumulation = settings.get("gradient_accumulation_steps", "1")
-    config["gradient_clipping"] = clipping if clipping == "auto" else float(clipping)
-    # 1 is the default of `accelerate config`, so it is no request.
-    config["gradient_accumulation_steps"] = "auto" if accumulation in ("1", "auto") else int(accumulation)
+            config["zero_optimization"][name] = {"device": device, "pin_memory": True}
     return config
 
 
@@ -121,10 +101,15 @@ def stage_of(config: dict[str, Any]) -> int:
     return stage if type(stage) is int else 0
 
 
+def _offload_device(config: dict[str, Any], part: str) -> Any:
+    """Where the "optimizer" or the "param" part is offloaded to; "none" for the accelerator's own memory."""
+    offload = config.get("zero_optimization", {}).get(f"offload_{part}")
+    return offload.get("device") or "none" if isinstance(offload, dict) else "none"
+
+
 def uses_nvme(config: dict[str, Any]) -> bool:
     """Whether weights or the optimizer's state are offloaded to a disk (ZeRO-Infinity)."""
-    memory = config.get("zero_optimization", {})
-    return '"nvme"' in json.dumps([memory.get("offload_optimizer"), memory.get("offload_param")])
+    return "nvme" in [_offload_device(config, part) for part in ("optimizer", "param")]
 
 
 def beside_file(config: dict[str, Any], source: str, environment: Mapping[str, str]) -> list[str]:
@@ -132,9 +117,7 @@ def beside_file(config: dict[str, Any], source: str, environment: Mapping[str, s
     the run are filled in, to be compared with the run's."""
     own = {name: config.get(name, "auto") for name in ("gradient_clipping", "gradient_accumulation_steps")}
     own["zero_stage"], contradictions = stage_of(config), []
-    for part in ("optimizer", "param"):
-        offload = config.get("zero_optimization", {}).get(f"offload_{part}")
-        own[f"offload_{part}_device"] = offload.get("device") if isinstance(offload, dict) else "none"
+    own |= {f"offload_{part}_device": _offload_device(config, part) for part in ("optimizer", "param")}
     for name, key in INLINE_SETTINGS.items():
         value, known = environment.get(key, "auto"), own.get(name)
         # 1 is the default of `accelerate config`, so it is no request.
@@ -142,7 +125,7 @@ def beside_file(config: dict[str, Any], source: str, environment: Mapping[str, s
         if value == "auto" or is_default or _number(value) == _number(known):
             continue
         if known == "auto":
-            config[name] = _number(value)
+            config[name] = json.loads(value)
         else:
             contradictions.append(f"the accelerate config has {name} {value}, but {source} {known}; keep one")
     return contradictions
@@ -173,6 +156,8 @@ def problems(config: dict[str, Any], source: str, max_grad_norm: float, precisio
             "zero_optimization.stage must be 1, 2 or 3 (without ZeRO, launch with "
             "accelerate_configs/ddp.yaml)"
         )
+    if stage_of(config) in (1, 2) and _offload_device(config, "param") != "none":
+        messages.append("zero_optimization.offload_param is for stage 3: only ZeRO-3 offloads parameters")
     clipping = config.get("gradient_clipping", "auto")
     if clipping not in ("auto", max_grad_norm):
         messages.append(

@@ -259,9 +259,8 @@ def _read_deepspeed_config(arguments: Any, problems: list[str]) -> tuple[str | N
         return None, None
     file = requested or by_launcher or deepspeed.INLINE
     try:
-        if file == deepspeed.INLINE:
-            return file, deepspeed.inline_config(os.environ)
-        config = deepspeed.read_config(file)
+        inline = file == deepspeed.INLINE
+        config = deepspeed.inline_config(os.environ) if inline else deepspeed.read_config(file)
         if requested and by_launcher and deepspeed.read_config(by_launcher) != config:
             problems.append(
                 f"--deepspeed {requested} but the accelerate config names {by_launcher}, which differs; keep "

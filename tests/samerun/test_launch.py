@@ -188,6 +188,8 @@ REFUSED = [
      "communication_data_type is 'fp16' but the run's precision is bf16: gradients would be rounded"),
     (TORCHRUN, {"deepspeed": {"data_types": {"grad_accum_dtype": "bf16"}}},
      "data_types.grad_accum_dtype is 'bf16' but the run's precision is fp32"),
+    (TORCHRUN, {"deepspeed": {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}},
+     "zero_optimization.offload_param is for stage 3"),
     (TORCHRUN, {"deepspeed": {"communication_data_type": ["fp16"]}}, "communication_data_type is ['fp16']"),
     (WITH_ZERO2 | {"ACCELERATE_DEEPSPEED_CONFIG_FILE": "ds.json", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"},
      {"deepspeed": {"zero_optimization": {"stage": 2, "offload_param": "cpu"}}}, "has zero_stage 3, but ds"),
@@ -197,7 +199,7 @@ REFUSED = [
     ("gpus_dynamo_modes", GPUS, "dynamo_mode max-autotune, dynamo_use_fullgraph false; only inductor in"),
     ("fsdp1", GPUS, "fsdp_config of the accelerate config: fsdp_version is 1; write fsdp_version: 2 (see"),
     ("megatron", GPUS, "asks for Megatron-LM"),
-    ("zero0", GPUS, "deepspeed_config of the accelerate config: zero_stage is 0, expected 1, 2 or 3"),
+    ("zero0", GPUS, "of the accelerate config: zero_optimization.stage must be 1, 2 or 3 (without ZeRO,"),
     ("zero3_nvme", GPUS, "offloading to nvme needs a file"),
 ]  # fmt: skip
 
