@@ -29,7 +29,6 @@ from samerun.console import say
 from samerun.embeddings import with_others, without_others
 from samerun.errors import InputError, TrainingError, process_name, where_different
 from samerun.files import (
-    Background,
     as_json,
     file_record,
     own_names,
@@ -37,7 +36,6 @@ from samerun.files import (
     remove_folder,
     replace_folder,
     write_json,
-    write_text,
 )
 from samerun.run_folder import BEST, CHECKPOINTS, LOSSES, METRICS, RUN_FILE, read_metrics, status
 from samerun.runtime import Run
@@ -358,18 +356,6 @@ def difference(key: str, then: Any, now: Any) -> str:
 # Saving
 
 
-@dataclass(frozen=True)
-class CheckpointTarget:
-    """Where and how a run saves its checkpoints."""
-
-    folder: Path
-    run_fingerprint: dict[str, Any]
-    limit: int  # checkpoints to keep besides the best model's
-    writer: Background
-    before_write: Callable[[], None]  # called by the writer before it renames the temporary folder
-    after_write: Callable[[Path], None]  # called with the complete checkpoint
-
-
 def full_weights(run: Run, model: Any) -> dict[str, torch.Tensor]:
     """The model's weights and persistent buffers by name, fp32, in rank 0's host memory; empty on the other
     ranks. All processes must call it."""
@@ -389,22 +375,12 @@ def full_weights(run: Run, model: Any) -> dict[str, torch.Tensor]:
     return with_others(module, weights)
 
 
-def save(
-    run: Run,
-    target: CheckpointTarget,
-    model: Any,
-    optimizer: Any,
-    state: TrainState,
-    average: dict[str, torch.Tensor] | None = None,
-) -> None:
-    """Copies the state to rank 0's host memory. The target's writer then saves it as step_N and removes the
-    oldest checkpoints beyond the limit. All processes must call it. `average`: the averaged weights, as
-    `load_average` returns them.
-
-    First waits for the previous checkpoint; raises `TrainingError` on every process if that could not be
-    written.
-    """
-    run.from_rank0(target.writer.wait)
+def collect(
+    run: Run, model: Any, optimizer: Any, state: TrainState, average: dict[str, torch.Tensor] | None = None
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Copies weights, moments and `average`, as `load_average` returns it, to rank 0's host memory, and the
+    loss scale to `state`. Returns the tensors of each file; none except on rank 0. All processes must call
+    it."""
     frozen = frozen_names(run.unwrapped(model))
     weights = {name: tensor for name, tensor in full_weights(run, model).items() if name not in frozen}
     if run.deepspeed_config is not None:
@@ -417,42 +393,41 @@ def save(
         scaler = run.accelerator.scaler
         state.loss_scale = None if scaler is None else scaler.state_dict()
     if not run.is_main:
-        return
+        return {}
     flat = {
         f"{key}/{name}": tensor
         for key, tensors in moments.items()
         for name, tensor in with_others(run.unwrapped(model), tensors, are_weights=False).items()
     }
     flat |= {f"{AVERAGE_PREFIX}{name}": tensor for name, tensor in (average or {}).items()}
-    files = {WEIGHTS: _without_tied(weights), OPTIMIZER: flat}
-    # As texts, because training goes on changing the state.
-    texts = {STATE: as_json(asdict(state)), RUN_FINGERPRINT: as_json(target.run_fingerprint)}
-    target.writer.start(partial(_write, target, state.step, state.best_step, files, texts))
+    return {WEIGHTS: _without_tied(weights), OPTIMIZER: flat}
 
 
-def _write(
-    target: CheckpointTarget,
-    step: int,
-    best_step: int | None,
+def write(
+    folder: Path,
+    state: TrainState,
+    run_fingerprint: dict[str, Any],
     files: dict[str, dict[str, torch.Tensor]],
-    texts: dict[str, str],
-) -> None:
-    """Writes step_N, then removes old checkpoints. Raises `TrainingError` naming the newest complete
-    checkpoint."""
-    folder, path = target.folder, target.folder / f"step_{step}"
+    limit: int,
+    before_write: Callable[[], None],
+) -> Path:
+    """Writes step_N to `folder` and returns it; then removes the oldest checkpoints beyond `limit`, except
+    the best model's. `files`: as `collect` returns them; `before_write` is called before the first is
+    written. Raises `TrainingError` naming the newest complete checkpoint."""
+    path = folder / f"step_{state.step}"
     size = sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values())
     status.check_place()
     try:
         folder.mkdir(exist_ok=True)
         if shutil.disk_usage(folder).free < size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        target.before_write()
-        replace_folder(path, partial(_fill, step, files, texts))
-        old = [kept for kept in list_checkpoints(folder)[: -target.limit] if step_of(kept) != best_step]
-        passed = [aside for aside in list_checkpoints(folder, LEFT_BEHIND) if step_of(aside) <= step]
+        before_write()
+        replace_folder(path, partial(_fill, state, run_fingerprint, files))
+        old = [kept for kept in list_checkpoints(folder)[:-limit] if step_of(kept) != state.best_step]
+        passed = [aside for aside in list_checkpoints(folder, LEFT_BEHIND) if step_of(aside) <= state.step]
         for each in [*old, *passed]:
             remove_folder(each)
-        status.saved(step)
+        status.saved(state.step)
         with contextlib.suppress(KeyError, OSError):
             Path(os.environ[LOSSES]).unlink()
     except Exception as error:
@@ -467,16 +442,21 @@ def _write(
             f"checkpoint {path} could not be written ({cause}). {remains}; remove the cause, then run the "
             "same command with --resume_from_checkpoint auto"
         ) from error
-    target.after_write(path)
+    return path
 
 
-def _fill(step: int, files: dict[str, dict[str, torch.Tensor]], texts: dict[str, str], folder: Path) -> None:
+def _fill(
+    state: TrainState,
+    run_fingerprint: dict[str, Any],
+    files: dict[str, dict[str, torch.Tensor]],
+    folder: Path,
+) -> None:
     for name, tensors in files.items():
         save_file(tensors, folder / name)
-    for name, text in texts.items():
-        write_text(folder / name, text)
-    records = {name: file_record(folder / name) for name in (*files, *texts)}
-    write_json(folder / MANIFEST, {"step": step, "files": records})
+    write_json(folder / STATE, asdict(state))
+    write_json(folder / RUN_FINGERPRINT, run_fingerprint)
+    records = {name: file_record(folder / name) for name in (*files, STATE, RUN_FINGERPRINT)}
+    write_json(folder / MANIFEST, {"step": state.step, "files": records})
 
 
 def set_aside_later(folder: Path, step: int) -> None:

@@ -6,11 +6,12 @@ gradient of the mean over the global batch, also for the incomplete last batch o
 """
 
 import contextlib
+import copy
 import math
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -23,7 +24,7 @@ from accelerate.utils.memory import clear_device_cache
 from torch.profiler import record_function
 
 from samerun import checkpoint, fsdp, machines, mirror, signals, task_scripts
-from samerun.checkpoint import CheckpointTarget, TrainState
+from samerun.checkpoint import TrainState
 from samerun.console import Phase
 from samerun.contract import losses_add_up
 from samerun.data.batches import TrainBatches, train_loader
@@ -510,22 +511,24 @@ class Training:
     # Checkpoints
 
     def _save(self) -> None:
-        """Starts writing a checkpoint (see `checkpoint.save`)."""
-        started = time.perf_counter()
-        synchronise_buffers(self.run, self.model)
-        self.state.stream = self.batches.start_at(self.state.step)
-        target = CheckpointTarget(
-            self.folder / checkpoint.FOLDER,
-            self.fingerprint,
-            self.arguments.save_total_limit,
-            self.writer,
-            self.tracker.flush,  # the history must be on disk before a checkpoint of the same step
-            mirror.snapshot(self.folder, self.state.step),
-        )
+        """Copies the state to rank 0's host memory, once the previous checkpoint is written, and starts
+        writing it. Raises `TrainingError` on every process if the previous one could not be written."""
+        run, state, started = self.run, self.state, time.perf_counter()
+        synchronise_buffers(run, self.model)
+        state.stream = self.batches.start_at(state.step)
+        upload = mirror.snapshot(self.folder, state.step)
         average = None if self.average is None else self.average.state()
-        with Phase("saving", shown=self.run.is_main):
-            checkpoint.save(self.run, target, self.model, self.optimizer, self.state, average)
+        with Phase("saving", shown=run.is_main):
+            run.from_rank0(self.writer.wait)
+            files = checkpoint.collect(run, self.model, self.optimizer, state, average)
+        if run.is_main:  # a copy of the state, because training goes on changing it
+            self.writer.start(partial(self._write, copy.deepcopy(state), files, upload))
         self.save_stalls.append(time.perf_counter() - started)
+
+    def _write(self, state: TrainState, files: dict[str, Any], upload: Callable[[Path], None]) -> None:
+        folder, limit = self.folder / checkpoint.FOLDER, self.arguments.save_total_limit
+        # The history must be on disk before a checkpoint of the same step.
+        upload(checkpoint.write(folder, state, self.fingerprint, files, limit, self.tracker.flush))
 
     def _wait_for_checkpoint(self) -> None:
         """Waits until the checkpoint is on disk. Raises `TrainingError` on every process if it could not be

@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import threading
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -13,7 +14,6 @@ from refusals import problems_of
 
 from samerun import checkpoint
 from samerun.checkpoint import (
-    CheckpointTarget,
     TrainState,
     damage,
     find,
@@ -45,8 +45,10 @@ def trained(start_run, tmp_path):
 
     def save(number, limit=9, writer=None, **state):
         own = writer or Background()
-        target = CheckpointTarget(tmp_path, RUN_FINGERPRINT, limit, own, lambda: None, lambda path: None)
-        checkpoint.save(run, target, model, optimizer, TrainState(step=number, updates=2, **state))
+        own.wait()
+        progress = TrainState(step=number, updates=2, **state)
+        files = checkpoint.collect(run, model, optimizer, progress)
+        own.start(partial(checkpoint.write, tmp_path, progress, RUN_FINGERPRINT, files, limit, lambda: None))
         if writer is None:
             own.wait()
         return tmp_path / f"step_{number}"
