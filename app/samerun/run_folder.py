@@ -154,16 +154,11 @@ def check_output_dir(folder: Path, training: bool, overwrite: bool, resume: bool
         raise InputError(f"--output_dir {folder}: cannot be written ({error.strerror})") from None
     if not training:
         return
-    for name in (RUN_FILE, HISTORY, SPEED, TRACKERS, METRICS, STATUS):
-        path = folder / name
-        if path.exists() and not (path.is_file() and os.access(path, os.R_OK)):
-            raise InputError(f"--output_dir {folder}: {name} is not a readable file; move it away")
     # Without a checkpoint the run starts anew.
     if not resume or not any((folder / CHECKPOINTS).glob("step_*")):
         check_foreign(folder, OURS)
     if not overwrite and not resume and holds_a_run(folder):
-        named = dict.fromkeys((RUN_FILE, HISTORY, SPEED, TRACKERS, METRICS, PREDICTIONS, *OURS))
-        present = [name for name in named if (folder / name).exists()]
+        present = [name for name in reversed(OURS) if (folder / name).exists()]
         raise InputError(
             f"--output_dir {folder} already holds a run ({', '.join(present)}); resume it by "
             "--resume_from_checkpoint auto, replace it by --overwrite_output_dir, or name another folder"

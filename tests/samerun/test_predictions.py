@@ -90,10 +90,7 @@ def test_predictions_of_ours_are_replaced_and_nothing_else(tmp_path):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("run", "is a folder; name a file in it"),
-        ("link", "is a link, a pipe or a device"),
-        ("pipe", "is a link, a pipe or a device"),
-        ("p" * 300, "cannot be written \\(File name too long\\)"),
+        *[(name, "exists and does not hold predictions of a run") for name in ("run", "link", "pipe")],
         ("run/.predictions", "is reserved for other files"),
         ("run/../run/metrics.json", "is reserved for other files"),
         ("p.parquet", "is no csv, tsv or jsonl file"),

@@ -115,13 +115,6 @@ def test_metrics_and_masks_of_a_prediction_replace_no_others(tmp_path):
     run_folder.check_foreign(tmp_path, ["predictions_new", "predictions"])
 
 
-@pytest.mark.parametrize("name", ["history.jsonl", "speed.jsonl", "run.json", "metrics.json"])
-def test_a_folder_in_place_of_a_file_is_named(tmp_path, name):
-    (tmp_path / name).mkdir()
-    with pytest.raises(InputError, match=f"{name} is not a readable file; move it away"):
-        check_output_dir(tmp_path, training=True, overwrite=False, resume=True)
-
-
 def test_a_resume_with_nothing_to_resume_replaces_nothing(tmp_path):
     (tmp_path / "run.json").write_text("mine")
     with pytest.raises(InputError, match=r"run\.json would be replaced"):
@@ -137,7 +130,7 @@ def test_a_start_that_failed_does_not_stand_in_the_way(tmp_path):
         run_folder.remove(tmp_path, [name])
     check_output_dir(tmp_path, training=True, overwrite=False, resume=False)
     (tmp_path / "history.jsonl").write_text('{"step": 1}')
-    with pytest.raises(InputError, match=r"already holds a run \(run.json, history.jsonl, "):
+    with pytest.raises(InputError, match=r"already holds a run \(run.json, .*history.jsonl, "):
         check_output_dir(tmp_path, training=True, overwrite=False, resume=False)
 
 
