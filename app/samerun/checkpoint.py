@@ -87,7 +87,6 @@ class TrainState:
     best_metric_name: str | None = None
     best_loss: float | None = None  # of the best model; None if the task's scores have no "loss"
     best_step: int | None = None
-    best_files: dict[str, str] = field(default_factory=dict)  # hashes of the files of best/
     loss_settings: dict[str, Any] | None = None  # `Task.loss_settings` of `best_loss`
     evaluations_without_best: int = 0
     unevaluated: bool = False  # the run stopped before it finished the evaluation due at `step`
@@ -209,6 +208,7 @@ def load_state(path: Path, run_fingerprint: dict[str, Any]) -> TrainState:
     )
     check_same_run(saved, run_fingerprint, f"checkpoint {path} is of another run", advice)
     state = json.loads((path / STATE).read_text(encoding="utf-8"))
+    state.pop("best_files", None)  # of earlier versions
     unknown = state.keys() - {field.name for field in fields(TrainState)}
     if unknown:
         raise InputError(
@@ -237,17 +237,7 @@ def recover_best(folder: Path, state: TrainState, task: Task, complete: bool) ->
             notes.append(f"the best model so far (step {state.best_step}) {problem}; {what_now}")
         state.best_metric, state.best_loss, state.best_step = None, None, None
         state.evaluations_without_best = 0
-    elif state.best_step is not None:
-        found = hashes_of_best(folder)
-        if edited := [name for name in found if state.best_files.get(name, found[name]) != found[name]]:
-            notes.append(f"{folder / BEST}: changed after the export: {', '.join(edited)}")
     return state, notes
-
-
-def hashes_of_best(folder: Path) -> dict[str, str]:
-    """The hashes of the best model's own files, by name."""
-    names = sorted(own_names(folder / BEST))
-    return {name: file_record(folder / BEST / name)["sha256"] for name in names}
 
 
 def _problem_of_best(folder: Path, best_step: int) -> str | None:

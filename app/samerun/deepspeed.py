@@ -101,7 +101,7 @@ def stage_of(config: dict[str, Any]) -> int:
     return stage if type(stage) is int else 0
 
 
-def _offload_device(config: dict[str, Any], part: str) -> Any:
+def offload_device(config: dict[str, Any], part: str) -> Any:
     """Where the "optimizer" or the "param" part is offloaded to; "none" for the accelerator's own memory."""
     offload = config.get("zero_optimization", {}).get(f"offload_{part}")
     return offload.get("device") or "none" if isinstance(offload, dict) else "none"
@@ -109,7 +109,7 @@ def _offload_device(config: dict[str, Any], part: str) -> Any:
 
 def uses_nvme(config: dict[str, Any]) -> bool:
     """Whether weights or the optimizer's state are offloaded to a disk (ZeRO-Infinity)."""
-    return "nvme" in [_offload_device(config, part) for part in ("optimizer", "param")]
+    return "nvme" in [offload_device(config, part) for part in ("optimizer", "param")]
 
 
 def beside_file(config: dict[str, Any], source: str, environment: Mapping[str, str]) -> list[str]:
@@ -117,7 +117,7 @@ def beside_file(config: dict[str, Any], source: str, environment: Mapping[str, s
     the run are filled in, to be compared with the run's."""
     own = {name: config.get(name, "auto") for name in ("gradient_clipping", "gradient_accumulation_steps")}
     own["zero_stage"], contradictions = stage_of(config), []
-    own |= {f"offload_{part}_device": _offload_device(config, part) for part in ("optimizer", "param")}
+    own |= {f"offload_{part}_device": offload_device(config, part) for part in ("optimizer", "param")}
     for name, key in INLINE_SETTINGS.items():
         value, known = environment.get(key, "auto"), own.get(name)
         # 1 is the default of `accelerate config`, so it is no request.
@@ -156,7 +156,7 @@ def problems(config: dict[str, Any], source: str, max_grad_norm: float, precisio
             "zero_optimization.stage must be 1, 2 or 3 (without ZeRO, launch with "
             "accelerate_configs/ddp.yaml)"
         )
-    if stage_of(config) in (1, 2) and _offload_device(config, "param") != "none":
+    if stage_of(config) in (1, 2) and offload_device(config, "param") != "none":
         messages.append("zero_optimization.offload_param is for stage 3: only ZeRO-3 offloads parameters")
     clipping = config.get("gradient_clipping", "auto")
     if clipping not in ("auto", max_grad_norm):

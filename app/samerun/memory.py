@@ -28,9 +28,9 @@ from torch.utils._pytree import tree_iter, tree_map_only
 
 from samerun import deepspeed
 from samerun.errors import TrainingError
-from samerun.fsdp import FsdpSettings, layers_to_shard
+from samerun.fsdp import layers_to_shard
 from samerun.kernels.dropout import dropout_by_row, torch_attention, torch_dropout
-from samerun.plan import BatchShape
+from samerun.launch import Launch
 from samerun.task import Batch, Task
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -44,59 +44,41 @@ IN_FP32 = {functional.layer_norm, functional.softmax, functional.log_softmax, to
 
 @dataclass(frozen=True)
 class Layout:
-    """The properties of a launch that determine a process's memory."""
+    """What determines a process's memory."""
 
-    world_size: int
-    precision: str  # no, fp16, bf16
-    on_gpu: bool
-    accumulation: int  # micro-batches per optimizer step
-    wrapped: bool  # in DistributedDataParallel, whose buckets keep gradients allocated
+    launch: Launch
+    accumulation: int = 1  # micro-batches per optimizer step
     state_bytes: float = 8.0  # average bytes per trained element of optimizer state and --ema_decay
-    fsdp: FsdpSettings | None = None
-    zero: dict[str, Any] | None = None  # "zero_optimization" of a DeepSpeed configuration
 
     @property
-    def stage(self) -> int:
-        """Of ZeRO; 0 without it."""
-        return 0 if self.zero is None else self.zero["stage"]
+    def wrapped(self) -> bool:
+        """Whether the model is in DistributedDataParallel, whose buckets keep gradients allocated."""
+        return self.launch.world_size > 1 or self.launch.launcher in ("torchrun", "deepspeed")
 
     @property
     def offload_optimizer(self) -> bool:
-        return self._offloads("offload_optimizer")
+        return self._offloads("optimizer")
 
     @property
     def offload_parameters(self) -> bool:
-        return self.stage in (0, 3) and self._offloads("offload_param")
+        return self.launch.zero_stage in (0, 3) and self._offloads("param")
 
-    def _offloads(self, key: str) -> bool:
-        device = ((self.zero or {}).get(key) or {}).get("device")
-        return device not in (None, "none") if self.fsdp is None else self.fsdp.offload_params
+    def _offloads(self, part: str) -> bool:
+        if self.launch.fsdp is not None:
+            return self.launch.fsdp.offload_params
+        return deepspeed.offload_device(self.launch.deepspeed_config or {}, part) != "none"
 
     @property
     def own_precision(self) -> torch.dtype | None:
         """The half precision of DeepSpeed's weights and gradients, and of weights that FSDP gathers; None for
         fp32."""
-        return HALF.get(self.precision) if self.stage or self.fsdp is not None else None
+        is_own = self.launch.zero_stage or self.launch.fsdp is not None
+        return HALF.get(self.launch.precision) if is_own else None
 
     @property
     def autocast(self) -> torch.dtype | None:
         """The precision to which autocast casts fp32 weights in the forward pass; None without autocast."""
-        return None if self.stage else HALF.get(self.precision)
-
-
-def layout_of(launch: Any, batch: BatchShape, state_bytes: float = 8.0) -> Layout:
-    """The layout of a `launch.Launch`. `state_bytes`: as in `Layout`."""
-    wrapped = launch.world_size > 1 or launch.launcher in ("torchrun", "deepspeed")
-    return Layout(
-        world_size=launch.world_size,
-        precision=launch.precision,
-        on_gpu=not launch.use_cpu,
-        accumulation=batch.accumulation,
-        wrapped=wrapped,
-        state_bytes=state_bytes,
-        fsdp=launch.fsdp,
-        zero=(launch.deepspeed_config or {}).get("zero_optimization"),
-    )
+        return None if self.launch.zero_stage else HALF.get(self.launch.precision)
 
 
 # The estimate
@@ -129,9 +111,9 @@ def estimate(run: DryRun, layout: Layout) -> Estimate:
     5). Beyond the paper, the estimate covers reduction buckets, copies of gradients during an update, and
     gathered weights. These follow DeepSpeed 0.19's code and measurements (tests/samerun/test_memory.py).
     """
-    if layout.stage:
+    if layout.launch.zero_stage:
         return _partitioned(run, layout)
-    if layout.fsdp is not None:
+    if layout.launch.fsdp is not None:
         return _sharded(run, layout)
     weights = 4 * run.parameters - run.quantization_savings + run.buffers
     gradients, optimizer = 4 * run.trainable, round(layout.state_bytes * run.trainable)
@@ -149,13 +131,13 @@ def _sharded(run: DryRun, layout: Layout) -> Estimate:
     """FSDP2: fp32 shards; the gathered weights outside of layers, and those of two layers with a fetch buffer
     for the second; a layer's gradients, in the precision of the gathered weights and as an fp32 copy to
     reduce."""
-    size, alone = 2 if layout.autocast else 4, layout.world_size == 1
-    own = -(-run.trainable // layout.world_size)
-    weights = 4 * -(-run.parameters // layout.world_size) + run.buffers
+    size, processes, fsdp = 2 if layout.autocast else 4, layout.launch.world_size, layout.launch.fsdp
+    own = -(-run.trainable // processes)
+    weights = 4 * -(-run.parameters // processes) + run.buffers
     gradients, optimizer = 4 * own, round(layout.state_bytes * own)
     host = 0
-    live = run.outside_layers + 3 * run.largest_layer if layout.fsdp.reshard_after_forward else run.parameters
-    gathered = 0 if alone and size == 4 else size * min(run.parameters, live)
+    live = run.outside_layers + 3 * run.largest_layer if fsdp.reshard_after_forward else run.parameters
+    gathered = 0 if processes == 1 and size == 4 else size * min(run.parameters, live)
     largest = max(run.largest_layer, run.outside_layers)
     exchange = gathered + (size + 4) * min(largest, run.trainable)
     if layout.offload_parameters:
@@ -170,25 +152,26 @@ def _partitioned(run: DryRun, layout: Layout) -> Estimate:
     """ZeRO, with DeepSpeed 0.19's defaults. In stage 3 up to `stage3_max_live_parameters` elements stay
     gathered, so a smaller model is whole in a pass."""
     size = 2 if layout.own_precision else 4
-    processes, zero = layout.world_size, layout.zero
+    processes, stage = layout.launch.world_size, layout.launch.zero_stage
+    zero = layout.launch.deepspeed_config["zero_optimization"]
     bucket_size = zero.get("reduce_bucket_size", 500_000_000)
     bucket_size = deepspeed.BUCKETS["reduce_bucket_size"] if bucket_size == "auto" else int(bucket_size)
-    buckets = bucket_size * size * (2 if layout.stage < 3 and zero.get("overlap_comm") else 1)
+    buckets = bucket_size * size * (2 if stage < 3 and zero.get("overlap_comm") else 1)
     own = -(-run.trainable // processes)  # elements that one process updates
-    weights = size * (-(-run.parameters // processes) if layout.stage == 3 else run.parameters) + run.buffers
+    weights = size * (-(-run.parameters // processes) if stage == 3 else run.parameters) + run.buffers
     optimizer = round((4 + layout.state_bytes) * own)
     all_gradients, own_gradients, fp32_copy = size * run.trainable, size * own, 4 * own
     host = 0
-    if layout.stage == 3:
+    if stage == 3:
         live = int(zero.get("stage3_max_live_parameters", 1_000_000_000))
         gathered = size * min(run.parameters, live) if processes > 1 else 0
         gradients, exchange = own_gradients, gathered + buckets
         phases = [run.activations + gradients + exchange, gradients + buckets + fp32_copy]
     else:
-        gradients = all_gradients if layout.stage == 1 or layout.offload_optimizer else own_gradients
+        gradients = all_gradients if stage == 1 or layout.offload_optimizer else own_gradients
         # Measured: all gradients exist at the end of the backward pass, even in stage 2.
         exchange = max(buckets, run.with_gradients - run.activations - gradients)
-        accumulated = own_gradients if layout.accumulation > 1 and layout.stage == 2 else 0
+        accumulated = own_gradients if layout.accumulation > 1 and stage == 2 else 0
         flat_copy = 0 if size == 4 else own_gradients
         if gradients == own_gradients:
             backward = run.activations + own_gradients + exchange - buckets
@@ -201,9 +184,9 @@ def _partitioned(run: DryRun, layout: Layout) -> Estimate:
         ]
     if layout.offload_optimizer:
         # Updates run in host memory, so the GPU needs no copies for them.
-        host, optimizer = optimizer + fp32_copy + (own_gradients if layout.stage < 3 else 0), 0
+        host, optimizer = optimizer + fp32_copy + (own_gradients if stage < 3 else 0), 0
         phases = [phases[0] + 2 * size * run.largest_parameter]
-        if layout.stage == 3:
+        if stage == 3:
             phases[0], host, gradients = phases[0] - gradients, host + gradients, 0
     if layout.offload_parameters:
         host, weights = host + weights - run.buffers, run.buffers
@@ -213,7 +196,7 @@ def _partitioned(run: DryRun, layout: Layout) -> Estimate:
 
 def memory_lines(run: DryRun, layout: Layout) -> list[str]:
     """The estimate as lines for the console."""
-    e, device = estimate(run, layout), "GPU" if layout.on_gpu else "process"
+    e, device = estimate(run, layout), "process" if layout.launch.use_cpu else "GPU"
     names = ("weights", "gradients", "optimizer", "activations", *(["exchange"] if e.exchange else []))
     parts = ", ".join(f"{name} {getattr(e, name) / GIB:.2f}" for name in names)
     about = f"about {e.peak / GIB:.2f} GiB of tensors per {device}, for micro-batches of {run.input_size}"
@@ -271,7 +254,7 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
                 module.register_forward_pre_hook(lambda *_, name=name: called.add(name))
             labels = None if batch.labels is None else torch.empty_like(batch.labels, device="cpu")
             hollow_batch = replace(batch, rows=torch.empty_like(batch.rows), inputs=inputs, labels=labels)
-            kernels = _GpuKernels(layout.autocast) if layout.on_gpu else nullcontext()
+            kernels = nullcontext() if layout.launch.use_cpu else _GpuKernels(layout.autocast)
             with _Counter(hollow) as counter, kernels, dropout_by_row(batch.lengths, batch.places):
                 loss = task.loss_sum(hollow, hollow_batch)
                 # `loss.backward()` would disable `_GpuKernels` for checkpointed layers, which it recomputes.
@@ -284,7 +267,7 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
         random.setstate(drawn[0])  # only rank 0 comes here
         np.random.set_state(drawn[1])
     unused = frozenset(() if draws else counter.without_gradient)
-    layers = [] if layout.fsdp is None else layers_to_shard(model, layout.fsdp)
+    layers = [] if layout.launch.fsdp is None else layers_to_shard(model, layout.launch.fsdp)
     in_layers = {parameter: parameter.numel() for layer in layers for parameter in layer.parameters()}
     total = sum(parameter.numel() for parameter in model.parameters())
     trained = [p.numel() for name, p in model.named_parameters() if p.requires_grad and name not in unused]

@@ -37,7 +37,7 @@ from samerun.kernels.dropout import dropout_by_row, use_row_modules
 from samerun.kernels.masks import use_known_masks
 from samerun.launch import Launch
 from samerun.layers import checkpoint_activations, compile_layers, has_statistics, switch_off_randomness
-from samerun.memory import DryRun, dry_run, freeze_unused, layout_of, memory_lines
+from samerun.memory import DryRun, Layout, dry_run, freeze_unused, memory_lines
 from samerun.optimizer import WeightAverage, averaged, build_optimizer, set_learning_rate, state_bytes
 from samerun.parsing import as_dict
 from samerun.plan import Plan
@@ -176,7 +176,7 @@ class Training:
 
     def _estimate_memory(self, model: torch.nn.Module) -> DryRun | None:
         """Prints the estimate. None if the dry run fails."""
-        layout = layout_of(self.run.launch, self.plan.batch, state_bytes(self.arguments, model))
+        layout = Layout(self.run.launch, self.plan.batch.accumulation, state_bytes(self.arguments, model))
         batch = self.batches.largest_micro_batch()  # an error in reading rows is not the model's
         try:
             passed = dry_run(model, self.task, batch, layout)
@@ -488,13 +488,10 @@ class Training:
         the validation rows, on rank 0."""
         with Phase("exporting", shown=self.run.is_main):
             weights = checkpoint.full_weights(self.run, self.model)
-            write = partial(self._write_best, weights, predictions)
-            self.state.best_files = self.run.from_rank0(write)
+            self.run.from_rank0(partial(self._write_best, weights, predictions))
 
-    def _write_best(
-        self, weights: dict[str, torch.Tensor], predictions: Predictions | None
-    ) -> dict[str, str]:
-        """`_export` on rank 0. Returns the hashes of the files."""
+    def _write_best(self, weights: dict[str, torch.Tensor], predictions: Predictions | None) -> None:
+        """`_export` on rank 0."""
         task, plain = self.task, self.run.unwrapped(self.model)
         begin_best(self.folder, self.state.best_step)
         merge_metrics(self.folder, task.export(self.folder / BEST, plain, weights, predictions) or {})
@@ -506,7 +503,6 @@ class Training:
                     show_image(self.run.accelerator, self.folder, name, preview, self.state.step)
             if "html" in self.arguments.report_to:
                 save_best_predictions(self.folder, predictions)
-        return checkpoint.hashes_of_best(self.folder)
 
     # Checkpoints
 

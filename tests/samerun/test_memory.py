@@ -18,6 +18,7 @@ from samerun.errors import TrainingError
 from samerun.fsdp import FsdpSettings
 from samerun.kernels import block_attention
 from samerun.kernels.dropout import dropout_by_row
+from samerun.launch import Launch
 from samerun.layers import checkpoint_activations
 from samerun.memory import (
     GIB,
@@ -27,7 +28,6 @@ from samerun.memory import (
     dry_run,
     estimate,
     freeze_unused,
-    layout_of,
     memory_lines,
 )
 from samerun.models.adapters import limit_training
@@ -40,7 +40,13 @@ from samerun.training import train_step
 CLASSIFY = classification(5)
 TITLES = titles(replace(SEARCH, start_id=1))
 SIZES = sizes(64, 3, 4, 128, 300)
-ALONE = Layout(world_size=1, precision="no", on_gpu=False, accumulation=1, wrapped=False)
+ALONE, ON_GPU = Layout(Launch()), Layout(Launch(use_cpu=False))
+
+
+def on_gpus(processes, precision="bf16", zero=None):
+    """The layout of this launch; `zero`: of DeepSpeed's file."""
+    config = None if zero is None else {"zero_optimization": zero}
+    return Layout(Launch(world_size=processes, precision=precision, use_cpu=False, deepspeed_config=config))
 
 
 def bert(**changes):
@@ -56,16 +62,16 @@ def big_bird(**changes):
 
 
 def test_what_a_deepspeed_file_says(request):
-    plain = Layout(8, "bf16", True, 1, True)
+    plain = on_gpus(8)
 
     def shipped(name):
         path = request.config.rootpath / "ds_configs" / f"{name}.json"
-        return replace(plain, zero=json.loads(path.read_text())["zero_optimization"])
+        return on_gpus(8, zero=json.loads(path.read_text())["zero_optimization"])
 
     offloading = [shipped(name) for name in ("zero3", "zero2_offload", "zero3_offload")]
     assert [layout.offload_optimizer for layout in offloading] == [False, True, True]
     assert [layout.offload_parameters for layout in offloading] == [False, False, True]
-    unset = replace(plain, zero={"stage": 3, "offload_optimizer": None, "offload_param": {"device": "none"}})
+    unset = on_gpus(8, zero={"stage": 3, "offload_optimizer": None, "offload_param": {"device": "none"}})
     assert not unset.offload_optimizer | unset.offload_parameters
     # One bucket of 5e7 numbers in half precision, two that overlap, and a model that is whole in a pass.
     sizes = DryRun(10**8, 10**8, 10**6, 0, 0, 0, "1x1")
@@ -76,14 +82,9 @@ def test_what_a_deepspeed_file_says(request):
 
 
 def test_the_layout_of_a_launch():
-    launch = SimpleNamespace(
-        world_size=1, precision="no", use_cpu=True, launcher="torchrun", deepspeed_config=None, fsdp=None
-    )
-    assert layout_of(launch, BatchShape(8, 1, 4, 2)) == Layout(1, "no", False, 2, wrapped=True)
-    launch.launcher = "python"
-    assert not layout_of(launch, BatchShape(8, 1, 4, 2)).wrapped
-    launch.fsdp, launch.precision = FsdpSettings(offload_params=True), "bf16"
-    found = layout_of(launch, BatchShape(8, 1, 4, 2))
+    assert Layout(Launch(launcher="torchrun")).wrapped
+    assert not ALONE.wrapped
+    found = Layout(Launch(fsdp=FsdpSettings(offload_params=True), precision="bf16"))
     assert found.offload_parameters
     assert found.offload_optimizer
     # Gathered in it, and computed as under DDP.
@@ -98,9 +99,8 @@ def test_a_training_step_takes_what_was_estimated(arguments, start_run, accumula
     model, batch = bert(), text_batch(4, 32)
     shape = BatchShape(4 * accumulation, 1, 4, accumulation)
     run = start_run(shape)
-    expected = estimate(
-        dry_run(model, CLASSIFY, batch, layout_of(run.launch, shape)), layout_of(run.launch, shape)
-    )
+    layout = Layout(run.launch, accumulation)
+    expected = estimate(dry_run(model, CLASSIFY, batch, layout), layout)
     weights = sum(x.numel() * x.element_size() for x in [*model.parameters(), *model.buffers()])
     model, optimizer = run.accelerator.prepare(
         model, build_optimizer(arguments(), model, 1e-3, lambda *_: 1.0)
@@ -132,13 +132,13 @@ def test_the_states_of_the_zero_paper():
     r = DryRun(7_500_000_000, 7_500_000_000, 10**6, 0, 0, 0, "1x1")
 
     def states(stage):
-        e = estimate(r, Layout(64, "fp16", True, 1, True, zero={"stage": stage, "reduce_bucket_size": 1}))
+        e = estimate(r, on_gpus(64, "fp16", {"stage": stage, "reduce_bucket_size": 1}))
         return (e.weights + e.gradients + e.optimizer) / 1e9
 
     assert [states(stage) for stage in (1, 2, 3)] == pytest.approx([31.4, 16.6, 1.9], abs=0.05)
     # The paper's 120 GB of plain data parallelism keep a half-precision weight and gradient beside the fp32
     # ones. Autocast has neither, but fp32 gradients: the same 16 bytes a parameter.
-    plain = estimate(r, Layout(64, "fp16", True, 1, True))
+    plain = estimate(r, on_gpus(64, "fp16"))
     assert (plain.weights + plain.gradients + plain.optimizer) / 1e9 == pytest.approx(120)
 
 
@@ -164,14 +164,15 @@ DRY_RUNS = {}  # those of layouts that differ only in what the estimate makes of
 @pytest.mark.parametrize(("processes", "name", "precision", "accumulation"), MEASURED)
 def test_launches_that_were_measured(request, processes, name, precision, accumulation):
     numbers, rows = 3_329_542, 2 if processes == 2 and accumulation == 1 else 1
-    layout = Layout(processes, precision, False, accumulation, True)
+    launch = Launch(world_size=processes, precision=precision)
     if name.startswith("fsdp"):
-        layout = replace(layout, fsdp=FsdpSettings(reshard_after_forward=name == "fsdp"))
+        launch = replace(launch, fsdp=FsdpSettings(reshard_after_forward=name == "fsdp"))
     elif name != "ddp":
         config = json.loads((request.config.rootpath / "ds_configs" / f"{name}.json").read_text())
         config["zero_optimization"]["reduce_bucket_size"] = 200_000
-        layout = replace(layout, zero=config["zero_optimization"])
-    key = rows, layout.autocast, layout.own_precision, layout.fsdp is None
+        launch = replace(launch, deepspeed_config=config)
+    layout = Layout(launch, accumulation)
+    key = rows, layout.autocast, layout.own_precision, launch.fsdp is None
     if key not in DRY_RUNS:
         dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
         with torch.device("meta"):
@@ -187,13 +188,13 @@ def test_launches_that_were_measured(request, processes, name, precision, accumu
 
 def test_what_a_run_says():
     r = DryRun(10**8, 10**8, 10**6, 0, 2 * GIB, 2 * GIB, "16x512")
-    lines = memory_lines(r, Layout(8, "bf16", True, 1, True))
+    lines = memory_lines(r, on_gpus(8))
     assert lines == [
         "memory         about 3.49 GiB of tensors per GPU, for micro-batches of 16x512",
         "               (weights 0.37, gradients 0.37, optimizer 0.75, activations 2.00; not all at once)",
     ]
     zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}, "reduce_bucket_size": 1000}
-    offloaded = Layout(8, "bf16", True, 1, True, zero=zero)
+    offloaded = on_gpus(8, zero=zero)
     assert memory_lines(r, offloaded)[-1] == "               and 0.21 GiB of host memory per process"
     e = estimate(r, offloaded)
     assert e.optimizer == 0
@@ -241,7 +242,7 @@ def test_a_pass_takes_what_the_dry_run_counted(checkpointing, precision, toleran
     model, batch = bert(), text_batch(6, 48)
     if checkpointing:
         checkpoint_activations(model, dropout_by_row=True)
-    layout = replace(ALONE, precision=precision)
+    layout = Layout(Launch(precision=precision))
     found = dry_run(model, CLASSIFY, batch, layout)
     forward_and_backward(model, CLASSIFY, batch, layout.autocast)  # caches and workspaces
     measured = peak_bytes(lambda: forward_and_backward(model, CLASSIFY, batch, layout.autocast), model)
@@ -253,7 +254,7 @@ def test_big_birds_attention_on_a_gpu_is_counted(monkeypatch):
     """A CPU computes it here, in pieces as large as a GPU's."""
     model = big_bird(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)  # a GPU keeps other masks
     batch = title_batch(4, 256, 12)
-    found = dry_run(model, TITLES, batch, replace(ALONE, on_gpu=True)).with_gradients
+    found = dry_run(model, TITLES, batch, ON_GPU).with_gradients
     monkeypatch.setattr(block_attention, "on_cpu", lambda _: False)
     forward_and_backward(model, TITLES, batch, None)
     measured = peak_bytes(lambda: forward_and_backward(model, TITLES, batch, None), model)
@@ -264,7 +265,7 @@ def test_what_the_loss_does_not_depend_on_is_named_and_the_model_is_left_as_it_w
     model = big_bird().eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     states = torch.get_rng_state()
-    found = dry_run(model, TITLES, title_batch(2, 256, 12), replace(ALONE, on_gpu=True))
+    found = dry_run(model, TITLES, title_batch(2, 256, 12), ON_GPU)
     assert found.unused == {name for name in before if "encoder.pooler" in name} != set()
     pooler = sum(parameter.numel() for parameter in model.encoder.pooler.parameters())
     assert found.parameters - found.trainable == pooler
@@ -324,7 +325,7 @@ def test_a_layer_in_half_precision_takes_what_a_published_formula_says():
     scores of attention sbh 34: of which attention is 11, the other two matrices 19, the norms 4. In BERT the
     sum before a norm is no more needed, so 2 of the 34 are not there; the intermediate size is 4 h."""
     rows, width, hidden = 4, 128, 64
-    layout = Layout(2, "bf16", on_gpu=True, accumulation=1, wrapped=True, zero={"stage": 2})
+    layout = on_gpus(2, zero={"stage": 2})
     batch = text_batch(rows, width)
     batch = Batch(batch.rows, {"input_ids": batch.inputs["input_ids"]}, batch.labels)
     few, many = (bert(num_hidden_layers=n, intermediate_size=4 * hidden, vocab_size=300) for n in (1, 2))
@@ -336,7 +337,7 @@ def test_a_layer_in_half_precision_takes_what_a_published_formula_says():
 
 def test_recomputation_on_a_gpu_takes_less():
     model = bert()
-    layout = replace(ALONE, on_gpu=True, precision="bf16")
+    layout = on_gpus(1)
     kept = dry_run(model, CLASSIFY, text_batch(6, 48), layout).activations
     checkpoint_activations(model, dropout_by_row=True)
     assert dry_run(model, CLASSIFY, text_batch(6, 48), layout).activations < kept / 2
@@ -383,6 +384,7 @@ def test_images_through_a_module_with_buffers():
     measured = peak_bytes(lambda: task.loss_sum(model, images).backward(), model)
     assert found.with_gradients == pytest.approx(measured, rel=0.02)
     assert found.input_size == "4x3x24x18"
-    for on_gpu, zero in ((False, None), (False, {"stage": 2}), (True, None), (True, {"stage": 2})):
-        half = dry_run(model, task, images, replace(ALONE, on_gpu=on_gpu, precision="bf16", zero=zero))
-        assert half.activations < found.activations
+    for zero in (None, {"stage": 2}):
+        on_gpu = on_gpus(1, zero=zero)
+        for layout in (on_gpu, Layout(replace(on_gpu.launch, use_cpu=True))):
+            assert dry_run(model, task, images, layout).activations < found.activations

@@ -336,7 +336,7 @@ class Row:
     @property
     def cost(self) -> tuple:
         """Sorting key, slowest last: offloading first, then communication."""
-        sharded = 3 if self.layout.fsdp is not None else self.layout.stage
+        sharded = 3 if self.layout.launch.fsdp is not None else self.layout.launch.zero_stage
         return self.layout.offload_parameters, self.layout.offload_optimizer, sharded
 
 
@@ -347,7 +347,7 @@ def memory_report(
     code."""
     from samerun.embeddings import train_occurring
     from samerun.layers import checkpoint_activations
-    from samerun.memory import dry_run, estimate, layout_of
+    from samerun.memory import Layout, dry_run, estimate
     from samerun.optimizer import state_bytes
     from samerun.training import train_batches
 
@@ -357,11 +357,11 @@ def memory_report(
     if task.arguments.gradient_checkpointing or launch.recomputes_activations:
         checkpoint_activations(model, dropout_by_row=launch.dropout_by_row)
     batch = train_batches(task.arguments, data, plan, launch).largest_micro_batch()
-    layout = layout_of(launch, plan.batch, state_bytes(task.arguments, model))
+    layout = Layout(launch, plan.batch.accumulation, state_bytes(task.arguments, model))
     dry_runs: dict[tuple, Any] = {}
 
     def row(name: str, layout: Any) -> Row:
-        kernels = (layout.own_precision, layout.autocast, layout.fsdp)
+        kernels = (layout.own_precision, layout.autocast, layout.launch.fsdp)
         if kernels not in dry_runs:
             dry_runs[kernels] = dry_run(model, task, batch, layout)
         return Row(name, layout, estimate(dry_runs[kernels], layout))
@@ -375,13 +375,13 @@ def memory_report(
         print(f"memory         not known in advance: a dry run of the model fails ({reason})")
         return 0
     optim, first, shipped = task.arguments.optim, next(iter(dry_runs.values())), []
-    for name, other in shipped_layouts(layout, several_machines):
-        config = {} if other.stage else None
-        needs_whole = first.quantization_savings and (other.stage or other.fsdp)  # which shard weights
+    for name, other in shipped_launches(launch, several_machines):
+        config = {} if other.zero_stage else None
+        needs_whole = first.quantization_savings and (other.zero_stage or other.fsdp)  # which shard weights
         if not needs_whole and not optim_arguments.check_launch(optim, config, None, other.fsdp is not None):
-            shipped.append(row(name, other))
+            shipped.append(row(name, replace(layout, launch=other)))
     print(f"model          {first.parameters:,} weights, {first.trainable:,} of them trained")
-    print(f"\nGiB per {'GPU' if layout.on_gpu else 'process'}, for micro-batches of {first.input_size}\n")
+    print(f"\nGiB per {'process' if launch.use_cpu else 'GPU'}, for micro-batches of {first.input_size}\n")
     print(*table([planned, *sorted(shipped, key=lambda r: r.cost)], gpu_memory), sep="\n")
     if gpu_memory is None:
         return 0
@@ -400,14 +400,13 @@ def model_of(task: Any) -> Any:
         return task.build()
 
 
-def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any]]:
-    """(name, layout) of the shipped launch files that can run the job on GPUs with the planned precision and
+def shipped_launches(planned: Any, several_machines: bool) -> list[tuple[str, Any]]:
+    """(name, launch) of the shipped launch files that can run the job on GPUs with the planned precision and
     processes."""
-    from samerun.memory import Layout
+    from samerun.launch import Launch
 
-    layouts, several = [], planned.world_size > 1
-    step = True, planned.accumulation, several
-    plain = Layout(planned.world_size, planned.precision, *step, state_bytes=planned.state_bytes)
+    launches, several = [], planned.world_size > 1
+    plain = Launch(world_size=planned.world_size, precision=planned.precision, use_cpu=False)
     for path in sorted(LAUNCH_FILES.glob("*.yaml")):
         file = read_launch_file(f"{LAUNCH_FILES.name}/{path.name}")
         if file.use_cpu or (file.machines > 1) != several_machines:
@@ -422,12 +421,12 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
         name = file.name if same_precision else f"{file.name} --mixed_precision {planned.precision}"
         if file.kind == "DEEPSPEED":
             config = deepspeed.read_config(file.deepspeed_file)
-            layouts.append((name, replace(plain, zero=config["zero_optimization"])))
+            launches.append((name, replace(plain, deepspeed_config=config)))
         elif file.kind == "FSDP":
-            layouts.append((name, replace(plain, fsdp=fsdp.read_settings(file.variables, []))))
+            launches.append((name, replace(plain, fsdp=fsdp.read_settings(file.variables, []))))
         elif same_precision or not several or several_machines:  # or another file has this precision
-            layouts.append((name, plain))
-    return layouts
+            launches.append((name, plain))
+    return launches
 
 
 def table(rows: list[Row], gpu_memory: float | None) -> list[str]:
@@ -439,7 +438,7 @@ def table(rows: list[Row], gpu_memory: float | None) -> list[str]:
     cells = []
     for name, row in zip(names, rows, strict=True):
         numbers = [f"{getattr(row.estimate, title.strip()) / memory.GIB:{len(title)}.2f}" for title in titles]
-        needed = f"{row.estimate.needed / memory.GIB:5.1f}" if row.layout.on_gpu else ""
+        needed = f"{row.estimate.needed / memory.GIB:5.1f}" if not row.layout.launch.use_cpu else ""
         cells.append([name, *numbers, *([needed] if gpu_memory else [])])
     lines = plain_table(["", *titles, *(["needs"] if gpu_memory else [])], cells)
     lines.append("peak: the maximum during a step; host: CPU memory per process")

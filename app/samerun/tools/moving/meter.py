@@ -34,10 +34,10 @@ def measure(engine: ModuleType, folder: Path) -> None:
     def memory_lines_noted(dry_run: Any, layout: Any) -> list[str]:
         expected = estimate(dry_run, layout)
         twice = replace(expected, peak=expected.peak + expected.activations)
-        if layout.on_gpu:
+        if not layout.launch.use_cpu:
             fits = twice.needed <= torch.cuda.mem_get_info()[1]
         else:
-            fits = twice.peak * layout.world_size <= psutil.virtual_memory().available
+            fits = twice.peak * layout.launch.world_size <= psutil.virtual_memory().available
         estimates.append((expected, fits))
         return memory_lines(dry_run, layout)
 
