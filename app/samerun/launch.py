@@ -21,8 +21,8 @@ UNSUPPORTED_PLUGINS = {
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism_config",
 }
-MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-SLURM_SIZE = "SLURM_STEP_NUM_TASKS"  # which only srun sets
+# The number of processes by MPI and, the last one, by srun.
+SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 # With other workspaces cuBLAS may give other results when several streams run (its documentation,
 # "Results Reproducibility").
 DETERMINISTIC_CUBLAS = (":4096:8", ":16:8")
@@ -208,21 +208,17 @@ def _unsupported_launchers(world_size: int) -> list[str]:
         for variable, name in UNSUPPORTED_PLUGINS.items()
         if is_on(env, variable)
     ]
-    advice = "launch with accelerate_configs/cpu_ddp.yaml (MULTI_GPU with use_cpu: true), or torchrun"
-    sized = [name for name in (*MPI_SIZES, SLURM_SIZE) if env.get(name, "1") not in ("", "0", "1")]
-    if world_size == 1 and sized == [SLURM_SIZE]:
+    sized = [name for name in SIZES if env.get(name, "1") not in ("", "0", "1")]
+    if world_size == 1 and sized:
         problems.append(
-            f"srun started {env[SLURM_SIZE]} tasks ({SLURM_SIZE}), each of which would train alone; have it "
-            f"start one torchrun on each node (scripts/slurm/), or unset {SLURM_SIZE} for independent runs"
-        )
-    elif world_size == 1 and sized:
-        problems.append(
-            f"MPI started {env[sized[0]]} processes ({sized[0]}), which is not supported; {advice}"
+            f"MPI or srun started {env[sized[0]]} processes ({sized[0]}), each of which would train alone; "
+            "have it start one torchrun on each machine (scripts/slurm/), or for independent runs unset "
+            f"{' and '.join(sized)}"
         )
     elif is_on(env, "ACCELERATE_USE_CPU") and "MASTER_ADDR" in env and "WORLD_SIZE" not in env:
         problems.append(
-            "the accelerate config asks for several processes on CPUs (MULTI_CPU) but Accelerate starts "
-            f"one; {advice}"
+            "the accelerate config asks for several processes on CPUs (MULTI_CPU) but Accelerate starts one; "
+            "launch with accelerate_configs/cpu_ddp.yaml (MULTI_GPU with use_cpu: true), or torchrun"
         )
     return problems
 
@@ -231,15 +227,13 @@ def _torch_compile(problems: list[str]) -> bool:
     """Whether the accelerate config requests torch.compile; adds unsupported settings of it to `problems`."""
     env = os.environ
     backend = env.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
-    mode = env.get("ACCELERATE_DYNAMO_MODE", "default")
-    fullgraph = env.get("ACCELERATE_DYNAMO_USE_FULLGRAPH", "False").lower()
     if backend in ("no", ""):
         return False
+    mode = env.get("ACCELERATE_DYNAMO_MODE", "default")
     if backend != "inductor" or mode != "default" or is_on(env, "ACCELERATE_DYNAMO_USE_FULLGRAPH"):
         problems.append(
-            f"the accelerate config asks for dynamo_backend {backend}, dynamo_mode {mode}, "
-            f"dynamo_use_fullgraph {fullgraph}; only inductor in mode default without fullgraph is "
-            "supported: leave dynamo_config out and give --torch_compile"
+            f"the accelerate config asks for dynamo_backend {backend} in dynamo_mode {mode}; only inductor "
+            "in mode default without fullgraph is supported: leave dynamo_config out and give --torch_compile"
         )
     return True
 

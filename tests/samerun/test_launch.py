@@ -171,8 +171,8 @@ REFUSED = [
     (TORCHRUN | {"LOCAL_RANK": "2"}, {}, "LOCAL_RANK=2 but there are only 2 process(es)"),
     (RANKS | {"MASTER_PORT": ""}, {}, "WORLD_SIZE=4 but MASTER_PORT not set, so the processes"),
     ({"OMPI_COMM_WORLD_SIZE": "4"}, {},
-     "MPI started 4 processes (OMPI_COMM_WORLD_SIZE), which is not supported; launch with"),
-    ({"SLURM_STEP_NUM_TASKS": "2"}, {}, "srun started 2 tasks (SLURM_STEP_NUM_TASKS), each of which would"),
+     "MPI or srun started 4 processes (OMPI_COMM_WORLD_SIZE), each of which would train alone; have it"),
+    ({"SLURM_STEP_NUM_TASKS": "2"}, {}, "srun started 2 processes (SLURM_STEP_NUM_TASKS), each of which"),
     # DeepSpeed files
     (WITH_ZERO2 | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, {},
      f"the accelerate config has zero_stage 3, but {ZERO2} 2; keep one"),
@@ -196,7 +196,7 @@ REFUSED = [
     (FSDP | {"FSDP_SHARDING_STRATEGY": "NO_SHARD"}, GPUS, "fsdp_sharding_strategy is NO_SHARD, of version 1"),
     # What the wizard writes
     ("cpus", GPUS, "asks for several processes on CPUs (MULTI_CPU) but Accelerate starts one; launch"),
-    ("gpus_dynamo_modes", GPUS, "dynamo_mode max-autotune, dynamo_use_fullgraph false; only inductor in"),
+    ("gpus_dynamo_modes", GPUS, "dynamo_backend inductor in dynamo_mode max-autotune; only inductor in"),
     ("fsdp1", GPUS, "fsdp_config of the accelerate config: fsdp_version is 1; write fsdp_version: 2 (see"),
     ("megatron", GPUS, "asks for Megatron-LM"),
     ("zero0", GPUS, "of the accelerate config: zero_optimization.stage must be 1, 2 or 3 (without ZeRO,"),
