@@ -83,8 +83,9 @@ class Launch:
 
 
 def this_machine() -> Machine:
-    # bf16 by emulation is slow.
-    bf16 = not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
+    if not torch.cuda.is_available():
+        return Machine(0, True)
+    bf16 = torch.cuda.is_bf16_supported(including_emulation=False)  # emulation is slow
     return Machine(torch.cuda.device_count(), bf16)
 
 
