@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import functools
 import os
 import select
@@ -337,10 +336,8 @@ def _explain_shortage(error: Exception) -> str | None:
     trains = status.path is not None or _requests.exit_code is None
     again = RESUME if trains else "Then run the same command again"
     if is_out_of_space(error):
-        too_large = getattr(error, "errno", None) == errno.EFBIG or os.strerror(errno.EFBIG) in str(error)
-        what = "a file would exceed the size limit" if too_large else "the disk is full"
-        advice = "Raise the limit (ulimit -f)" if too_large else "Make room"
-        return f"{what} ({error}). Files that were complete before still are. {advice}. {again}"
+        advice = "Make room, or raise the limit of sizes (ulimit -f)"
+        return f"the disk is full ({error}). Files that were complete before still are. {advice}. {again}"
     if is_out_of_memory(error):
         advice = "Free memory, or give smaller batches or a smaller model"
         return f"out of memory ({in_short(error)}). {advice}. {again}"

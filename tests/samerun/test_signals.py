@@ -327,7 +327,7 @@ def test_a_launcher_that_ends_the_job_has_said_why(ended, monkeypatch, tmp_path)
         (MemoryError(), "out of memory (MemoryError). Free memory"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "out of memory ([Errno 12]"),
         (OSError(errno.EFBIG, "File too large", "o/x"),
-         "'o/x'). Files that were complete before still are. Raise"),
+         "'o/x'). Files that were complete before still are. Make room, or raise"),
         (OSError(errno.ENOSPC, "No space left on device", "o/x"),
          "full ([Errno 28] No space left on device: 'o/x')"),
     ],
