@@ -104,9 +104,13 @@ def problem(path: Path, folder: Path) -> str | None:
         return f"is reserved for other files of the run in {folder}; name another file"
     if path.suffix.lower() in UNWRITTEN:
         return "is no csv, tsv or jsonl file; end its name with one of these"
-    if not os.path.lexists(path):
+    try:
+        path.lstat()
+    except FileNotFoundError:
         writable = path.parent.is_dir() and os.access(path.parent, os.W_OK)
         return None if writable else f"folder {path.parent} does not exist or cannot be written"
+    except OSError as error:  # such as a name that is too long
+        return f"cannot be written ({error.strerror})"
     if path.is_file() and not path.is_symlink() and run_folder.has_record(folder, path):
         return None
     return f"exists and does not hold predictions of a run in {folder}; move it away, or name another file"

@@ -91,6 +91,7 @@ def test_predictions_of_ours_are_replaced_and_nothing_else(tmp_path):
     ("name", "said"),
     [
         *[(name, "exists and does not hold predictions of a run") for name in ("run", "link", "pipe")],
+        ("p" * 300, "cannot be written \\(File name too long\\)"),
         ("run/.predictions", "is reserved for other files"),
         ("run/../run/metrics.json", "is reserved for other files"),
         ("p.parquet", "is no csv, tsv or jsonl file"),
