@@ -68,7 +68,7 @@ from samerun.task import (
     check_finite,
     check_metric,
 )
-from samerun.volumes import data, network
+from samerun.volumes import data, network, nifti
 from samerun.volumes.data import Prepared, Volumes
 from samerun.volumes.network import Settings
 from samerun.volumes.output import WholeVolumes, overlays, volume_facts, write_masks
@@ -233,7 +233,7 @@ class VolumeSegmentation(Task):
         for row, (path, mask) in enumerate(write_masks(whole, predictions["mask"], folder)):
             volume = whole.volumes[row]
             voxels = np.bincount(mask.ravel(), minlength=len(names) + 1)[1:]
-            millilitres = voxels * np.prod(volume.facts["spacing"]) / 1000
+            millilitres = voxels * nifti.voxel_volume(volume.file.image) / 1000
             line = {"image": str(volume.file.image), "mask": path}
             line["millilitres"] = dict(zip(names, millilitres.round(6).tolist(), strict=True))
             yield line | {kind: segmentation.by_class(values[row], names) for kind, values in scores.items()}

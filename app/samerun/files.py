@@ -141,6 +141,14 @@ def add_to_list(folder: Path, names: Iterable[str]) -> None:
         write_json(folder / LIST, sorted(known | more))
 
 
+def replace_list(folder: Path, names: Iterable[str]) -> None:
+    """As `add_to_list`; removes the files of an earlier list that are not among `names`."""
+    names = set(names)
+    for earlier in own_names(folder) - names:
+        (folder / earlier).unlink(missing_ok=True)
+    add_to_list(folder, names)
+
+
 def own_names(folder: Path) -> set[str]:
     """The names in a folder's list, none without one."""
     with contextlib.suppress(OSError, ValueError, TypeError):

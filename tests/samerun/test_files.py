@@ -26,6 +26,7 @@ from samerun.files import (
     recover_folder,
     remove_folder,
     replace_folder,
+    replace_list,
     write_json,
     write_text,
 )
@@ -232,6 +233,16 @@ def test_what_a_kill_leaves_of_a_listed_file_is_the_runs_own(tmp_path):
     for name in (f".{LIST}.unfinished", ".unfinished_a.nii.gz", ".unfinished_b.nii.gz"):
         (masks / name).touch()
     assert foreign_files(masks) == [masks / ".unfinished_b.nii.gz"]
+
+
+def test_files_of_an_earlier_list_are_removed_and_no_others(tmp_path):
+    masks = tmp_path / "predictions"
+    add_to_list(masks, ["a.png", "b.png"])
+    for name in ("a.png", "b.png", "mine.png"):
+        (masks / name).touch()
+    replace_list(masks, ["b.png", "c.png"])
+    assert paths_in(masks) == [masks / LIST, masks / "b.png", masks / "mine.png"]
+    assert foreign_files(masks) == [masks / "mine.png"]
 
 
 def test_a_folder_that_cannot_be_read_is_named(tmp_path):

@@ -16,7 +16,7 @@ classify = pipeline("image-classification", model="best")
 classify("image.png")  # classes and their probabilities"""
 # Needs no code of this repository.
 SMALL_CNN_USAGE = """import json, numpy, torch
-from PIL import Image
+from PIL import Image, ImageOps
 from safetensors.torch import load_file
 from torch import nn
 config, layers, mode = json.load(open("best/config.json")), [], {1: "L", 3: "RGB"}
@@ -27,7 +27,7 @@ layers += [nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(2048, 1024), nn.ReLU
 layers += [nn.Linear(1024, 128), nn.ReLU()]
 model = nn.Sequential(*layers, nn.Linear(128, len(config["id2label"]))).eval()
 model.load_state_dict(load_file("best/model.safetensors"))
-image = Image.open("image.png").convert(mode[config["num_channels"]])
+image = ImageOps.exif_transpose(Image.open("image.png")).convert(mode[config["num_channels"]])
 image = image.resize(config["image_size"][::-1], Image.Resampling.BILINEAR)
 pixels = (torch.tensor(numpy.array(image)) / 255 - config["image_mean"]) / config["image_std"]
 pixels = pixels.reshape(1, *config["image_size"], -1).permute(0, 3, 1, 2)

@@ -16,7 +16,8 @@ from samerun.errors import InputError, in_short, is_out_of_memory
 from samerun.models.pretrained import explain_failed_load
 
 GREY = ("1", "L", "LA", "La")
-DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")  # more than 8 bits a channel
+# Modes of more than 8 bits a channel. Pillow cuts colours to 8 bits; then only the file's raw mode tells.
+DEEP = ("I", "F", *(f"{m};16{order}" for m in ("I", "LA", "RGB", "RGBA", "RGBX") for order in ("", *"BLN")))
 ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 Encoded = bytes | Path  # an undecoded image
@@ -45,7 +46,7 @@ def read_header(encoded: Encoded, name: str) -> Header:
     """Reads an image's header without decoding its pixels. `name`: starts the message of an `InputError`."""
     with _opened(encoded, name) as image:
         size = image.size[::-1] if _orientation(image) in TRANSPOSED else image.size
-        return Header(*size, image.mode)
+        return Header(*size, _mode(image))
 
 
 def decode(encoded: Encoded, name: str, mode: str) -> Image.Image:
@@ -53,9 +54,9 @@ def decode(encoded: Encoded, name: str, mode: str) -> Image.Image:
 
     Raises `InputError`, starting with `name`, if it is broken, truncated or has more than 8 bits per channel.
     """
-    image = _decoded(encoded, name)
-    if image.mode in DEEP:
-        raise InputError(f"{name}: {too_deep(image.mode)}")
+    image, own_mode = _decoded(encoded, name)
+    if own_mode in DEEP:
+        raise InputError(f"{name}: {too_deep(own_mode)}")
     if image.mode in ("P", "PA"):
         image = image.convert("RGBA")
     return image if image.mode == mode else image.convert(mode)
@@ -67,7 +68,7 @@ def decode_mask(encoded: Encoded, name: str) -> Image.Image:
     with _opened(encoded, name) as file:
         if file.format == "JPEG":
             raise InputError(f"{name}: a JPEG file, which changes class numbers; save masks as PNG files")
-    image = _decoded(encoded, name)
+    image, _ = _decoded(encoded, name)
     if image.mode in ("L", "I"):
         return image
     if image.mode in ("P", "1"):
@@ -81,11 +82,17 @@ def decode_mask(encoded: Encoded, name: str) -> Image.Image:
 
 
 def too_deep(mode: str) -> str:
-    """The error message for an image of this mode, one of DEEP."""
+    """The error message for an image of this mode, one of DEEP, by `_mode`."""
     return (
         f"has more than 8 bits a pixel (Pillow's mode {mode}), so its black and white levels are "
         "unknown. Save it with 8 bits, scaled as you want it"
     )
+
+
+def _mode(image: Image.Image) -> str:
+    """The mode of an image that is not decoded yet, or the file's own if it is one of DEEP."""
+    raw = [tile.args if isinstance(tile.args, str) else tile.args[0] for tile in image.tile if tile.args]
+    return next((mode for mode in raw if mode in DEEP), image.mode)
 
 
 def _orientation(image: Image.Image) -> int | None:
@@ -98,11 +105,13 @@ def _orientation(image: Image.Image) -> int | None:
         return None
 
 
-def _decoded(encoded: Encoded, name: str) -> Image.Image:
+def _decoded(encoded: Encoded, name: str) -> tuple[Image.Image, str]:
+    """(the image, its `_mode`)"""
     with _opened(encoded, name) as image:
         try:
+            mode = _mode(image)  # before `load`, which forgets it
             image.load()
-            return ImageOps.exif_transpose(image)
+            return ImageOps.exif_transpose(image), mode
         except Exception as error:  # Pillow's formats raise exceptions of many types
             if is_out_of_memory(error):
                 raise

@@ -46,7 +46,7 @@ model.load_state_dict(load_file("best/model.safetensors"))
 image = nibabel.as_closest_canonical(nibabel.load("image.nii.gz"))
 voxels = torch.from_numpy(image.get_fdata(dtype="float32").reshape(image.shape[:3]).copy())[None, None]
 voxels = (voxels - voxels.mean()) / voxels.std(correction=0)
-zooms = zip(image.shape[:3], image.header.get_zooms(), config["spacing"])
+zooms = zip(image.shape[:3], nibabel.affines.voxel_sizes(image.affine), config["spacing"])
 voxels = interpolate(voxels, [max(1, round(n * old / new)) for n, old, new in zooms], mode="trilinear")
 with torch.no_grad():
     logits = sliding_window_inference(

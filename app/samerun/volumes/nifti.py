@@ -58,6 +58,11 @@ def read_header(path: Path) -> Header:
     )
 
 
+def voxel_volume(path: Path) -> float:
+    """The volume of a voxel in mm3, also of a sheared grid, whose voxels are no boxes."""
+    return float(abs(np.linalg.det(_open(path).affine[:3, :3])))
+
+
 def check_pair(image: Path, label: Path, notes: list[str]) -> None:
     """Raises `InputError` if an image and its label differ in size, voxel size or orientation. Notes another
     origin or rotation."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from samerun.data.cache import content_key
-from samerun.files import add_to_list
+from samerun.files import replace_list
 from samerun.images.segmentation import file_names, pack, unpack
 from samerun.reports.figures import with_legend
 from samerun.task import Batch, Split
@@ -108,7 +108,7 @@ def write_masks(split: WholeVolumes, packed: np.ndarray, folder: Path) -> Iterat
     """Writes each mask, in its file's own grid, to `folder`. Yields (path from the folder above, mask in
     canonical orientation)."""
     files = file_names([volume.file.id for volume in split.volumes], ".nii.gz")
-    add_to_list(folder, files)
+    replace_list(folder, files)
     for volume, name, row in zip(split.volumes, files, packed, strict=True):
         mask = unpack(row, volume.facts["size"], split.num_classes)
         write_like(folder / name, mask, volume.file.image)

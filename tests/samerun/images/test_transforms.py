@@ -1,3 +1,5 @@
+import struct
+import zlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -59,6 +61,23 @@ def test_a_truncated_image_is_named(tmp_path, name):
     reason = r"(broken or truncated image \(.+\)|cannot be opened|is no image)"
     with pytest.raises(InputError, match=f"^the name: {reason}"):
         decode(tmp_path / name, "the name", "RGB")
+
+
+@pytest.mark.parametrize(
+    ("colours", "channels", "mode"), [(2, 3, "RGB;16B"), (4, 2, "LA;16B"), (6, 4, "RGBA;16B")]
+)
+def test_colours_of_16_bits_are_refused_although_pillow_cuts_them_to_8(colours, channels, mode):
+    def chunk(kind, content):
+        return (
+            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        )
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 2, 1, 16, colours, 0, 0, 0))
+    pixels = chunk(b"IDAT", zlib.compress(b"\0" + np.full(2 * channels, 1000, dtype=">u2").tobytes()))
+    image = b"\x89PNG\r\n\x1a\n" + header + pixels + chunk(b"IEND", b"")
+    assert read_header(image, "a").mode == mode
+    with pytest.raises(InputError, match=f"a: has more than 8 bits a pixel .Pillow's mode {mode}"):
+        decode(image, "a", "RGB")
 
 
 def test_a_mask_of_any_kind_gives_its_class_numbers(tmp_path):

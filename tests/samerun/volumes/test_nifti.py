@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from samerun.images.segmentation import IGNORED
-from samerun.volumes.nifti import read_header, read_image, read_label, resample, resampled_shape, write_like
+from samerun.volumes.nifti import (
+    read_header,
+    read_image,
+    read_label,
+    resample,
+    resampled_shape,
+    voxel_volume,
+    write_like,
+)
 
 SHAPE = (4, 5, 6)
 
@@ -31,6 +39,16 @@ def test_every_orientation_is_read_as_ras_and_written_back(tmp_path, write, code
     assert np.array_equal(back.affine, first.affine)
     for name in ("sform_code", "qform_code"):
         assert int(back.header[name]) == int(first.header[name])
+
+
+def test_voxels_of_a_sheared_grid_are_smaller_than_their_edges(tmp_path, write):
+    path = write(tmp_path / "a.nii", np.zeros(SHAPE, dtype=np.int16), (1.5, 2.0, 3.0), "LPS")
+    assert voxel_volume(path) == pytest.approx(9)
+    image = nibabel.load(path)
+    image.affine[0, 1] = 0.5
+    nibabel.save(nibabel.Nifti1Image(np.asarray(image.dataobj), image.affine), tmp_path / "b.nii")
+    assert np.prod(read_header(tmp_path / "b.nii").spacing) > 9.2
+    assert voxel_volume(tmp_path / "b.nii") == pytest.approx(9)
 
 
 def test_a_mask_like_a_scaled_image_holds_class_numbers(tmp_path, write):
