@@ -304,7 +304,8 @@ class Segmentation(ImageTask):
         window = ",".join(map(str, self.processing.size))
         limits = [
             f"Metrics and masks of the run are of windows of {window} pixels, overlap {self.overlap:g} "
-            "(--inference sliding_window). The code above reads whole images: its masks differ a little."
+            "(--inference sliding_window). The code above reads whole images, which gives some pixels other "
+            "classes, and fails for images that are smaller than the model's patches."
         ]
         about = usage, self.shown_metrics, tables, limits if self.uses_windows else ()
         return ModelCard("Semantic segmentation", "image-segmentation", *about)
