@@ -14,7 +14,7 @@ TOOLS = "samerun.tools"  # and its packages: what users run beside a training
 TASKS = {path.stem for path in APP.glob("*.py")} - {"predict", "serve"}  # which start one of them
 # Packages beside the engine: kinds of data, and what tasks take from elsewhere.
 KINDS = {f"samerun.{name}" for name in ("text", "images", "volumes", "models")}
-# Lines of Python by folder, and modules in app/ without __init__. Both are to fall.
+# Lines of Python by folder, rounded up to a hundred, and modules in app/ without __init__. Both are to fall.
 MOST_LINES = {"app": 32_396, "scripts": 3_290, "tests": 28_429}
 MOST_MODULES = 122
 # Everything that is imported inside a function, and why. What is not here stands at the top of its file.
@@ -124,7 +124,8 @@ def test_packages_import_downwards_only():
 @pytest.mark.parametrize("folder", MOST_LINES)
 def test_the_whole_stays_small(folder):
     files = list((ROOT / folder).rglob("*.py"))
-    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files) <= MOST_LINES[folder]
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+    assert lines <= MOST_LINES[folder], "remove as many lines as you add, or raise MOST_LINES with a reason"
     if folder == "app":
         assert sum(path.name != "__init__.py" for path in files) <= MOST_MODULES
 

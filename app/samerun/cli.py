@@ -45,9 +45,9 @@ def set_up_host() -> None:
     """Settings of OpenMP, OpenBLAS and malloc that must precede the import of torch, made only where the user
     made none. Takes a tenth of a second, to see whether other programs compute.
 
-    Threads of OpenMP that sleep soon are slower on a quiet machine and much faster beside other programs, as
-    which OpenBLAS's threads on Zen 5 count. Numbers: benchmarks/notes.md, "Threads that wait" and "Memory on
-    a CPU".
+    OpenMP threads that spin only for a short time are slower on an idle machine and much faster when other
+    programs compute; on Zen 5, OpenBLAS's own threads do. Numbers: benchmarks/notes.md, "Threads that wait"
+    and "Memory on a CPU".
     """
     one_thread = os.environ.get("OMP_NUM_THREADS") == "1"
     if not one_thread and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():

@@ -8,7 +8,7 @@ from typing import Any
 from samerun.parsing import Setting, is_installed, read_settings
 
 DEFAULT = "adamw_torch_fused"
-UNDER_FSDP = (DEFAULT, "sgd", "rmsprop")  # torch's optimizers whose state has the weight's shape
+UNDER_FSDP = (DEFAULT, "sgd", "rmsprop")  # those that were tried
 SMALL_8BIT = 4096  # smaller weights keep 32-bit state (bitsandbytes' min_8bit_size)
 
 
@@ -24,7 +24,7 @@ class Optimizer:
 MOMENTUM, EPSILON = Setting(0.0, below=1), Setting(1e-8)
 BETAS = {"beta1": Setting(0.9, below=1), "beta2": Setting(0.999, below=1)}
 ADAM = {**BETAS, "eps": Setting(1e-8, at_least=None, above=0)}
-# Names and settings are transformers', except adafactor's settings, which are torch's. Defaults are torch's.
+# Names are transformers'. Settings are named as in transformers, adafactor's as in torch. Defaults are torch's.
 OPTIMIZERS = {
     DEFAULT: Optimizer(ADAM),
     "adafactor": Optimizer(

@@ -200,8 +200,8 @@ class Task(ABC):
     default_metric: str  # of --metric_for_best_model
     shown_metrics: tuple[str, ...] = ("loss",)  # on the console
     metric_names: tuple[str, ...] = ()  # choices of --metric_for_best_model; empty if they depend on the data
-    # Metrics besides those with "loss" in their names of which lower values are better, also for one column
-    # (mse_price).
+    # Metrics of which lower values are better, besides those with "loss" in their names. A name counts, too,
+    # by its part before the first "_", as mse_price, of one column.
     lower_is_better: Iterable[str] = (
         *("mse", "mae", "rmse", "rmsle", "mape", "error", "brier", "ece"),
         *("perplexity", "ppl", "nll", "wer", "cer"),

@@ -326,7 +326,7 @@ class Training:
                 raise
             if self.passes is None:
                 raise TrainingError(self._out_of_memory(micro_batches, error)) from error
-        # Outside of the `except` block, which keeps tensors alive. Graphs keep the memory of a pass.
+        # After the `except` block: in it, the exception keeps the step's tensors in memory, as graphs do.
         run.print("note           CUDA graphs are off: out of memory beside them")
         self.passes = None
         run.accelerator.sync_gradients = True
@@ -643,7 +643,7 @@ class Training:
             if not is_out_of_memory(error):
                 raise
             error_message = self._out_of_memory([batch], error)
-        # Outside of the `except` block, which keeps tensors alive.
+        # After the `except` block: in it, the exception keeps the step's tensors in memory.
         run.accelerator.sync_gradients = True  # otherwise Accelerate's optimizer keeps the gradients
         self.optimizer.zero_grad()
         if error_message is None:

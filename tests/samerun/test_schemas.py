@@ -68,3 +68,12 @@ def test_another_content_is_refused(name, changes):
     validator(name).validate(content)
     with pytest.raises(jsonschema.ValidationError):
         validator(name).validate(content | changes)
+
+
+def test_a_line_of_the_history_is_of_a_logging_or_of_an_evaluation():
+    place = {"step": 3, "epoch": 1.0}
+    for values in ({"loss": 0.5, "learning_rate": 0.1, "grad_norm": 1.0}, {"eval_score": 0.5}):
+        validator("history").validate(place | values)
+    for values in ({}, {"loss": 0.5}, {"score": 0.5}):
+        with pytest.raises(jsonschema.ValidationError):
+            validator("history").validate(place | values)

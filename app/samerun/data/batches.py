@@ -149,7 +149,8 @@ class TrainBatches(Dataset):
         if split.augment is not None:
             collate = partial(split.augment, epoch=self.plan.epoch_of(step)[0])
         shares = self.shares(step)
-        # Of the shares' rows in the global batch. They are the same rows in another order, some twice.
+        # places[i]: the position in the global batch of the row shares.rows[i]. Both have the same rows in
+        # different orders; a row that was drawn twice is in both twice.
         places = np.empty_like(shares.rows)
         places[np.argsort(shares.rows, kind="stable")] = np.argsort(rows, kind="stable")
         own = [(shares.rows[share], places[share]) for share in shares.of(self.rank)]

@@ -152,10 +152,10 @@ class Augmentation:
     flip: bool = False  # left to right, with probability 0.5
     rotation: float = 0.0  # the largest angle in degrees
     jitter: float = 0.0  # the largest relative change of brightness, contrast and saturation
-    fill: int = 0  # value of a mask outside of it
+    fill: int = 0  # of a mask, where a rotation or crop adds an area
     scales: tuple[float, float] | None = None  # (low, high) of a random scale, at which a crop is taken
     native: bool = False  # whether scale 1 is the image's own size, not `size`
-    colour: int | tuple[int, ...] = 0  # of an image outside of it
+    colour: int | tuple[int, ...] = 0  # of an image, likewise
 
     @property
     def is_off(self) -> bool:

@@ -119,10 +119,10 @@ class Tracker:
         metrics = {key: x for key, x in event.items() if isinstance(x, int | float) and key != "step"}
         metrics |= speed or {}
         new = {key: value for key, value in metrics.items() if event["step"] > self.last_logged.get(key, -1)}
-        with path_in_errors(self.folder / TENSORBOARD):
-            for tracker in self.accelerator.trackers:
-                purged = tracker.name == TENSORBOARD and event["step"] > self.first_step
-                if values := metrics if purged else new:
+        for tracker in self.accelerator.trackers:
+            writes_files = tracker.name == TENSORBOARD
+            if values := metrics if writes_files and event["step"] > self.first_step else new:
+                with path_in_errors(self.folder / TENSORBOARD) if writes_files else contextlib.nullcontext():
                     tracker.log(values, step=event["step"])
         if shown:
             values = ", ".join(f"{key} {number_text(event[key])}" for key in shown if key in event)

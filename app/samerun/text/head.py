@@ -103,7 +103,7 @@ def check_pairs(arguments: Any, config: Any) -> None:
 
 def store(config: Any, entries: dict[str, Any]) -> None:
     """Sets our entries of an exported configuration; removes those of an earlier training."""
-    for name in STORED:
+    for name in dict.fromkeys([*STORED, *entries]):
         if entries.get(name) is not None:
             setattr(config, name, entries[name])
         elif hasattr(config, name):

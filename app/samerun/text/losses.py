@@ -30,20 +30,11 @@ class MultiLabelLoss:
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
         """(b, labels) losses. `logits`, `targets` (0 or 1): (b, labels), of the same floating-point dtype."""
-        if self.kind == "focal":
-            return focal(logits, targets, **self.settings)
-        if self.kind == "asymmetric":
-            return asymmetric(logits, targets, **self.settings)
-        if self.kind == "distribution_balanced":
-            prior = send(torch.as_tensor(self.prior, dtype=logits.dtype), logits.device)
-            return distribution_balanced(logits, targets, prior, **self.settings)
-        weight, smoothing = None, self.label_smoothing
-        if self.pos_weight is not None:
-            positive = send(torch.as_tensor(self.pos_weight, dtype=logits.dtype), logits.device)
-            # By the true value: torch's `pos_weight` would weight the smoothed share of negatives, too.
-            weight = torch.where(targets > 0, positive, 1.0)
-        soft = targets * (1 - smoothing) + smoothing / 2
-        return binary_cross_entropy_with_logits(logits, soft, weight, reduction="none")
+        own = {"label_smoothing": self.label_smoothing} if self.kind == "bce" else {**self.settings}
+        for name in ("pos_weight", "prior"):
+            if (values := getattr(self, name)) is not None:
+                own[name] = send(torch.as_tensor(values, dtype=logits.dtype), logits.device)
+        return FUNCTIONS[self.kind](logits, targets, **own)
 
     def mean(self, logits: np.ndarray, targets: np.ndarray) -> float | None:
         """The mean loss of a file in float64; None without rows. `logits`, `targets`: (rows, labels)."""
@@ -89,14 +80,14 @@ def loss_of_config(config: Any) -> MultiLabelLoss | None:
 
 
 def positive_weights(arguments: Any, positive: np.ndarray, rows: int, labels: list[str]) -> np.ndarray | None:
-    """`given_weights` of positive targets. Balanced: negatives / positives, at least 1; 1 for a label without
+    """The weights of positive targets that --pos_weight asks for. Balanced: negatives / positives, at least 1; 1 for a label without
     rows. `positive`: (labels,) number of the training `rows` with each label."""
     ratio = np.divide(rows - positive, positive, out=np.ones(len(positive)), where=positive > 0)
     return given_weights(arguments, np.maximum(ratio, 1.0), labels)
 
 
 def class_weights(arguments: Any, count: np.ndarray, labels: list[str]) -> np.ndarray | None:
-    """`given_weights` of the rows' cross-entropy. Balanced: rows / (classes * rows of the class), as
+    """The weights of the rows' cross-entropy that --pos_weight asks for. Balanced: rows / (classes * rows of the class), as
     scikit-learn's; 1 for a class without rows. `count`: (classes,) training rows."""
     even = count.sum() / np.count_nonzero(count)
     return given_weights(arguments, np.divide(even, count, out=np.ones(len(count)), where=count > 0), labels)
@@ -129,6 +120,14 @@ def given_weights(arguments: Any, balanced: np.ndarray, labels: list[str]) -> np
             f"number above 0 and at most {MAX_POS_WEIGHT:g} for every label"
         )
     return np.array([float(weights[label]) for label in labels])
+
+
+def bce(logits: Tensor, targets: Tensor, label_smoothing: float, pos_weight: Tensor | None = None) -> Tensor:
+    """Binary cross-entropy, of positive targets times `pos_weight`, (labels,)."""
+    # By the true value: torch's `pos_weight` would weight the smoothed share of negatives, too.
+    weight = None if pos_weight is None else torch.where(targets > 0, pos_weight, 1.0)
+    soft = targets * (1 - label_smoothing) + label_smoothing / 2
+    return binary_cross_entropy_with_logits(logits, soft, weight, reduction="none")
 
 
 def focal(logits: Tensor, targets: Tensor, focal_gamma: float, focal_alpha: float | None) -> Tensor:
@@ -172,3 +171,11 @@ def distribution_balanced(
     weight = DB_ALPHA + torch.sigmoid(DB_BETA * (share - db_mu))
     shifted = logits - db_kappa * torch.log(1 / prior - 1)
     return weight * (targets * softplus(-shifted) + (1 - targets) * softplus(db_lambda * shifted) / db_lambda)
+
+
+FUNCTIONS = {
+    "bce": bce,
+    "focal": focal,
+    "asymmetric": asymmetric,
+    "distribution_balanced": distribution_balanced,
+}

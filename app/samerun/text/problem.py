@@ -98,8 +98,8 @@ class Problem(ABC):
         """The metrics of a labelled file."""
 
     def of_model(self, predict: Callable[[TextSplit], Predictions], validation: TextSplit | None) -> Problem:
-        """The same problem for another model, whose thresholds are tuned as those of the exported one, on its
-        predictions of the validation rows."""
+        """The same problem for another model, such as the baseline, whose thresholds are tuned on that
+        model's own predictions of the validation rows."""
         return self
 
     @abstractmethod

@@ -336,7 +336,7 @@ class TextTask(Task):
         lengths = tokens.lengths.astype(np.int64)
         split = TextSplit(
             path=path,
-            collate=self.collate,  # takes the split, too, and is bound to it below
+            collate=self.collate,  # replaced below: it needs the split, too
             num_rows=len(texts),
             labelled=targets is not None,
             lengths=lengths,

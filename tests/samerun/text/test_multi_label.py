@@ -26,6 +26,7 @@ from samerun.errors import InputError, TrainingError
 from samerun.export import export_model, rows_to_check
 from samerun.export import plain_model as exported
 from samerun.models.pretrained import change_classes, labels_of, set_labels
+from samerun.text.arguments import LOSSES_OF
 from samerun.text.head import (
     check_calibration,
     check_export,
@@ -221,6 +222,12 @@ LOSSES = {
     ),
     "distribution_balanced": MultiLabelLoss("distribution_balanced", settings=BALANCED, prior=PRIOR),
 }
+
+
+def test_each_loss_that_can_be_chosen_has_a_function():
+    assert {loss.kind for loss in LOSSES.values()} == set(LOSSES_OF["multi_label"])
+    with pytest.raises(KeyError):
+        MultiLabelLoss("poly", settings={"epsilon": 1.0})(LOGITS, TARGETS)
 
 
 def logistic(x):
