@@ -12,6 +12,11 @@ from samerun.predictions import problem
 from samerun.task_scripts import task_of
 
 
+@pytest.fixture(autouse=True)
+def _messages_of_other_tests_name_their_own_arguments(monkeypatch):
+    monkeypatch.setattr(predict, "SHOWN_AS", {})
+
+
 @pytest.fixture
 def folder(tmp_path):
     def make(config, name="config.json"):

@@ -12,6 +12,11 @@ from samerun.tools import diff
 from samerun.tools.trials import write_lines
 
 
+@pytest.fixture(autouse=True)
+def _few_resamples(monkeypatch):
+    monkeypatch.setattr(diff, "RESAMPLES", 200)
+
+
 def of_classes(right):
     """Lines of predictions.jsonl for two classes. `right`: whether each row's is right."""
     return [
