@@ -206,6 +206,7 @@ def test_a_text_in_memory_is_tagged_at_its_own_places(command, environment, toke
     assert (empty["tokens"], empty["tags"], empty["entities"]) == ([], [], [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [{"streaming": 30, "ema_decay": 0.9}, {"lora_r": 2, "label_all_tokens": "false"}],

@@ -54,12 +54,6 @@ def test_what_is_said_comes_out(tmp_path):
     assert after(tmp_path, "2>&1 | grep -c 'a line' >&2", text)[2] == "2\n"
 
 
-@pytest.mark.parametrize("words", ["--help", "--learning_rate=x"])
-def test_the_scripts_answer_into_a_lost_console(tmp_path, words):
-    command = ["bash", "-c", '"$@" >&- 2>&-', "bash", sys.executable, str(APP / "classify.py"), words]
-    assert subprocess.run(command, timeout=300, check=False).returncode == (0 if words == "--help" else 2)
-
-
 # Progress
 
 

@@ -109,12 +109,6 @@ def test_encodings_and_byte_order_marks(content, encoding, said):
     assert contents(read_table(write("a.jsonl", lines, encoding), said, ["text"])) == {"text": ["猫"]}
 
 
-def test_ten_megabyte_cells():
-    cell = "word, " * 1_700_000
-    for path in (write("a.csv", f'text\n"{cell}"\n'), write("a.jsonl", json.dumps({"text": cell}))):
-        assert contents(read_table(path, required=["text"])) == {"text": [cell]}
-
-
 def test_reading_imports_no_torch():
     code = (
         "import sys, samerun.data.splits, samerun.data.tokens\nprint({'torch', 'transformers'} & "

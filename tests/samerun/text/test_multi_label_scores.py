@@ -193,7 +193,7 @@ def mean_f1(probabilities, targets, thresholds):
     return np.mean([f1_score(targets, decided, average=a, zero_division=0) for a in ("micro", "macro")])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("rows", [60, 1000])
 def test_thresholds_for_f1_hold_on_other_rows(rows, seed):
     (logits, truth), (others, other_truth) = rare_labels(rows, seed), rare_labels(5000, seed + 10)
