@@ -32,6 +32,7 @@ class Agreement(evaluate.Metric):
 def folder(tmp_path, monkeypatch):
     """A folder with a metric; what `evaluate` caches goes beside it."""
     monkeypatch.setattr("evaluate.config.HF_METRICS_CACHE", tmp_path / "metrics")
+    monkeypatch.setattr("evaluate.config.HF_EVALUATE_OFFLINE", True)
     folder = tmp_path / "agreement"
     folder.mkdir()
     (folder / "agreement.py").write_text(METRIC)

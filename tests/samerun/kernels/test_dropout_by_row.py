@@ -186,7 +186,7 @@ AT_ONCE = {"max_tokens": 45, "multiple": 16, "world_size": 2, "checkpointing": T
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_does_not_depend_on_how_its_rows_are_divided(name):
     expected = step_of(name)
-    divisions = DIVISIONS.values() if name in ("BERT", "titles") else [DIVISIONS["micro-batches"], AT_ONCE]
+    divisions = DIVISIONS.values() if name == "BERT" else [DIVISIONS["micro-batches"], AT_ONCE]
     for division in divisions:
         check_same(step_of(name, **division | ({"checkpointing": False} if name == "own" else {})), expected)
 
