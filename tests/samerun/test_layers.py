@@ -130,14 +130,6 @@ def test_each_layer_has_a_backward_pass_of_its_own(monkeypatch):
     assert steps_back(loss).count("CompiledFunctionBackward") == model.config.num_hidden_layers > 1
 
 
-def test_a_model_without_layers_is_compiled_as_a_whole(counter):
-    model = torch.nn.Linear(3, 2)
-    expected = model(torch.ones(4, 3))
-    compile_layers(model)
-    torch.testing.assert_close(model(torch.ones(4, 3)), expected)
-    assert counter.frame_count == 1
-
-
 def test_a_search_for_titles_is_not_compiled(counter):
     model = build("titles").eval()
     twin = compiled_twin(model)

@@ -23,34 +23,28 @@ def write(path, folder):
     predictions.write(path, folder, LINES, "|")
 
 
+OF_LABELS = [{"id": 1, "p": {"b": 0.75, "a": 0.25}, "c": 1}, {"id": 2, "p": {"a": 1.0, "b": 0.0}, "c": 2}]
+LIKELIEST = [{"id": 1, "p": predictions.Likeliest(a=0.5)}, {"id": 2, "p": predictions.Likeliest(b=0.25)}]
+
+
 @pytest.mark.parametrize(
-    ("lines", "expected"),
+    ("lines", "labels", "expected"),
     [
-        (LINES, 'id,labels,probabilities.x,probabilities.y\n"a,b",x|y,0.5,1.0\n2,,0.0,0.25\n'),
-        ([{"id": 0, "p": {"a": 0.5}}, {"id": 1, "p": {"b": 0.25}}], "id,p.a,p.b\n0,0.5,\n1,,0.25\n"),
-        ([{"id": 0, "c": [{"t": 1.0}], "d": None}], 'id,c,d\n0,"[{""t"": 1.0}]",\n'),
-        ([], ""),
+        (LINES, (), 'id,labels,probabilities.x,probabilities.y\n"a,b",x|y,0.5,1.0\n2,,0.0,0.25\n'),
+        ([{"id": 0, "p": {"a": 0.5}}, {"id": 1, "p": {"b": 0.25}}], (), "id,p.a,p.b\n0,0.5,\n1,,0.25\n"),
+        ([{"id": 0, "c": [{"t": 1.0}], "d": None}], (), 'id,c,d\n0,"[{""t"": 1.0}]",\n'),
+        (OF_LABELS, ["a", "b"], "id,p.a,p.b,c\n1,0.25,0.75,1\n2,1.0,0.0,2\n"),  # in the order of the labels
+        (LIKELIEST, (), 'id,p\n1,"{""a"": 0.5}"\n2,"{""b"": 0.25}"\n'),  # of many, in one cell
+        ([], (), ""),
     ],
 )
-def test_columns_of_a_table(lines, expected, tmp_path):
-    predictions.write(tmp_path / "p.CSV", tmp_path, lines, "|")
+def test_columns_of_a_table(lines, labels, expected, tmp_path):
+    predictions.write(tmp_path / "p.CSV", tmp_path, lines, "|", labels)
     assert (tmp_path / "p.CSV").read_text() == expected
-    predictions.write(tmp_path / "p.tsv", tmp_path, lines, "|")
+    predictions.write(tmp_path / "p.tsv", tmp_path, lines, "|", labels)
     assert (tmp_path / "p.tsv").read_text().splitlines()[:1] == [
         line.replace(",", "\t") for line in expected.splitlines()[:1]
     ]
-
-
-def test_columns_have_the_order_of_the_labels_whatever_the_first_line(tmp_path):
-    lines = [{"id": 1, "p": {"b": 0.75, "a": 0.25}, "c": 1}, {"id": 2, "p": {"a": 1.0, "b": 0.0}, "c": 2}]
-    predictions.write(tmp_path / "p.csv", tmp_path, lines, "|", ["a", "b"])
-    assert (tmp_path / "p.csv").read_text().splitlines() == ["id,p.a,p.b,c", "1,0.25,0.75,1", "2,1.0,0.0,2"]
-
-
-def test_a_table_has_the_likeliest_of_many_in_one_cell(tmp_path):
-    lines = [{"id": 1, "p": predictions.Likeliest(a=0.5)}, {"id": 2, "p": predictions.Likeliest(b=0.25)}]
-    predictions.write(tmp_path / "p.csv", tmp_path, lines, "|")
-    assert (tmp_path / "p.csv").read_text() == 'id,p\n1,"{""a"": 0.5}"\n2,"{""b"": 0.25}"\n'
 
 
 def test_another_separator_of_a_table_is_noted(arguments, tmp_path, capsys):
