@@ -42,23 +42,6 @@ def test_batch_numbers_are_filled_in():
     assert complete({**PLAIN, **same}) == full  # no contradiction
 
 
-@pytest.mark.parametrize(
-    ("fp16", "bf16", "precision"),
-    [
-        (True, False, "fp16"),
-        ("auto", True, "bf16"),
-        (False, False, "no"),
-        (False, "auto", None),
-        (None, None, None),
-    ],
-)
-def test_precision_that_a_file_declares(fp16, bf16, precision):
-    sections = {
-        kind: {"enabled": value} for kind, value in (("fp16", fp16), ("bf16", bf16)) if value is not None
-    }
-    assert deepspeed.declared_precision({**PLAIN, **sections}) == precision
-
-
 def test_a_relative_path_is_looked_for_in_both_places(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()

@@ -17,14 +17,6 @@ from samerun.evaluate import PARTS, SavedParts, evaluate, open_saved_parts, pred
 from samerun.runtime import Run
 
 
-def test_evaluation_gives_each_rows_arrays_in_file_order(start_run):
-    (x, y), layer = points(11), linear_layer()
-    metrics, predictions = evaluate(start_run(), layer, LinearTask(), eval_rows(x, y, 3))
-    errors = (layer(x) - y).square().mean(1)
-    assert predictions["error"].tolist() == pytest.approx(errors.tolist(), rel=1e-6)
-    assert metrics == {"loss": pytest.approx(errors.mean().item(), rel=1e-6)}
-
-
 def test_placeholders_are_no_rows(start_run, monkeypatch):
     """A process whose share is smaller than the others' has them."""
     rows = eval_rows(*points(11), 3)

@@ -107,6 +107,7 @@ DESCRIBED = [
     *[(TORCHRUN, {"deepspeed": sections, "mixed_precision": asked}, {"precision": precision})
       for sections, asked, precision in [({"bf16": {"enabled": True}}, None, "bf16"),
                                          ({"bf16": {"enabled": "auto"}}, "bf16", "bf16"),
+                                         ({"fp16": {"enabled": False}}, "bf16", "bf16"),
                                          ({"bf16": {"enabled": "auto"}}, None, "no"), ({}, "bf16", "bf16")]],
     ({}, {"gpus": 1, "mixed_precision": "bf16"}, {"precision": "bf16"}),
     ({}, {"gpus": 1, "mixed_precision": "fp16"}, {"precision": "fp16"}),

@@ -140,14 +140,6 @@ def test_files_stand_in_the_order_given_and_those_of_a_pattern_by_name(parts):
     assert [found.sources[number].argument for number in found.source] == [0, 0, 1, 1, 1, 1]
 
 
-def test_rows_are_the_same_whatever_the_files_they_come_from(parts):
-    (parts / "whole.csv").write_text('text,labels\npart-10 a,x\n"part-10\nb",y\npart-2 a,x\n"part-2\nb",y\n')
-    one, several = read("whole.csv"), read("part-*.csv")
-    assert contents(one) == contents(several)
-    assert one.columns["text"].content_key == several.columns["text"].content_key
-    assert (one.sources, read("part-2.csv").sources) == ((), ())
-
-
 def test_a_name_that_exists_is_no_pattern(parts):
     (parts / "part-[2].csv").write_text("text,labels\nbrackets,x\n")
     assert list(read("part-[2].csv").columns["text"]) == ["brackets"]
