@@ -24,7 +24,7 @@ class Optimizer:
 MOMENTUM, EPSILON = Setting(0.0, below=1), Setting(1e-8)
 BETAS = {"beta1": Setting(0.9, below=1), "beta2": Setting(0.999, below=1)}
 ADAM = {**BETAS, "eps": Setting(1e-8, at_least=None, above=0)}
-# Names are transformers'. Settings are named as in transformers, adafactor's as in torch. Defaults are torch's.
+# Names are transformers', but those of adafactor's settings are torch's. Defaults are torch's.
 OPTIMIZERS = {
     DEFAULT: Optimizer(ADAM),
     "adafactor": Optimizer(

@@ -80,15 +80,15 @@ def loss_of_config(config: Any) -> MultiLabelLoss | None:
 
 
 def positive_weights(arguments: Any, positive: np.ndarray, rows: int, labels: list[str]) -> np.ndarray | None:
-    """The weights of positive targets that --pos_weight asks for. Balanced: negatives / positives, at least 1; 1 for a label without
-    rows. `positive`: (labels,) number of the training `rows` with each label."""
+    """The weights of positive targets that --pos_weight asks for. Balanced: negatives / positives, at least
+    1; 1 for a label without rows. `positive`: (labels,) number of the training `rows` with each label."""
     ratio = np.divide(rows - positive, positive, out=np.ones(len(positive)), where=positive > 0)
     return given_weights(arguments, np.maximum(ratio, 1.0), labels)
 
 
 def class_weights(arguments: Any, count: np.ndarray, labels: list[str]) -> np.ndarray | None:
-    """The weights of the rows' cross-entropy that --pos_weight asks for. Balanced: rows / (classes * rows of the class), as
-    scikit-learn's; 1 for a class without rows. `count`: (classes,) training rows."""
+    """The weights of the rows' cross-entropy that --pos_weight asks for. Balanced: rows / (classes * rows of
+    the class), as scikit-learn's; 1 for a class without rows. `count`: (classes,) training rows."""
     even = count.sum() / np.count_nonzero(count)
     return given_weights(arguments, np.divide(even, count, out=np.ones(len(count)), where=count > 0), labels)
 

@@ -81,9 +81,7 @@ class MultiLabel(Problem):
         super().__init__(arguments)
         self.loss = MultiLabelLoss(label_smoothing=arguments.label_smoothing_factor)
         self.tuner = ThresholdTuner()
-        self.thresholds: np.ndarray | None = (
-            None  # of the exported model; None in training: those of other folds
-        )
+        self.thresholds: np.ndarray | None = None  # of the exported model; in training: None
         self.fitted: Thresholds | None = None  # on the best model's validation rows
 
     # Targets
