@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-import transformers.modeling_utils  # every model needs it; imported before garbage collection settles
+
+# Every model needs modeling_utils; imported before garbage collection settles.
+import transformers.modeling_utils  # noqa: F401
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 
@@ -34,7 +35,6 @@ def load_config(arguments: Any, **overrides: Any) -> Any:
         raise InputError("no model: give --model_name_or_path, or --from_scratch with --config_name")
     if not (Path(name) / "config.json").is_file():
         name = base_of(name) or name
-    _check_config_file(Path(name))
     if arguments.attn_implementation is not None:
         overrides["attn_implementation"] = arguments.attn_implementation
     try:
@@ -46,28 +46,6 @@ def load_config(arguments: Any, **overrides: Any) -> Any:
         if isinstance(value, int) and value < 1:
             raise InputError(f"configuration {name}: {size} is {value}, expected at least 1")
     return config
-
-
-def _check_config_file(path: Path) -> None:
-    """Raises `InputError` for a local configuration that is missing, no JSON, or of an unknown model."""
-    if not path.exists():
-        return
-    file = path / "config.json" if path.is_dir() else path
-    if not file.is_file():
-        raise InputError(f"model {path}: the folder holds no config.json (it holds: {files_in(path)})")
-    try:
-        config = dict(json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise InputError(
-            f"{file}: is no model's configuration ({in_one_line(error)}); copy it again from the model"
-        ) from None
-    model_type, known = config.get("model_type"), list(transformers.CONFIG_MAPPING.keys())
-    if isinstance(model_type, str) and model_type not in known and "auto_map" not in config:
-        near = nearest(model_type, known)
-        hint = f"; did you mean {near!r}?" if near else "; correct it, or install a newer transformers"
-        raise InputError(
-            f"{file}: model_type {model_type!r} is unknown to transformers {transformers.__version__}{hint}"
-        )
 
 
 def check_model(arguments: Any, config: Any, mapping: Any, can: str) -> None:
