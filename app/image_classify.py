@@ -58,7 +58,6 @@ from samerun import classes
 from samerun.data.cache import content_key
 from samerun.errors import InputError
 from samerun.export import check_agreement, rows_to_check
-from samerun.files import replace_folder
 from samerun.images import single_label
 from samerun.images.data import Examples, Images, Targets, read_examples
 from samerun.images.image_task import ImageSplit, ImageTask, check_colours, check_size
@@ -66,7 +65,7 @@ from samerun.images.transforms import Augmentation, load_processor, processing_o
 from samerun.launch import Launch
 from samerun.main import run
 from samerun.models import pretrained
-from samerun.models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
+from samerun.models.small_cnn import SmallCNN, SmallCNNConfig
 from samerun.plan import Modes
 from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent, check_finite
 
@@ -112,14 +111,11 @@ class ImageClassification(ImageTask):
         if name_or_path is None and train is None:
             raise InputError("no model: give --model_name_or_path, or --do_train to train a small CNN")
         labels = None if train is None else classes.sorted_classes(names, train.declared)
-        self.config = read_config(name_or_path)
         if name_or_path is None:
-            inspected = self.inspected["train"]
-            self.config = single_label.new_small_cnn(a, train, inspected, labels)
-        elif self.config is None:
+            self.config = single_label.new_small_cnn(a, train, self.inspected["train"], labels)
+        else:
             self.config = pretrained.load_config(a)
             pretrained.check_model(a, self.config, MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, "classify images")
-            self.processor = load_processor(a, self.config, a.image_size)
         self.smoothing = a.label_smoothing_factor
         if train is None:  # the loss is that of the model's training
             self.smoothing = getattr(self.config, "label_smoothing_factor", self.smoothing)
@@ -129,12 +125,13 @@ class ImageClassification(ImageTask):
         self.column_order = self.labels
         if labels is not None and self.own_labels and sorted(self.own_labels) == sorted(labels):
             self.labels = self.own_labels  # in the model's order
+        if train is not None and self.own_labels is not None:
+            pretrained.note_changed_classes(self.own_labels, self.labels, self.notes)
         if isinstance(self.config, SmallCNNConfig):
-            self.config = single_label.with_labels(self.config, self.labels, a)
+            single_label.check_small_cnn(self.config, a)
             self.processing = single_label.small_cnn_processing(self.config)
         else:
-            if train is not None and self.own_labels is not None:
-                pretrained.note_changed_classes(self.own_labels, self.labels, self.notes)
+            self.processor = load_processor(a, self.config, a.image_size)
             self.processing = processing_of(self.processor, getattr(self.config, "num_channels", 3))
             check_size(AutoModelForImageClassification, a, self.config, self.processing.size)
 
@@ -160,18 +157,12 @@ class ImageClassification(ImageTask):
 
     def build(self) -> torch.nn.Module:
         arguments, config = self.arguments, self.config
-        if isinstance(config, SmallCNNConfig):
-            if arguments.lora_r or arguments.freeze or arguments.layerwise_lr_decay:
-                raise InputError(
-                    "--lora_r, --freeze and --layerwise_lr_decay are for models of transformers, "
-                    "not for the small CNN"
-                )
-            path = arguments.model_name_or_path
-            trained = path is not None and not arguments.from_scratch and not pretrained.on_meta()
-            return self.with_batch_norm(load_small_cnn(path, config) if trained else SmallCNN(config))
         single_label.configure(config, self.smoothing)
-        classes = self.own_labels, self.labels
-        model, _ = pretrained.load_with_classes(AutoModelForImageClassification, arguments, config, *classes)
+        if arguments.config_name is None and arguments.model_name_or_path is None:
+            model = SmallCNN(config)
+        else:
+            of_model = arguments, config, self.own_labels, self.labels
+            model, _ = pretrained.load_with_classes(AutoModelForImageClassification, *of_model)
         return self.with_batch_norm(self.limit_training(model))
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
@@ -207,11 +198,7 @@ class ImageClassification(ImageTask):
     def export(
         self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
     ) -> dict[str, Any]:
-        check = partial(self.check_export, best)
-        if isinstance(self.config, SmallCNNConfig):
-            replace_folder(path, partial(save_small_cnn, self.config, weights, check))
-        else:
-            self.save_best(path, model, weights, check)
+        self.save_best(path, model, weights, partial(self.check_export, best))
         return {} if best is None else classes.evaluation(classes.confusion_of(best), self.labels)
 
     def check_export(self, best: Predictions | None, folder: Path) -> None:
@@ -231,9 +218,6 @@ class ImageClassification(ImageTask):
         return {"confusion matrix": "\n".join(table)}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
-        config = read_config(path)  # None unless it is a small CNN
-        if config is not None:
-            return load_small_cnn(path, config)
         return pretrained.load_exported(AutoModelForImageClassification, self.arguments, path)
 
     def lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:

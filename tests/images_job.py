@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from samerun.models.small_cnn import SmallCNN, SmallCNNConfig, save_small_cnn
+from samerun.models.small_cnn import SmallCNN, SmallCNNConfig
 
 CLASSES = ("dark", "light")
 
@@ -46,7 +46,5 @@ def write_idx(folder: Path, split: str = "train", packed: bool = True, **setting
 
 def small_cnn(folder: Path) -> None:
     """Saves an untrained model."""
-    folder.mkdir()
     torch.manual_seed(0)
-    config = SmallCNNConfig(3, (16, 16), dict(enumerate(CLASSES)))
-    save_small_cnn(config, SmallCNN(config).state_dict(), lambda place: None, folder)
+    SmallCNN(SmallCNNConfig(3, (16, 16), id2label=dict(enumerate(CLASSES)))).save_pretrained(folder)

@@ -36,7 +36,7 @@ def export_model(
 
     `model` gives class and configuration, `weights` the full weights (`checkpoint.full_weights`). `check` is
     called with a temporary folder and raises if its model is not the trained one; then nothing is replaced.
-    `processor`: a tokenizer or an image processor. A tokenizer is saved with `max_length` in tokens, so
+    `processor`: a tokenizer, an image processor or None. A tokenizer is saved with `max_length` in tokens, so
     that `truncation=True` cuts as in training.
     """
     if max_length is not None:
@@ -48,7 +48,8 @@ def export_model(
 
     def fill(folder: Path) -> None:
         model.save_pretrained(folder, state_dict=weights)
-        processor.save_pretrained(folder)
+        if processor is not None:
+            processor.save_pretrained(folder)
         check(folder)
 
     replace_folder(path, fill)

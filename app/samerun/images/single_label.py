@@ -1,6 +1,5 @@
 """Image classification: class names and model configurations."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,6 @@ import numpy as np
 from samerun.errors import InputError, described, listed, nearest, raise_problems
 from samerun.images.data import Examples, Inspection
 from samerun.images.transforms import Processing
-from samerun.models.pretrained import labels_of
 from samerun.models.small_cnn import LEAST_SIZE, SmallCNNConfig
 
 USAGE = """from transformers import pipeline
@@ -101,25 +99,22 @@ def new_small_cnn(
             f"{examples.path}: images of {size[1]}x{size[0]} pixels; the small CNN needs {LEAST_SIZE} each "
             f"way: give --image_size {LEAST_SIZE} or more"
         )
-    return SmallCNNConfig(1 if grey else 3, size, dict(enumerate(labels)))
+    return SmallCNNConfig(1 if grey else 3, size, id2label=dict(enumerate(labels)))
 
 
-def with_labels(config: SmallCNNConfig, labels: list[str], arguments: Any) -> SmallCNNConfig:
-    """The configuration of a small CNN with these classes. Raises `InputError` if it was trained for other
-    classes or another --image_size."""
+def check_small_cnn(config: SmallCNNConfig, arguments: Any) -> None:
+    """Raises `InputError` for arguments that do not fit a small CNN."""
     if arguments.image_size is not None and config.image_size != (arguments.image_size,) * 2:
         height, width = config.image_size
         raise InputError(
             f"--image_size {arguments.image_size}: this model sees images of {width}x{height} "
             "pixels; leave it out"
         )
-    if labels != labels_of(config) and not arguments.from_scratch:
+    if arguments.lora_r or arguments.freeze or arguments.layerwise_lr_decay:
         raise InputError(
-            f"{arguments.model_name_or_path}: has the classes {listed(labels_of(config))}, but the training "
-            f"images have {listed(labels)}; add --from_scratch to start anew"
+            "--lora_r, --freeze and --layerwise_lr_decay are for models of transformers, not for the small "
+            "CNN"
         )
-    smoothing = arguments.label_smoothing_factor if arguments.modes.train else config.label_smoothing_factor
-    return replace(config, id2label=dict(enumerate(labels)), label_smoothing_factor=smoothing)
 
 
 def small_cnn_processing(config: SmallCNNConfig) -> Processing:
@@ -129,7 +124,7 @@ def small_cnn_processing(config: SmallCNNConfig) -> Processing:
 
 
 def configure(config: Any, label_smoothing_factor: float) -> None:
-    """Sets the loss in a configuration of transformers. It keeps the label smoothing, so that later
+    """Sets the loss in a configuration. It keeps the label smoothing, so that later
     evaluations have the same loss."""
     config.label_smoothing_factor = label_smoothing_factor
     config.problem_type = "single_label_classification"

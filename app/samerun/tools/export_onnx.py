@@ -35,7 +35,7 @@ from samerun.errors import InputError, in_short
 from samerun.evaluate import eval_rows, predict, score
 from samerun.main import metrics_table
 from samerun.models.adapters import load_plain
-from samerun.models.small_cnn import load_small_cnn, read_config
+from samerun.models.small_cnn import SmallCNN
 
 DIFFERS = 1
 TOLERANCE = 1e-4  # of logits; absolute, and relative for those above 1
@@ -76,10 +76,9 @@ class OnnxModel(torch.nn.Module):
 def load(folder: Path, task: str) -> tuple[torch.nn.Module, Any]:
     """(the model of an exported folder; its tokenizer or image processor, None for the small CNN). Raises
     `InputError` for a model that cannot be exported to ONNX."""
-    small = read_config(folder)
-    if small is not None:
-        return load_small_cnn(folder, small).eval(), None
     model = load_plain(folder, CLASSES[task])
+    if isinstance(model, SmallCNN):
+        return model.eval(), None
     if task not in ("classify", "tag"):
         return model.eval(), AutoImageProcessor.from_pretrained(folder, backend="pil")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
