@@ -497,15 +497,10 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read ({in_short(error)}); copy it again") from None
     start = 4 + 4 * dimensions
-    if len(content) < start or content[:2] != b"\0\0":
+    if len(content) < start or content[:4] != bytes([0, 0, IDX_UINT8, dimensions]):
         raise InputError(
-            f"{path}: is no idx file: it begins with {content[:4]!r}, expected a header of {start} bytes, "
-            "two of zero first; give the files as downloaded"
-        )
-    if content[2] != IDX_UINT8 or content[3] != dimensions:
-        raise InputError(
-            f"{path}: holds values of type {content[2]} in {content[3]} dimension(s), expected "
-            f"bytes (type {IDX_UINT8}) in {dimensions}"
+            f"{path}: is no idx file of bytes in {dimensions} dimension(s): it begins with {content[:4]!r}; "
+            "give the files as downloaded"
         )
     shape = tuple(map(int, np.frombuffer(content[4:start], ">i4")))
     if len(content) != start + math.prod(shape):

@@ -53,10 +53,10 @@ IDX = idx(pixels(rows=4)[0])
     ("content", "said"),
     [
         (IDX[:-1], r"has \d+ bytes, but 4 x 16 x 16 values take \d+; copy it again"),
-        (b"PK" + IDX[2:], r"is no idx file: it begins with b'PK"),
-        (IDX[:2] + b"\x0d" + IDX[3:], "holds values of type 13 in 3 dimension"),
+        (b"PK" + IDX[2:], r"is no idx file of bytes in 3 dimension\(s\): it begins with b'PK"),
+        (IDX[:2] + b"\x0d" + IDX[3:], "is no idx file of bytes"),
         (idx(np.zeros((0, 16, 16))), "no rows"),
-        (IDX[:6], "is no idx file: .* expected a header of 16 bytes"),
+        (IDX[:6], "is no idx file of bytes"),
     ],
 )
 def test_damaged_mnist_files(tmp_path, content, said):
