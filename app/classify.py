@@ -236,7 +236,7 @@ class TextClassification(TextTask):
         trained = head.trained_outputs(model, new_names, new_rows, len(problem.labels))
         problem.adopt_head(model, trained & has_same_type)
         if a.head_bias == "prior":
-            head.set_head_bias(model, new_names, problem.initial_bias(), new_rows)
+            head.set_head_bias(model, problem.initial_bias(), ~trained)
         head.check_calibration(a.calibration, model, len(problem.labels))
         # An adapter would be added to the base model's output layer, which has other rows or another scale.
         if problem.name == "regression" and a.export == "adapter":

@@ -59,26 +59,20 @@ def output_layer(model: Any, num_labels: int) -> tuple[str, torch.nn.Linear] | N
 def trained_outputs(
     model: Any, new_names: set[str], new_rows: np.ndarray | None, num_labels: int
 ) -> np.ndarray:
-    """(labels,) bool: the outputs with trained weights. Arguments as of `set_head_bias`."""
+    """(labels,) bool: the outputs with trained weights. `new_names`: untrained parameters; `new_rows`:
+    (labels,) bool, untrained rows of a trained head."""
     named_layer = output_layer(model, num_labels)
     if named_layer is None or f"{named_layer[0]}.weight" in new_names:
         return np.zeros(num_labels, dtype=bool)
     return np.ones(num_labels, dtype=bool) if new_rows is None else ~new_rows
 
 
-def set_head_bias(
-    model: Any, new_names: set[str], bias: np.ndarray, new_rows: np.ndarray | None = None
-) -> None:
-    """Sets the bias, (labels,), of the untrained rows of the output layer. `new_names`: untrained parameters;
-    `new_rows`: (labels,) bool, untrained rows of a trained head."""
+def set_head_bias(model: Any, bias: np.ndarray, new: np.ndarray) -> None:
+    """Sets the bias, (labels,), of the output layer's rows `new`, (labels,) bool."""
     named_layer = output_layer(model, len(bias))
-    if named_layer is None or named_layer[1].bias is None:
-        return
-    name, output = named_layer
-    new = np.full(len(bias), f"{name}.bias" in new_names)
-    new |= False if new_rows is None else new_rows
-    with torch.no_grad():
-        output.bias[new] = torch.as_tensor(bias[new], dtype=output.bias.dtype)
+    if named_layer is not None and named_layer[1].bias is not None:
+        with torch.no_grad():
+            named_layer[1].bias[new] = torch.as_tensor(bias[new], dtype=named_layer[1].bias.dtype)
 
 
 def check_calibration(calibration: str, model: Any, num_labels: int) -> None:

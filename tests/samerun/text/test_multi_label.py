@@ -34,6 +34,7 @@ from samerun.text.head import (
     rescaled,
     set_head_bias,
     store,
+    trained_outputs,
 )
 from samerun.text.labels import (
     choose_labels,
@@ -320,10 +321,10 @@ def test_a_new_heads_output_layer_gets_the_bias_and_nothing_else_does(config_cla
     config = config_class(**SIZES, **(special if config_class is ModernBertConfig else {}))
     model = AutoModelForSequenceClassification.from_config(config)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    set_head_bias(model, set(before), np.array([1.0, -2.0, 3.0]))
+    set_head_bias(model, np.array([1.0, -2.0, 3.0]), ~trained_outputs(model, set(before), None, 3))
     changed = [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])]
     assert len(changed) == 1
-    set_head_bias(model, set(before) - set(changed), np.ones(3))  # a trained head keeps its bias
+    set_head_bias(model, np.ones(3), ~trained_outputs(model, set(), None, 3))  # a trained head keeps its bias
     assert model.state_dict()[changed[0]].tolist() == [1.0, -2.0, 3.0]
 
 
@@ -337,7 +338,7 @@ def test_rows_of_a_head_follow_their_labels_names(config_class):
     with torch.no_grad():
         old.bias.copy_(torch.tensor([1.0, 2.0, 3.0]))
     assert f"{name}.weight" in change_classes(model, ["a", "b", "c"], ["c", "new", "a", "newer"])
-    set_head_bias(model, set(), np.array([7.0, 8.0, 9.0, 10.0]), np.array([False, True, False, True]))
+    set_head_bias(model, np.array([7.0, 8.0, 9.0, 10.0]), np.array([False, True, False, True]))
     output = model.get_submodule(name)
     assert output.bias.tolist() == [3.0, 8.0, 1.0, 10.0]
     assert torch.equal(output.weight[[0, 2]], weight[[2, 0]])
