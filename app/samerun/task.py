@@ -228,6 +228,8 @@ class Task(ABC):
         self.arguments = arguments
         self.details: dict[str, Any] = {}  # the task's entries of run.json, set before the training
         self.notes: list[str] = []  # of `load`, for `Data`
+        if arguments.metrics and type(self).for_evaluate is Task.for_evaluate:
+            raise InputError(f"--metrics: {self.name} does not support additional metrics; leave it out")
         self.additional_metrics = load_metrics(arguments.metrics) if arguments.metrics else []
         if self.metric_names:
             check_metric(self.best_metric, self.metric_names, arguments)
@@ -270,8 +272,9 @@ class Task(ABC):
         methods below except `load_exported`."""
 
     def for_evaluate(self, predictions: Predictions, split: Split) -> tuple[Any, Any]:
-        """(predictions, references) in the format of `evaluate`'s metrics, for --metrics."""
-        raise InputError(f"--metrics: {self.name} does not support additional metrics; leave it out")
+        """(predictions, references) in the format of `evaluate`'s metrics. Without it a task has no
+        --metrics."""
+        raise NotImplementedError
 
     def baseline(self, split: Split, seconds: float) -> dict[str, float | None]:
         """Metrics, by the names of the model's, that `baseline_name` reaches on `split` after reading the

@@ -2,6 +2,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import segment
 from classify import Arguments, TextClassification
 from refusals import problems_of
 
@@ -110,3 +111,9 @@ def test_metrics_that_cannot_be_loaded_are_told_together(folder):
         assert told in problems[name]
     assert problems["a:b:c"].startswith("expected NAME_OR_FOLDER[:CONFIG]")
     assert [problem for problem in found if "twice" in problem] == ["--metrics rouge: named twice"]
+
+
+def test_a_task_without_additional_metrics_refuses_them_at_once():
+    arguments = segment.Arguments(output_dir="run", model_name_or_path="m", metrics=("accuracy",))
+    with pytest.raises(InputError, match="--metrics: segment does not support additional metrics"):
+        segment.Segmentation(arguments)

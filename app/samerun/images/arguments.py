@@ -178,8 +178,6 @@ class MaskArguments(ImageArguments):
             problems.append(f"--image_size has {len(self.image_size)} numbers, expected HEIGHT,WIDTH")
         if self.random_crop is not None and self.inference == "sliding_window":
             problems.append(RESIZED_CROP)
-        if self.metrics:
-            problems.append("--metrics: masks are scored by IoU, Dice and pixel accuracy alone; leave it out")
         if self.model_name_or_path is None and self.config_name is None:
             problems.append("no model: give --model_name_or_path, or --config_name with --from_scratch")
         return problems
