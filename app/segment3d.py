@@ -178,8 +178,7 @@ class VolumeSegmentation(Task):
         """Loss and counts of a labelled volume, in its file's grid; the packed mask or a slice of it."""
         a, num_classes = self.arguments, len(self.settings.classes)
         image, size, spacing = volume_facts(batch, row)
-        windows = {"patch_size": self.settings.patch_size, "overlap": self.settings.overlap}
-        logits = network.volume_logits(model, image, size, window_batch_size=a.window_batch_size, **windows)
+        logits = network.volume_logits(model, image, size, self.settings, a.window_batch_size)
         predicted = network.classes_of(logits)
         mask, scores = predicted.cpu().numpy(), {"largest_logit": segmentation.largest_logit(logits)}
         if batch.labels is not None:

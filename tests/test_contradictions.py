@@ -78,16 +78,13 @@ MASKS = [
     ({"random_scale": (1.0, 2.0), "random_crop": 0.5}, "--random_scale and --random_crop are both given"),
     ({"random_crop": 0.5, "inference": "sliding_window"}, "--random_crop resizes its crops"),
     ({"image_size": (1, 2, 3)}, "--image_size has 3 numbers, expected HEIGHT,WIDTH"),
-    ({"metrics": ("accuracy",)}, "--metrics: masks are scored by IoU, Dice and pixel accuracy alone"),
 ]
 TAGS = [({"truncation_side": "left"}, "--truncation_side: no sentence is cut")]
 VOLUMES = [
     NOTHING,
-    ({"train_file": None}, "no training volumes: give --train_file FOLDER"),
     ({"strides": (2, 2)}, "--channels has 5 numbers and --strides 2; expected one fewer strides"),
     ({"patch_size": (16, 16, 20)}, "--patch_size 16,16,20: each must be a multiple of 16, the product"),
     ({"flip_axes": ("x", "none")}, "--flip_axes has none and an axis; keep one"),
-    ({"metrics": ("accuracy",)}, "--metrics: volumes are scored by Dice, IoU and Hausdorff distance alone"),
     ({"do_predict": True, "test_file": "t"}, "--model_name_or_path is missing: name the folder of"),
 ]
 ALL = {

@@ -155,17 +155,6 @@ class VolumeArguments(
         problems += problems_of_masks(self)
         if "none" in self.flip_axes and len(self.flip_axes) > 1:
             problems.append("--flip_axes has none and an axis; keep one")
-        if self.metrics:
-            problems.append(
-                "--metrics: volumes are scored by Dice, IoU and Hausdorff distance alone; leave it out"
-            )
-        modes, no_folder = self.modes, self.train_file is None  # its split.csv may name every split
-        if not modes.train and self.model_name_or_path is None:
+        if not self.modes.train and self.model_name_or_path is None:
             problems.append("--model_name_or_path is missing: name the folder of an exported model")
-        if modes.train and no_folder:
-            problems.append("no training volumes: give --train_file FOLDER")
-        if modes.predict and no_folder and self.test_file is None:
-            problems.append("no test volumes: give --test_file")
-        if modes.evaluate and not modes.train and no_folder and self.validation_file is None:
-            problems.append("no validation volumes: give --validation_file")
         return problems

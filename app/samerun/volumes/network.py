@@ -198,9 +198,7 @@ def volume_logits(
     model: Callable[[torch.Tensor], torch.Tensor],
     image: torch.Tensor,
     size: Sequence[int],
-    *,
-    patch_size: Sequence[int],
-    overlap: float,
+    settings: Settings,
     window_batch_size: int,
 ) -> torch.Tensor:
     """Logits of a volume, (x, y, z), by sliding windows with Gaussian weights, resampled to (channels, *size)
@@ -212,8 +210,8 @@ def volume_logits(
     def predict(windows: torch.Tensor) -> torch.Tensor:
         return model(windows.to(image.dtype)).float()
 
-    given = image.float()[None, None], tuple(patch_size), window_batch_size, predict
-    logits = sliding_window_inference(*given, overlap=overlap, mode="gaussian")[0]
+    given = image.float()[None, None], settings.patch_size, window_batch_size, predict
+    logits = sliding_window_inference(*given, overlap=settings.overlap, mode="gaussian")[0]
     return resample(logits, size)
 
 

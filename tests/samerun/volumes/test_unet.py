@@ -4,7 +4,7 @@ import torch
 from scipy.ndimage import binary_erosion
 from scipy.spatial.distance import cdist
 
-from samerun.volumes.network import classes_of, hausdorff95, volume_logits
+from samerun.volumes.network import Settings, classes_of, hausdorff95, volume_logits
 from samerun.volumes.nifti import IGNORED
 
 
@@ -16,10 +16,10 @@ def both_signs(windows):
 @pytest.mark.parametrize("shape", [(9, 10, 11), (3, 10, 4)])
 def test_windows_put_a_volume_together_whatever_its_size(shape):
     image, larger = torch.randint(-9, 9, shape).bfloat16(), [2 * n for n in shape]
-    windows = {"patch_size": (4, 4, 8), "overlap": 0.5, "window_batch_size": 3}
-    logits = volume_logits(both_signs, image, shape, **windows)
+    settings = Settings(["background", "a"], (1.0, 1.0, 1.0), (4, 4, 8), {}, overlap=0.5)
+    logits = volume_logits(both_signs, image, shape, settings, 3)
     torch.testing.assert_close(logits, torch.stack([image, -image]).float())
-    assert volume_logits(both_signs, image, larger, **windows).shape == (2, *larger)
+    assert volume_logits(both_signs, image, larger, settings, 3).shape == (2, *larger)
 
 
 def test_classes_of_one_and_of_several_channels():
