@@ -39,13 +39,18 @@ def read_split(
     if patterns is not None:
         argument = f"--{split}_file"
         read = partial(read_table, encoding=arguments.encoding, required=required, optional=optional)
-        table = read_sources(expand_patterns(argument, patterns), read, partial(_concatenated, argument))
+        table = _read_each(argument, expand_patterns(argument, patterns), read, _concatenated)
     elif arguments.dataset_name is not None:
         table = _dataset_split(arguments, split, required, optional)
     else:
         return None
+    return limited(table, arguments, split)
+
+
+def limited(rows: T | None, arguments: Any, split: str) -> T | None:
+    """The rows without those beyond --max_train_samples and the like."""
     limit = getattr(arguments, LIMIT_ARGUMENTS[split])
-    return table if table is None or limit is None or limit >= len(table) else table.take(np.arange(limit))
+    return rows if rows is None or limit is None or limit >= len(rows) else rows.take(np.arange(limit))
 
 
 def read_needed(
@@ -106,24 +111,36 @@ def _with_all_labels(rows: Any, train: np.ndarray, held_out: np.ndarray) -> tupl
     return np.union1d(train, moved), np.setdiff1d(held_out, moved)
 
 
-def sources_of(arguments: Any, split: str) -> tuple[str, list[tuple[str, int]], bool]:
-    """(argument, its paths by `expand_patterns`, whether it is the split's own). A split without an argument
-    of its own may be in the folders of --train_file."""
+def read_sources(
+    arguments: Any,
+    split: str,
+    read: Callable[[str, bool, str | None], T | None],
+    join: Callable[[str, Sequence[tuple[T, int]]], T],
+) -> T | None:
+    """The rows of a split in the files and folders of its own argument or, without that, in the folders of
+    --train_file; None if there are none.
+
+    `read`: (a path; whether it is of the split's own argument; the common parent of several folders, to which
+    the names of their rows are relative, None for one) -> its rows, None without the split. `join`: of
+    `_read_each`. Raises `InputError` with the problems of all paths."""
     own = getattr(arguments, f"{split}_file")
     argument, patterns = (f"--{split}_file", own) if own else ("--train_file", arguments.train_file)
     paths = [] if patterns is None else expand_patterns(argument, patterns)
+    folders = [path for path, _ in paths if os.path.isdir(path)]
     if own is None:
-        paths = [(path, number) for path, number in paths if os.path.isdir(path)]
-    return argument, paths, own is not None
+        paths = [(path, number) for path, number in paths if path in folders]
+    base = os.path.commonpath(map(os.path.abspath, folders)) if len(folders) > 1 else None
+    return _read_each(argument, paths, lambda path: read(path, own is not None, base), join)
 
 
-def read_sources(
+def _read_each(
+    argument: str,
     paths: Sequence[tuple[str, int]],
     read: Callable[[str], T | None],
-    join: Callable[[Sequence[tuple[T, int]]], T],
+    join: Callable[[str, Sequence[tuple[T, int]]], T],
 ) -> T | None:
-    """What `read` returns for the paths (`expand_patterns`); None if there is nothing. Several results, with
-    the index of their pattern, are joined by `join`. Raises `InputError` with the problems of all paths."""
+    """What `read` returns for the paths (`expand_patterns`) of an argument; None if there is nothing. `join`:
+    (argument, several results with the index of their pattern) -> one."""
     if len(paths) == 1:
         return read(paths[0][0])
     parts, problems = [], []
@@ -133,7 +150,7 @@ def read_sources(
             if part is not None:
                 parts.append((part, number))
     raise_problems(problems)
-    return join(parts) if len(parts) > 1 else next((part for part, _ in parts), None)
+    return join(argument, parts) if len(parts) > 1 else next((part for part, _ in parts), None)
 
 
 def expand_patterns(argument: str, patterns: Sequence[str]) -> list[tuple[str, int]]:
@@ -150,11 +167,6 @@ def expand_patterns(argument: str, patterns: Sequence[str]) -> list[tuple[str, i
     ]
     raise_problems(problems)
     return files
-
-
-def common_parent(paths: Sequence[str]) -> str | None:
-    """The common parent of several folders, to which the names of their rows are relative; None for one."""
-    return os.path.commonpath(map(os.path.abspath, paths)) if len(paths) > 1 else None
 
 
 def joined_fields(argument: str, numbered: Sequence[tuple[Any, int]]) -> dict[str, Any]:

@@ -253,24 +253,26 @@ def read_examples(arguments: Any, split: str, notes: list[str]) -> Examples | No
 def read_paths(
     arguments: Any, split: str, from_folder: Callable[..., Examples | None], masks: bool = False
 ) -> Examples | None:
-    """The images of the paths of `splits.sources_of`; without any, of --dataset_name. `from_folder`: (whether
-    they are of the split's own argument; the folder above all source folders, see `named_from`; a folder) ->
-    its images. `masks`: the column of labels holds masks, not classes."""
-    argument, paths, is_own = splits.sources_of(arguments, split)
-    if not paths:
+    """The images of `splits.read_sources`; without any, of --dataset_name. `from_folder`: as its `read`, for
+    folders. `masks`: the column of labels holds masks, not classes."""
+
+    def read(path: str, is_own: bool, base: str | None) -> Examples | None:
+        source = Path(path)
+        if source.is_dir():
+            return from_folder(path, is_own, base)
+        is_idx = "-idx3-" in source.name or ".idx3-" in source.name
+        return _from_idx(source) if is_idx else from_table(arguments, split, source, masks)
+
+    examples = splits.read_sources(arguments, split, read, _joined)
+    if examples is None:
         table = splits.read_split(arguments, split, *_columns(arguments, split))
         return None if table is None else _of_table(arguments, split, table, Path(), masks)
-    folders = [path for path, _ in paths if Path(path).is_dir()]
-    from_folder = partial(from_folder, is_own, splits.common_parent(folders))
-    read = partial(_from_path, arguments, split, from_folder, masks)
-    examples = splits.read_sources(paths, read, partial(_joined, argument))
     limit = getattr(arguments, splits.LIMIT_ARGUMENTS[split])
-    if examples is None or limit is None or limit >= len(examples):
-        return examples
-    if not masks and any(idx_images(Path(folder), split) is None for folder in folders):
+    if limit is not None and not masks and any(map(os.path.isdir, examples.sources or [examples.path])):
         # The first images of a folder are all of one class: take evenly spaced ones.
+        limit = min(limit, len(examples))
         return examples.take(np.linspace(0, len(examples) - 1, limit).astype(np.int64))
-    return examples.take(np.arange(limit))
+    return splits.limited(examples, arguments, split)
 
 
 def _joined(argument: str, numbered: Sequence[tuple[Examples, int]]) -> Examples:
@@ -294,18 +296,8 @@ def named_from(base: str | None, folder: Path, names: list[str]) -> list[str]:
     return names if base is None else [str(Path(os.path.relpath(folder, base), name)) for name in names]
 
 
-def _from_path(
-    arguments: Any, split: str, from_folder: Callable[[str], Examples | None], masks: bool, path: str
-) -> Examples | None:
-    source = Path(path)
-    if source.is_dir():
-        return from_folder(path)
-    is_idx = "-idx3-" in source.name or ".idx3-" in source.name
-    return _from_idx(source) if is_idx else from_table(arguments, split, source, masks)
-
-
 def _from_folder(
-    arguments: Any, split: str, notes: list[str], is_own: bool, base: str | None, path: str
+    arguments: Any, split: str, notes: list[str], path: str, is_own: bool, base: str | None
 ) -> Examples | None:
     """The images of MNIST's files or of a folder per class, of the split's own argument alone."""
     if not is_own:

@@ -53,9 +53,9 @@ def read_pairs(arguments: Any, split: str, notes: list[str]) -> data.Examples | 
 
 
 def _from_folder(
-    arguments: Any, split: str, notes: list[str], is_own: bool, base: str | None, path: str
+    arguments: Any, split: str, notes: list[str], path: str, is_own: bool, base: str | None
 ) -> data.Examples | None:
-    """`is_own`: the path is the value of the split's own argument. `base`: of `data.named_from`."""
+    """`path`, `is_own`, `base`: of `splits.read_sources`."""
     folders = _split_folders(Path(path), split, is_own)
     if folders is None:
         return None

@@ -82,32 +82,24 @@ def find_splits(arguments: Any, modes: Modes, notes: list[str]) -> dict[str, Vol
 
 
 def _find(arguments: Any, split: str) -> Volumes | None:
-    """The volumes of a split, from its own argument or else from the folders of --train_file; None if there
-    are none."""
-    argument, paths, is_own = splits.sources_of(arguments, split)
-    base = splits.common_parent([path for path, _ in paths if os.path.isdir(path)])
-    read = partial(_from_path, arguments, split, base, is_own)
-    volumes = splits.read_sources(paths, read, partial(_joined, argument))
-    limit = getattr(arguments, splits.LIMIT_ARGUMENTS[split])
-    return volumes if volumes is None or limit is None else volumes.take(np.arange(min(limit, len(volumes))))
+    """The volumes of a split; None if there are none."""
+
+    def read(path: str, is_own: bool, base: str | None) -> Volumes | None:
+        if not os.path.isdir(path):
+            required, optional = (arguments.image_column,), (arguments.label_column, arguments.id_column)
+            return _from_table(read_table(path, arguments.encoding, required, optional), arguments)
+        volumes = _from_folder(Path(path), split, arguments.encoding, is_own)
+        if volumes is None or base is None:
+            return volumes
+        relative = Path(os.path.relpath(path, base))
+        return replace(volumes, files=[replace(file, id=str(relative / file.id)) for file in volumes.files])
+
+    return splits.limited(splits.read_sources(arguments, split, read, _joined), arguments, split)
 
 
 def _joined(argument: str, numbered: Sequence[tuple[Volumes, int]]) -> Volumes:
     files = [file for volumes, _ in numbered for file in volumes.files]
     return Volumes(files=files, **splits.joined_fields(argument, numbered))
-
-
-def _from_path(arguments: Any, split: str, base: str | None, is_own: bool, path: str) -> Volumes | None:
-    """`base`: the folder that the ids of a folder's volumes are relative to, None for `path`. `is_own`: the
-    path is the value of the split's own argument."""
-    if not os.path.isdir(path):
-        required, optional = (arguments.image_column,), (arguments.label_column, arguments.id_column)
-        return _from_table(read_table(path, arguments.encoding, required, optional), arguments)
-    volumes = _from_folder(Path(path), split, arguments.encoding, is_own)
-    if volumes is None or base is None:
-        return volumes
-    relative = Path(os.path.relpath(path, base))
-    return replace(volumes, files=[replace(file, id=str(relative / file.id)) for file in volumes.files])
 
 
 def _from_folder(folder: Path, split: str, encoding: str, is_own: bool) -> Volumes | None:
