@@ -75,8 +75,8 @@ from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent, che
 from samerun.text import tags
 from samerun.text.labels import in_order_of_head, label_source
 from samerun.text.tags import RAW, Tagged, first_tokens
-from samerun.text.text import TextSplit, TextTask, check_outputs, lengths_of, pad_rows
-from samerun.text.titles import IGNORED, token_losses
+from samerun.text.text import IGNORED, TextSplit, TextTask, check_outputs, lengths_of, pad_rows
+from samerun.text.titles import token_losses
 from samerun.text.tokenizer import check_reload
 
 
@@ -154,9 +154,6 @@ class TokenClassification(TextTask):
     def ids_of_targets(self, table: Table, targets: Tagged) -> Ragged:
         source = label_source(self.arguments)
         return tags.tag_ids(table, targets, self.labels, self.arguments.text_column, source)
-
-    def target_tensor(self, targets: Ragged, rows: np.ndarray) -> torch.Tensor:
-        return pad_rows([targets[row] for row in rows], IGNORED)
 
     def collate(self, split: TextSplit, rows: np.ndarray) -> Batch:
         """(b, width) ids and mask, and the label of each token. If a row has several windows, they stand one

@@ -76,8 +76,8 @@ from samerun.plan import Modes
 from samerun.task import Batch, Data, ModelCard, Predictions, ReportContent
 from samerun.text import titles
 from samerun.text.rouge import choose_tokenizer, first_sentence_scores, rouge_scores
-from samerun.text.text import TextSplit, TextTask, check_outputs, pad_rows
-from samerun.text.titles import IGNORED, Generation, teacher_forcing, token_losses
+from samerun.text.text import IGNORED, TextSplit, TextTask, check_outputs
+from samerun.text.titles import Generation, teacher_forcing, token_losses
 from samerun.text.tokenizer import TitleEncoder, set_languages
 
 
@@ -154,9 +154,6 @@ class TitleGeneration(TextTask):
         encoded = encode_cached(targets, encode, settings, self.arguments.preprocessing_num_workers)
         note_cut(table, "titles", encoded["cut"], limit, self.notes)
         return encoded["input_ids"]
-
-    def target_tensor(self, targets: Ragged, rows: np.ndarray) -> torch.Tensor:
-        return pad_rows([targets[row] for row in rows], IGNORED)
 
     def collate(self, split: TextSplit, rows: np.ndarray) -> Batch:
         batch = super().collate(split, rows)

@@ -63,6 +63,7 @@ BIGBIRD_ALONE = (
     "The code above uses transformers' own BigBird. It changes to full attention for good after one short "
     "text, and a text's result depends on the padding of its batch: give it long texts, one by one."
 )
+IGNORED = -100  # id of a token without a loss
 MOST_TOKENS = 2 * 10**8  # whose ids are looked at, which takes a second
 CUT_ROWS, MUCH_LOST = 50, 1 / 3  # cut texts that are tokenized whole; share of lost tokens to tell of
 
@@ -144,9 +145,9 @@ class TextTask(Task):
     def ids_of_targets(self, table: Table, targets: Any) -> Ragged:
         """The ids of these targets. Raises `InputError`."""
 
-    @abstractmethod
     def target_tensor(self, targets: Ragged, rows: np.ndarray) -> torch.Tensor:
-        """(b, ...) targets of these rows, for `Batch.labels`."""
+        """(b, ...) targets of these rows, for `Batch.labels`; here the ids of tokens."""
+        return pad_rows([targets[row] for row in rows], IGNORED)
 
     def as_texts(self, table: Table, split: str) -> Table:
         """The table with texts in the text column, for tasks whose rows are something else. Raises

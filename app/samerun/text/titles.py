@@ -29,12 +29,12 @@ from samerun.run_folder import read_metrics
 from samerun.task import Batch, ModelCard, ReportContent, Section
 from samerun.text.arguments import SEARCH, SearchArguments
 from samerun.text.rouge import ROUGE_METRICS, first_sentence, median_length, row_scores
+from samerun.text.text import IGNORED
 from samerun.text.tokenizer import join_chinese
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-IGNORED = -100  # target id without a loss
 EXAMPLES = 10  # titles in TensorBoard and in the model card
 METRICS = ("loss", *ROUGE_METRICS, "exact_match", "gen_len")
 CARD_METRICS = [*METRICS, *(f"baseline_{name}" for name in ROUGE_METRICS)]
@@ -169,12 +169,10 @@ def _problem_of(name: str) -> str | None:
         return None
     if name in ARGUMENTS:
         return f"is an argument: give --{ARGUMENTS[name]} and take it out of the file"
-    problem = "is not supported (it would sample, change with the launcher, or replace the model's ids); "
-    if not hasattr(GenerationConfig(), name):
-        near = nearest(name, [*SETTINGS, *ARGUMENTS])
-        hint = f"did you mean {near}? " if near else ""
-        problem = f"is no field of transformers' GenerationConfig; {hint}"
-    return f"{problem}supported are {', '.join(SETTINGS)}"
+    near = nearest(name, [*SETTINGS, *ARGUMENTS])
+    hint = f"did you mean {near}? " if near else ""
+    problem = "is not supported (it is unknown, would sample, or would change with the launcher)"
+    return f"{problem}; {hint}supported are {', '.join(SETTINGS)}"
 
 
 @dataclass(frozen=True)
