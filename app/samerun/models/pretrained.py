@@ -327,13 +327,13 @@ def check_weights(arguments: Any) -> None:
         folder, name = Path(base), f"{name}, base model {base}"
         if not folder.is_dir():
             return
-    first = next((folder / file for file in WEIGHTS if (folder / file).is_file()), None)
-    if first is None:
+    files = _weight_files(folder)
+    if not files:
         raise InputError(
             f"model {name}: the folder holds no weights, such as {WEIGHTS[0]} (it holds: "
             f"{files_in(folder)}); name another, or start from random weights with --from_scratch"
         )
-    for file in sorted(_weight_files(first)):
+    for file in sorted(files):
         _check_weight_file(file)
 
 
@@ -350,8 +350,7 @@ def model_content(configuration: str | None, weights: str | None) -> dict[str, A
         file = Path(weights) / ADAPTER_WEIGHTS
         content |= {file.name: sample_of(file)} | model_content(None, base)
     elif weights is not None and Path(weights).is_dir():
-        first = next(Path(weights) / file for file in WEIGHTS if (Path(weights) / file).is_file())
-        content |= {file.name: sample_of(file) for file in sorted(_weight_files(first))}
+        content |= {file.name: sample_of(file) for file in sorted(_weight_files(Path(weights)))}
     elif weights is not None:
         content["weights"] = weights
     return content
@@ -370,10 +369,11 @@ def check_finite_weights(name: str | Path, model: torch.nn.Module) -> None:
             )
 
 
-def _weight_files(first: Path) -> set[Path]:
-    """The weight files of a folder; `first`: its single weight file, or its index."""
-    if first.suffix != ".json":
-        return {first}
+def _weight_files(folder: Path) -> set[Path]:
+    """The weight files of a folder: its single one, or those of its index; none if it has neither."""
+    first = next((folder / file for file in WEIGHTS if (folder / file).is_file()), None)
+    if first is None or first.suffix != ".json":
+        return set() if first is None else {first}
     try:
         index = json.loads(first.read_text(encoding="utf-8"))
         return {first.parent / file for file in index["weight_map"].values()}
