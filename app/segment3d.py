@@ -47,7 +47,7 @@ import numpy as np
 import torch
 
 from samerun import predictions as output
-from samerun.data.cache import content_key
+from samerun.data.cache import content_hash, content_key
 from samerun.files import replace_folder
 from samerun.images import segmentation
 from samerun.images.segmentation import EqualPasses, SegmentationLoss
@@ -139,12 +139,13 @@ class VolumeSegmentation(Task):
         return Split(files.path, patches.batch, len(patches), augment=patches.batch, mixture=mixture)
 
     def run_fingerprint(self, prepared: dict[str, list[Prepared]]) -> dict[str, Any]:
-        a, trained = self.arguments, {name: volumes for name, volumes in prepared.items() if name != "test"}
+        a, path = self.arguments, self.arguments.model_name_or_path
+        trained = {name: volumes for name, volumes in prepared.items() if name != "test"}
         contents = {n: content_key(v.content for v in volumes)[:16] for n, volumes in trained.items()}
         changes = a.random_rotation, list(a.random_scale or ()), a.random_intensity, a.random_noise
         return {
             "model": self.settings.as_dict(),
-            "weights": network.weights_hash(a.model_name_or_path),
+            "weights": path and content_hash(Path(path) / network.WEIGHTS)[:16],
             "patches": [a.patches_per_volume, a.foreground_share, *a.flip_axes],
             "augmentation": list(changes),
             **{f"{name}_volumes": len(volumes) for name, volumes in trained.items()},

@@ -137,7 +137,7 @@ IMAGES = [
            write("model/config.json", '{"model_type": "segformer", "num_channels": 1}')),
     masks("another kind of model", r"the model \(bert\) cannot segment images; name another",
            write("model/config.json", '{"model_type": "bert"}')),
-    masks("no such file of classes", r"--classes_file names\.txt: no such file",
+    masks("no such file of classes", r"names\.txt: cannot be read \(No such file",
            classes_file="names.txt"),
     masks("a class twice", r"data/classes\.txt:2: the class 'a' is there twice",
            write("data/classes.txt", "a\na\nb\n")),

@@ -12,6 +12,7 @@ import numpy as np
 from samerun.data.cache import content_key, get_or_create
 from samerun.data.splits import expand_patterns
 from samerun.errors import SHOWN, InputError, collecting, listed, raise_problems
+from samerun.files import read_text
 from samerun.images import data
 from samerun.images.segmentation import IGNORED
 
@@ -136,10 +137,8 @@ def _by_name(folder: Path, suffix: str, notes: list[str], only: bool = False) ->
 
 def find_classes_file(arguments: Any) -> Path | None:
     """--classes_file, or classes.txt in or beside the training data; None if there is none. Raises
-    `InputError` for a missing --classes_file, and if several sources have different classes.txt."""
+    `InputError` if several sources have different classes.txt."""
     if arguments.classes_file is not None:
-        if not Path(arguments.classes_file).is_file():
-            raise InputError(f"--classes_file {arguments.classes_file}: no such file")
         return Path(arguments.classes_file)
     if arguments.train_file is None:
         return None
@@ -156,10 +155,7 @@ def find_classes_file(arguments: Any) -> Path | None:
 def read_classes(path: Path) -> Classes:
     """Reads a classes file: one name per line, numbered from 0, or lines of a number and a name. "(ignore)"
     behind a name marks a value to be ignored. Raises `InputError` with file and line."""
-    try:
-        lines = enumerate(path.read_text(encoding="utf-8").split("\n"), 1)
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 at byte {error.start}; expected a class per line") from None
+    lines = enumerate(read_text(path).split("\n"), 1)
     given = [(number, line.strip()) for number, line in lines if line.strip()]
     numbered = all(NUMBERED_LINE.fullmatch(line) for _, line in given)
     names: dict[int, str] = {}

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from samerun.errors import InputError
-from samerun.files import file_record, write_json
+from samerun.files import write_json
 from samerun.models.pretrained import check_finite_weights, in_one_line
 from samerun.parsing import is_given, written
 from samerun.volumes.data import Prepared, Volumes
@@ -181,14 +181,6 @@ def check_weights(weights: tuple[float, ...] | None, classes: list[str]) -> None
         raise InputError(
             f"--class_weights has {len(weights)} numbers, expected {len(classes)}: {', '.join(classes)}"
         )
-
-
-def weights_hash(path: str | None) -> str | None:
-    """A hash of the weights in an exported folder. Raises `InputError` for a folder without weights."""
-    try:
-        return None if path is None else file_record(Path(path) / WEIGHTS)["sha256"][:16]
-    except OSError as error:
-        raise InputError(NO_MODEL.format(path, f"{WEIGHTS}: {error.strerror}")) from None
 
 
 # Logits and distances
