@@ -118,7 +118,7 @@ def check_small_cnn(config: SmallCNNConfig, arguments: Any) -> None:
 
 
 def small_cnn_processing(config: SmallCNNConfig) -> Processing:
-    mode = {1: "L", 3: "RGB"}[config.num_channels]
+    mode = "L" if config.num_channels == 1 else "RGB"
     mean, std = ((value,) * config.num_channels for value in (config.image_mean, config.image_std))
     return Processing(config.image_size, mode, mean, std)
 

@@ -19,11 +19,7 @@ def test_the_network_is_the_classic_one(monkeypatch):
     convolutions = [module for module in layers if isinstance(module, nn.Conv2d)]
     assert [each.in_channels for each in convolutions] == [1, 16, 32, 64]
     assert sum(isinstance(module, nn.MaxPool2d) for module in layers) == 2
-    assert [module.out_features for module in layers if isinstance(module, nn.Linear)] == [
-        1024,
-        128,
-        3,
-    ]
+    assert [each.out_features for each in layers if isinstance(each, nn.Linear)] == [1024, 128, 3]
     plain = x = torch.rand(2, 1, 28, 28)
     model.eval()
     for layer in layers:

@@ -86,10 +86,7 @@ def test_every_setting_is_passed_on_and_stored(read, model, tmp_path):
         ({"num_beams": 4}, "num_beams is an argument: give --num_beams and take it out of the file"),
         ({"max_new_tokens": 4}, "max_new_tokens is an argument: give --max_title_length"),
         ({"do_sample": True}, "do_sample is not supported .* supported are repetition_penalty, "),
-        (
-            {"repetition_penalti": 1.2},
-            "repetition_penalti is not supported .*; did you mean repetition_penalty",
-        ),
+        ({"repetition_penalti": 1.2}, "penalti is not supported .*; did you mean repetition_penalty"),
         ({"repetition_penalty": "high"}, "transformers rejects repetition_penalty 'high'"),
         ({"repetition_penalty": -1.0}, "transformers rejects repetition_penalty -1.0"),
         ({"suppress_tokens": 5}, "transformers rejects suppress_tokens 5"),
