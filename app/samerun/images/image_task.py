@@ -18,7 +18,7 @@ from samerun.images.data import Examples, Images, Inspection, Targets
 from samerun.images.transforms import ALPHA, DEEP, Processing, row_generator, too_deep
 from samerun.launch import Launch
 from samerun.models import adapters
-from samerun.models.pretrained import head_names, load_model, model_content
+from samerun.models.pretrained import fingerprint, head_names, load_model
 from samerun.models.sync_batch_norm import allow_single_values, has_batch_norm, synchronise_batch_norm
 from samerun.plan import Modes
 from samerun.task import Batch, Data, Mixture, Split, Task
@@ -143,19 +143,12 @@ class ImageTask(Task):
 
     def fingerprint(self, **of_task: Any) -> dict[str, Any]:
         """The run's fingerprint: equal on every machine, and equal to that of a checkpoint to resume from."""
-        a, rows = self.arguments, {}
-        for name in (name for name in self.splits if name != "test"):
-            rows[f"{name}_rows"] = len(self.splits[name])
-            rows[f"{name}_content"] = self.splits[name].content()[:16]
-        weights = None if a.from_scratch else a.model_name_or_path
         return {
-            "model": model_content(a.config_name or a.model_name_or_path, weights),
+            **fingerprint(self.arguments, self.splits),
             **of_task,
             "input": str(self.processing),
-            "augmentation": list(a.changes),
-            "sync_batch_norm": a.sync_batch_norm,
-            **adapters.fingerprint(a),
-            **rows,
+            "augmentation": list(self.arguments.changes),
+            "sync_batch_norm": self.arguments.sync_batch_norm,
         }
 
 

@@ -81,13 +81,6 @@ def rounded_as(arguments: Any, launch: Any) -> str:
     return "fp16" if launch.tf32 and launch.precision == "no" else launch.precision
 
 
-def fingerprint(arguments: Any) -> dict[str, Any]:
-    """The entry of the run fingerprint: the arguments that decide which weights are trained."""
-    names = ("lora_r", "lora_alpha", "lora_target_modules", "use_dora", "freeze", "quantize")
-    values = {name: str(getattr(arguments, name)) for name in names if getattr(arguments, name)}
-    return {"trained": values} if values else {}
-
-
 def numbered_layers(model: Any, head: set[str]) -> int:
     """The number of layers of a model, without its `head`; 0 unless they are numbered in one row."""
     names = (name for name, _ in model.named_parameters() if name not in head)

@@ -337,6 +337,22 @@ def check_weights(arguments: Any) -> None:
         _check_weight_file(file)
 
 
+def fingerprint(arguments: Any, splits: dict[str, Any]) -> dict[str, Any]:
+    """Entries of a run's fingerprint: the model, the arguments that decide which weights are trained, and the
+    rows of training and validation."""
+    weights = None if arguments.from_scratch else arguments.model_name_or_path
+    found: dict[str, Any] = {
+        "model": model_content(arguments.config_name or arguments.model_name_or_path, weights)
+    }
+    names = ("lora_r", "lora_alpha", "lora_target_modules", "use_dora", "freeze", "quantize")
+    if trained := {name: str(getattr(arguments, name)) for name in names if getattr(arguments, name)}:
+        found["trained"] = trained
+    for name, split in splits.items():
+        if name != "test":
+            found |= {f"{name}_rows": len(split), f"{name}_content": split.content()[:16]}
+    return found
+
+
 def model_content(configuration: str | None, weights: str | None) -> dict[str, Any]:
     """A fingerprint of a model's files, independent of their location: file name -> size and a hash of
     samples (`sample_of`), since weights may have gigabytes. For a model of the hub its name."""

@@ -41,7 +41,7 @@ from samerun.kernels.bigbird import choose_attention, padding_of, use_bigbird_at
 from samerun.kernels.last_layer import use_first_token
 from samerun.launch import Launch
 from samerun.models import adapters
-from samerun.models.pretrained import check_vocabulary, load_exported, model_content
+from samerun.models.pretrained import check_vocabulary, fingerprint, load_exported
 from samerun.plan import Modes
 from samerun.task import Batch, Data, Mixture, Split, Task, check_finite
 from samerun.text.labels import Labelled
@@ -372,19 +372,13 @@ class TextTask(Task):
 
     def _fingerprint(self, own: dict[str, Any]) -> dict[str, Any]:
         """The run's fingerprint (`Data.fingerprint`)."""
-        arguments = self.arguments
-        trained = {name: split for name, split in self.splits.items() if name != "test"}
-        weights = None if arguments.from_scratch else arguments.model_name_or_path
         return {
-            "model": model_content(arguments.config_name or arguments.model_name_or_path, weights),
+            **fingerprint(self.arguments, self.splits),
             **own,
-            **adapters.fingerprint(arguments),
             "tokenizer": self.tokenizer_hash[:16],
             "max_length": self.max_length,
             **self.long_documents.fingerprint(),
             **({} if self.buffers is None else {"stream": self.buffers.fingerprint}),
-            **{f"{name}_rows": len(split) for name, split in trained.items()},
-            **{f"{name}_content": split.content()[:16] for name, split in trained.items()},
         }
 
     # Batches
