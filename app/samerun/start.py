@@ -261,7 +261,11 @@ def _take_folder(
         # Stopped before its first checkpoint: begins where it began before.
         path = checkpoint.find(folder / checkpoint.FOLDER, arguments.resume_from_checkpoint)
     if path is None and holds_a_run and not restarted and _is_complete(folder, plan, fingerprint):
-        notes += _as_note(_changed_arguments(run_folder.read_if_whole(folder / RUN_FILE), arguments, plan))
+        changes = _changed_arguments(run_folder.read_if_whole(folder / RUN_FILE), arguments, plan)
+        if changes:
+            notes.append(
+                f"not used, as the run is done and kept no checkpoint to go on from: {'; '.join(changes)}"
+            )
         signals.on_immediate_stop(partial(mirror.wait, mirror.STOP_SECONDS))
         return OpenedRun(fingerprint, complete=True), notes
     step, before = 0, None
@@ -269,7 +273,8 @@ def _take_folder(
         step = checkpoint.load_state(path, fingerprint).step
         origin = run_folder.read_if_whole(path.parent.parent / RUN_FILE)
         changes = _changed_arguments(origin, arguments, plan)
-        notes += _as_note(changes)
+        if changes:
+            notes.append(f"changed since the checkpoint: {'; '.join(changes)}")
         earlier = [each for each in origin.get("changes", []) if each["step"] <= step]
         description["changes"] = [*earlier, *([{"step": step, "changes": changes}] if changes else [])]
         if before := run_folder.read_if_whole(folder / RUN_FILE) or None:
@@ -324,10 +329,6 @@ def _changed_arguments(run: dict[str, Any], arguments: Any, plan: Plan) -> list[
         number = checkpoint.difference("the number of steps", steps, plan.total_steps)
         changes.append(f"{number} (--num_train_epochs)")
     return changes
-
-
-def _as_note(changes: list[str]) -> list[str]:
-    return [f"changed since the checkpoint: {'; '.join(changes)}"] if changes else []
 
 
 def replace_run(folder: Path, description: dict[str, Any]) -> None:

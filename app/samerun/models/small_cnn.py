@@ -38,10 +38,8 @@ class SmallCNN(PreTrainedModel):
     the fourth, and three linear layers. The convolutions have no bias, since batch norm would cancel it.
     Images of 28x28 pixels become 4x4 before the first linear layer; other sizes are average-pooled to 4x4."""
 
-    config_class, base_model_prefix = (
-        SmallCNNConfig,
-        "body",
-    )  # not "": transformers would cut names of weights
+    config_class = SmallCNNConfig
+    base_model_prefix = "body"  # with "" transformers would cut the names of weights
 
     def __init__(self, config: SmallCNNConfig) -> None:
         super().__init__(config)
