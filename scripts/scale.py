@@ -77,7 +77,7 @@ PHASES: tuple[tuple[str, Any, str], ...] = (
     ("scores (rank 0)", evaluate, "score"),
     ("full weights", checkpoint, "full_weights"),
     ("export (rank 0)", training.Training, "_write_best"),
-    ("a checkpoint", checkpoint, "save"),
+    ("a checkpoint", checkpoint, "collect"),
     ("its files (rank 0's thread)", checkpoint, "_write"),
 )
 

@@ -192,7 +192,7 @@ def test_few_kernels_are_kept_for_batches_of_ever_new_shapes(group, given, kept,
     words = ["--train_file", "a.csv", "--output_dir", "b", "--model_name_or_path", "c"]
     monkeypatch.setattr(sys, "argv", ["task.py", *words])
     monkeypatch.setattr(os, "environ", given)
-    for name in ("prepare_process", "set_up_host"):
+    for name in ("survive_a_lost_console", "set_up_host"):
         monkeypatch.setattr(cli, name, lambda: None)
     with contextlib.ExitStack() as listening:
         monkeypatch.setattr(cli, "_exit_stack", listening)
