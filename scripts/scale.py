@@ -78,7 +78,7 @@ PHASES: tuple[tuple[str, Any, str], ...] = (
     ("full weights", checkpoint, "full_weights"),
     ("export (rank 0)", training.Training, "_write_best"),
     ("a checkpoint", checkpoint, "collect"),
-    ("its files (rank 0's thread)", checkpoint, "_write"),
+    ("its files (rank 0's thread)", checkpoint, "write"),
 )
 
 
