@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
@@ -69,6 +70,12 @@ def current_row_lengths(rows: int, width: int) -> tuple[int, ...] | None:
 def on_cpu(x: Tensor) -> bool:
     """Whether a CPU computes with `x`. A dry run for a GPU, which is a torch function mode, only seems to."""
     return x.device.type == "cpu" and not has_torch_function_unary(x)
+
+
+def memory_of(tensor: Tensor) -> np.ndarray:
+    """The memory of a tensor on the CPU as an array. After `Tensor.numpy` a storage could not be resized any
+    more, which FSDP does with the storages of gathered weights."""
+    return np.from_dlpack(tensor.detach())
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:

@@ -16,6 +16,8 @@ from numba.extending import intrinsic, overload
 from numpy.polynomial import Chebyshev, Polynomial
 from torch import Tensor
 
+from samerun.kernels.common import memory_of
+
 INCREMENT = np.uint64(0x9E3779B97F4A7C15)  # of SplitMix64's counter
 FIRST, SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # factors of its mixing function
 # 2**x for 0 <= x <= 1: a polynomial's factors from the highest power, with a relative error of 2e-7.
@@ -37,8 +39,8 @@ def compiled(function: Callable) -> Callable:
 def array(tensor: Tensor) -> np.ndarray:
     """The memory of a tensor on the CPU, as these functions take it."""
     if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(np.uint16)
-    return tensor.numpy()
+        return memory_of(tensor.view(torch.int16)).view(np.uint16)
+    return memory_of(tensor)
 
 
 @intrinsic

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samerun.kernels.common import in_one_thread, in_threads, openblas, slices
+from samerun.kernels.common import in_one_thread, in_threads, memory_of, openblas, slices
 
 # Multiplications that outweigh a call through Python, and a switch of threads.
 ENOUGH, ENOUGH_FOR_THREADS = 2**18, 2**25
@@ -106,7 +106,7 @@ def _is_enough(a: Tensor, b: Tensor) -> bool:
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
     out = a.new_empty(a.shape[0], b.shape[-1])
-    np.matmul(a.numpy(force=True), b.numpy(force=True), out=out.detach().numpy())
+    np.matmul(memory_of(a), memory_of(b), out=memory_of(out))
     return out
 
 
@@ -161,7 +161,7 @@ def bmm_into(out: Tensor, a: Tensor, b: Tensor) -> None:
 def _fill(out: Tensor, a: Tensor, b: Tensor) -> None:
     """Fills `out` with products of matrices (n, i, j) and (n, j, k), some in each thread: OpenBLAS alone
     would give each small product to all threads."""
-    arrays = out.detach().numpy(), a.numpy(force=True), b.numpy(force=True)
+    arrays = memory_of(out), memory_of(a), memory_of(b)
     threads, count = torch.get_num_threads(), len(out)
     few = a.numel() * b.shape[-1] < ENOUGH_FOR_THREADS
     share = count if few or count < threads else -(-count // threads)

@@ -234,3 +234,11 @@ def test_what_is_computed_again_has_the_same_mask_after_the_context_too():
 def test_tiny_tensors(by_row):
     for shape in ((0,), (9, 0), (9,), (1,), (9, 1), ()):
         assert functional.dropout(torch.ones(shape), 0.5).shape == shape
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_storage_of_a_weight_can_still_be_freed(dtype, by_row):
+    """DeBERTa drops out its position embeddings themselves, whose storage FSDP frees after the step."""
+    weight = torch.nn.Parameter(torch.ones(16, 32, dtype=dtype))
+    functional.dropout(weight, 0.5).sum().backward()
+    weight.untyped_storage().resize_(0)
