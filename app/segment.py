@@ -23,7 +23,7 @@ sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unle
 
 from samerun.arguments import AdapterArguments
 from samerun.cli import read_arguments
-from samerun.files import replace_list
+from samerun.files import replace_listed
 from samerun.images.arguments import RESIZED_CROP, MaskArguments
 from samerun.run_folder import check_foreign
 
@@ -283,7 +283,7 @@ class Segmentation(ImageTask):
         self.check_logits(predictions, split)
         folder, names = output.folder_of(self.arguments), self.classes.names
         files = semantic_segmentation.mask_names(split.ids)
-        replace_list(folder, files)
+        replace_listed(folder, files, output.earlier_masks(self.arguments))
         for row, (file, header) in enumerate(zip(files, split.inspected.headers, strict=True)):
             size = header.height, header.width
             mask = segmentation.unpack(predictions["mask"][row], size, self.num_classes)

@@ -230,7 +230,8 @@ class VolumeSegmentation(Task):
         self.check_logits(predictions, split)
         folder = output.folder_of(self.arguments)
         scores = self.values_by_kind(predictions) if split.labelled else {}
-        for row, (path, mask) in enumerate(write_masks(whole, predictions["mask"], folder)):
+        masks = write_masks(whole, predictions["mask"], folder, output.earlier_masks(self.arguments))
+        for row, (path, mask) in enumerate(masks):
             volume = whole.volumes[row]
             voxels = np.bincount(mask.ravel(), minlength=len(names) + 1)[1:]
             millilitres = voxels * nifti.voxel_volume(volume.file.image) / 1000

@@ -68,7 +68,7 @@ def inline_config(environment: Mapping[str, str]) -> dict[str, Any]:
     ZeRO stage with their offloading. `beside_file` adds their numbers. Raises `InputError` for nvme."""
     stage = environment.get(INLINE_SETTINGS["zero_stage"], "2")
     config = read_config(str(SHIPPED / f"zero{stage if stage in ('1', '2', '3') else 2}.json"))
-    config["zero_optimization"]["stage"] = json.loads(stage)
+    config["zero_optimization"]["stage"] = int(stage) if stage.isdecimal() else stage
     for name in ("offload_optimizer", "offload_param"):
         device = environment.get(INLINE_SETTINGS[f"{name}_device"], "none")
         if device == "nvme":
@@ -126,6 +126,10 @@ def beside_file(config: dict[str, Any], source: str, environment: Mapping[str, s
             continue
         if known == "auto":
             config[name] = json.loads(value)
+        elif known is None:
+            contradictions.append(
+                f"the accelerate config has {name} {value}, which is not supported; remove it"
+            )
         else:
             contradictions.append(f"the accelerate config has {name} {value}, but {source} {known}; keep one")
     return contradictions

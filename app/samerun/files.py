@@ -141,11 +141,13 @@ def add_to_list(folder: Path, names: Iterable[str]) -> None:
         write_json(folder / LIST, sorted(known | more))
 
 
-def replace_list(folder: Path, names: Iterable[str]) -> None:
-    """As `add_to_list`; removes the files of an earlier list that are not among `names`."""
-    names = set(names)
-    for earlier in own_names(folder) - names:
-        (folder / earlier).unlink(missing_ok=True)
+def replace_listed(folder: Path, names: Iterable[str], earlier: Iterable[str]) -> None:
+    """As `add_to_list`; removes the run's own files among `earlier` that are not among `names`."""
+    known, names = own_names(folder), set(names)
+    if removed := known.intersection(earlier) - names:
+        for name in removed:
+            (folder / name).unlink(missing_ok=True)
+        write_json(folder / LIST, sorted(known - removed))
     add_to_list(folder, names)
 
 

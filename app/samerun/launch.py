@@ -175,12 +175,16 @@ def _dropout_by_row(arguments: Any, use_cpu: bool, compiles: bool, problems: lis
 
 
 def _ranks_and_sizes() -> tuple[int, int, int, int]:
-    """(rank, world size, local rank, local world size). Raises `InputError` for a rank that a shell may have
+    """(rank, world size, local rank, local world size). Raises `InputError` for values that a shell may have
     kept from another job."""
-    world_size = int(os.environ.get("WORLD_SIZE") or 1)
-    rank, local_rank = (int(os.environ.get(name) or 0) for name in ("RANK", "LOCAL_RANK"))
+    names, env = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), os.environ
+    if wrong := [name for name in names if not (env.get(name) or "0").isdecimal()]:
+        advice = LEFTOVER_ADVICE.format(wrong[0])
+        raise InputError(f"{wrong[0]}={env[wrong[0]]!r}: expected a whole number. {advice}")
+    world_size = int(env.get("WORLD_SIZE") or 1)
+    rank, local_rank = (int(env.get(name) or 0) for name in ("RANK", "LOCAL_RANK"))
     # DeepSpeed's name first.
-    local_size = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    local_size = int(env.get("LOCAL_SIZE") or env.get("LOCAL_WORLD_SIZE") or 1)
     # Not every launcher sets the local size.
     most_local = local_size if local_size > 1 else world_size
     for name, number, size in (("RANK", rank, world_size), ("LOCAL_RANK", local_rank, most_local)):

@@ -16,7 +16,7 @@ from samerun import run_folder
 from samerun.console import STDOUT, say
 from samerun.data.files import FILE_KINDS
 from samerun.errors import SHOWN_AS, TrainingError
-from samerun.files import as_line, atomic_file
+from samerun.files import as_line, atomic_file, read_lines
 from samerun.task import Predictions, Split, Task
 
 WILDCARDS = re.compile(r"[-_.]*[*?\[\]]+")
@@ -61,6 +61,13 @@ def write_metrics(arguments: Any, metrics: dict[str, Any]) -> None:
 def folder_of(arguments: Any) -> Path:
     """The folder, in the run's folder, for files that the predictions refer to, such as masks."""
     return Path(arguments.output_dir) / _beside_a_run(arguments, run_folder.MASKS)
+
+
+def earlier_masks(arguments: Any) -> set[str]:
+    """The names of the masks of the predictions that this command replaces; none if they are a table."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        return {Path(line["mask"]).name for line in read_lines(path_of(arguments))}
+    return set()
 
 
 def _beside_a_run(arguments: Any, name: str) -> str:

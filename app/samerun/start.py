@@ -166,14 +166,14 @@ class OpenedRun:
 
     `complete`: the folder holds this run, finished and without a checkpoint, so that there is nothing to
     train. `replaces`, with --overwrite_output_dir: the content of run.json for `replace_run`, to be called
-    just before training, so that an error in preparing the model does not cost the previous run. `before`:
-    the content of run.json for a start that finds nothing left to train."""
+    just before training, so that an error in preparing the model does not cost the previous run.
+    `description`: the content of run.json as soon as a resumed run trains."""
 
     fingerprint: dict[str, Any]
     resume: Path | None = None  # checkpoint
     complete: bool = False
     replaces: dict[str, Any] | None = None
-    before: dict[str, Any] | None = None
+    description: dict[str, Any] | None = None
 
 
 def make_fingerprint(arguments: Any, plan: Plan | None, name: str, data: Data) -> dict[str, Any]:
@@ -268,21 +268,27 @@ def _take_folder(
             )
         signals.on_immediate_stop(partial(mirror.wait, mirror.STOP_SECONDS))
         return OpenedRun(fingerprint, complete=True), notes
-    step, before = 0, None
+    step, later = 0, None
     if path is not None:
         step = checkpoint.load_state(path, fingerprint).step
         origin = run_folder.read_if_whole(path.parent.parent / RUN_FILE)
         changes = _changed_arguments(origin, arguments, plan)
         if changes:
             notes.append(f"changed since the checkpoint: {'; '.join(changes)}")
-        earlier = [each for each in origin.get("changes", []) if each["step"] <= step]
-        description["changes"] = [*earlier, *([{"step": step, "changes": changes}] if changes else [])]
-        if before := run_folder.read_if_whole(folder / RUN_FILE) or None:
-            paths = names_of(arguments, reads=True)  # only the data read now are new
+        by_step = {
+            each["step"]: each["changes"] for each in origin.get("changes", []) if each["step"] <= step
+        }
+        if changes:
+            by_step[step] = [*by_step.get(step, []), *changes]
+        description["changes"] = [{"step": at, "changes": of_step} for at, of_step in by_step.items()]
+        if before := run_folder.read_if_whole(folder / RUN_FILE):
+            # Nothing is trained with these arguments yet. Only the data and the launch are new.
+            paths = names_of(arguments, reads=True)
             own = before["arguments"] | {name: description["arguments"][name] for name in paths}
-            before = {**before, "arguments": own}
+            launch = {name: description[name] for name in ("launcher_process", "slurm_job")}
+            later, description = description, {**before, "arguments": own, **launch}
     _begin(folder, description, step)
-    return OpenedRun(fingerprint, resume=path, before=before), notes
+    return OpenedRun(fingerprint, resume=path, description=later), notes
 
 
 def _is_complete(folder: Path, plan: Plan, fingerprint: dict[str, Any]) -> bool:

@@ -75,11 +75,8 @@ class Training:
         """Prepares `model` and its optimizer with Accelerate and restores the checkpoint to resume from, if
         there is one."""
         self.run, self.arguments, self.task, self.plan = run, arguments, task, plan
-        self.folder, self.fingerprint, self.before = (
-            Path(arguments.output_dir),
-            opened.fingerprint,
-            opened.before,
-        )
+        self.folder, self.fingerprint = Path(arguments.output_dir), opened.fingerprint
+        self.description = opened.description
         self.state, self.writer = TrainState(), Background()
         self.save_stalls: list[float] = []  # seconds for which each checkpoint blocked the training
         self.evaluation_stalls: list[float] = []  # likewise each evaluation, with the export of a best model
@@ -207,9 +204,6 @@ class Training:
         `StopRequested` after a checkpoint if any process was requested to stop.
         """
         run, state, clock = self.run, self.state, StepClock(self.run.device)
-        nothing_left = state.step >= self.plan.total_steps or self._out_of_patience()
-        if nothing_left and self.before is not None:  # the arguments of this start train nothing
-            run.from_rank0(lambda: write_json(self.folder / RUN_FILE, self.before))
         if self._is_complete() or self._out_of_patience():
             run.print(f"training       is complete ({state.step} steps); nothing to do")
             metrics = self._train_metrics(clock)
@@ -218,6 +212,8 @@ class Training:
         signals.defer()
         if stop_requested(run):
             stop_run(run, f"before step {state.step + 1}; there was nothing new to save")
+        if self.description is not None and state.step < self.plan.total_steps:
+            run.from_rank0(lambda: write_json(self.folder / RUN_FILE, self.description))
         self.model.train()
         additive = task_scripts.is_ours(type(self.task)) or self._losses_add_up()
         if additive:

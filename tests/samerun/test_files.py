@@ -21,12 +21,13 @@ from samerun.files import (
     finish_all,
     foreign_files,
     lock,
+    own_names,
     paths_in,
     read_lines,
     recover_folder,
     remove_folder,
     replace_folder,
-    replace_list,
+    replace_listed,
     write_json,
     write_text,
 )
@@ -237,12 +238,13 @@ def test_what_a_kill_leaves_of_a_listed_file_is_the_runs_own(tmp_path):
 
 def test_files_of_an_earlier_list_are_removed_and_no_others(tmp_path):
     masks = tmp_path / "predictions"
-    add_to_list(masks, ["a.png", "b.png"])
-    for name in ("a.png", "b.png", "mine.png"):
+    add_to_list(masks, ["a.png", "b.png", "c.png"])  # c.png: of another file of predictions
+    for name in ("a.png", "b.png", "c.png", "mine.png"):
         (masks / name).touch()
-    replace_list(masks, ["b.png", "c.png"])
-    assert paths_in(masks) == [masks / LIST, masks / "b.png", masks / "mine.png"]
+    replace_listed(masks, ["b.png", "d.png"], ["a.png", "b.png", "mine.png"])
+    assert paths_in(masks) == [masks / LIST, masks / "b.png", masks / "c.png", masks / "mine.png"]
     assert foreign_files(masks) == [masks / "mine.png"]
+    assert own_names(masks) == {"b.png", "c.png", "d.png"}
 
 
 def test_a_folder_that_cannot_be_read_is_named(tmp_path):

@@ -166,6 +166,8 @@ REFUSED = [
      "--dropout_by row does not work with --attn_implementation flash_attention_2; leave one of them out"),
     # Left over in a shell
     ({"RANK": "0", "LOCAL_RANK": "0"}, {}, "WORLD_SIZE=1 but MASTER_ADDR and MASTER_PORT not set, so the"),
+    ({"WORLD_SIZE": "abc"}, {}, "WORLD_SIZE='abc': expected a whole number. If the variable is left over"),
+    (RANKS | {"RANK": "-1"}, {}, "RANK='-1': expected a whole number"),
     ({"WORLD_SIZE": "4"}, {}, "WORLD_SIZE=4 but RANK and MASTER_ADDR and MASTER_PORT not set, so the proce"),
     ({"RANK": "1"}, {}, "RANK=1 but there are only 1 process(es)"),
     ({"LOCAL_RANK": "3"}, {}, "LOCAL_RANK=3 but there are only 1 process(es)"),

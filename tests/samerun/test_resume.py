@@ -305,38 +305,49 @@ def test_a_start_that_trains_nothing_keeps_the_arguments_of_the_run(
     before = (tmp_path / "run.json").read_bytes()
     epochs = 3 if ended_early else 2
     again = opened(resume_from_checkpoint="auto", learning_rate=0.5, epochs=epochs)
-    assert json.loads((tmp_path / "run.json").read_text())["arguments"]["learning_rate"] == 0.5
+    assert (tmp_path / "run.json").read_bytes() == before  # also if this start is stopped now
     training = prepare(again, plan=make_plan(22, epochs=epochs), early_stopping_patience=2)
     training.state.evaluations_without_best = 2 * ended_early
     training.fit()
     assert (tmp_path / "run.json").read_bytes() == before
+    more = prepare(
+        opened(resume_from_checkpoint="auto", learning_rate=0.5, epochs=3), plan=make_plan(22, epochs=3)
+    )
+    more.fit()
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert run["arguments"]["learning_rate"] == 0.5
+    assert [each["step"] for each in run["changes"]] == [6]
 
 
 def test_run_json_tells_after_which_step_arguments_changed(opened, request, tmp_path):
     def changes(**given):
-        opened(epochs=3, **given)
-        run = json.loads((tmp_path / "run.json").read_text())
-        return [(each["step"], each["changes"]) for each in run["changes"]]
+        run = opened(epochs=3, **given).description
+        return run, [(each["step"], each["changes"]) for each in run["changes"]]
 
     opened(epochs=3)
     request.getfixturevalue("finished")
-    first = (6, ["--learning_rate was 5e-05, is now 0.5"])
-    assert changes(resume_from_checkpoint="auto") == []
-    assert changes(resume_from_checkpoint="auto", learning_rate=0.5) == [first]
-    assert changes(resume_from_checkpoint="auto", learning_rate=0.5) == [first]
+    rate, decay = "--learning_rate was 5e-05, is now 0.5", "--weight_decay was 0.01, is now 0.1"
+    assert changes(resume_from_checkpoint="auto")[1] == []
+    run, found = changes(resume_from_checkpoint="auto", learning_rate=0.5)
+    assert found == [(6, [rate])]
+    write_json(tmp_path / "run.json", run)  # it has trained
+    given = {"resume_from_checkpoint": "auto", "learning_rate": 0.5}
+    assert changes(**given)[1] == [(6, [rate])]
+    assert changes(**given, weight_decay=0.1)[1] == [(6, [rate, decay])]
     # From an earlier step: the later change has trained nothing that is kept.
     earlier = str(tmp_path / "checkpoints" / "step_3")
     back = (3, ["--learning_rate was 0.5, is now 0.25"])
-    assert changes(resume_from_checkpoint=earlier, learning_rate=0.25) == [back]
+    assert changes(resume_from_checkpoint=earlier, learning_rate=0.25)[1] == [back]
 
 
-def test_changed_arguments_are_named(opened, request, capsys):
+def test_changed_arguments_are_named(opened, request, tmp_path, capsys):
     opened()
     request.getfixturevalue("finished")
     changed = {"resume_from_checkpoint": "auto", "learning_rate": 0.5, "gradient_checkpointing": True}
-    opened(**changed, epochs=3)
+    first = opened(**changed, epochs=3)
     changes = "--learning_rate was 5e-05, is now 0.5; --gradient_checkpointing was false, is now true"
     assert f"note           changed since the checkpoint: {changes}\n" in capsys.readouterr().out
+    write_json(tmp_path / "run.json", first.description)  # it has trained
     opened(**changed, epochs=3)
     assert "changed since" not in capsys.readouterr().out
     opened(**changed, epochs=4, chosen=4)

@@ -103,7 +103,14 @@ def new_small_cnn(
 
 
 def check_small_cnn(config: SmallCNNConfig, arguments: Any) -> None:
-    """Raises `InputError` for arguments that do not fit a small CNN."""
+    """Raises `InputError` for a damaged configuration, and for arguments that do not fit a small CNN."""
+    numbers = all(isinstance(value, int | float) for value in (config.image_mean, config.image_std))
+    sizes = [size for size in config.image_size if isinstance(size, int) and size >= LEAST_SIZE]
+    if len(sizes) != 2 or not numbers or not config.image_std > 0:
+        raise InputError(
+            f"{arguments.model_name_or_path}: its config.json is damaged: expected image_size of two numbers "
+            f"of at least {LEAST_SIZE}, image_mean, and image_std above 0; export the model again"
+        )
     if arguments.image_size is not None and config.image_size != (arguments.image_size,) * 2:
         height, width = config.image_size
         raise InputError(

@@ -17,7 +17,11 @@ from samerun.models.pretrained import explain_failed_load
 
 GREY = ("1", "L", "LA", "La")
 # Modes of more than 8 bits a channel. Pillow cuts colours to 8 bits; then only the file's raw mode tells.
-DEEP = ("I", "F", *(f"{m};16{order}" for m in ("I", "LA", "RGB", "RGBA", "RGBX") for order in ("", *"BLN")))
+DEEP = (
+    "I",
+    "F",
+    *(f"{m};16{order}" for m in ("I", "LA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK") for order in ("", *"BLN")),
+)
 ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 Encoded = bytes | Path  # an undecoded image
@@ -91,6 +95,8 @@ def too_deep(mode: str) -> str:
 
 def _mode(image: Image.Image) -> str:
     """The mode of an image that is not decoded yet, or the file's own if it is one of DEEP."""
+    if any(tile.codec_name == "SGI16" for tile in image.tile):
+        return "RGB;16B"
     raw = [tile.args if isinstance(tile.args, str) else tile.args[0] for tile in image.tile if tile.args]
     return next((mode for mode in raw if mode in DEEP), image.mode)
 

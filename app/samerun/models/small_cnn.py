@@ -21,14 +21,14 @@ class SmallCNNConfig(PreTrainedConfig):
     def __init__(
         self,
         num_channels: int = 1,
-        image_size: tuple[int, int] = (28, 28),
+        image_size: tuple[int, int] | None = None,
         image_mean: float = 0.5,
         image_std: float = 0.5,
         label_smoothing_factor: float = 0.0,
         **others: Any,
     ) -> None:
         super().__init__(**others)
-        self.num_channels, self.image_size = num_channels, tuple(image_size)
+        self.num_channels, self.image_size = num_channels, tuple(image_size or ())
         self.image_mean, self.image_std = image_mean, image_std
         self.label_smoothing_factor = label_smoothing_factor
 

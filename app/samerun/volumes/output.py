@@ -6,7 +6,7 @@ with one class takes 10 MB, a hundred of them 1 GB. Validation keeps one slice o
 mask.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from samerun.data.cache import content_key
-from samerun.files import replace_list
+from samerun.files import replace_listed
 from samerun.images.segmentation import file_names, pack, unpack
 from samerun.reports.figures import with_legend
 from samerun.task import Batch, Split
@@ -104,11 +104,13 @@ def _pad_and_stack(arrays: list[np.ndarray], fill: int) -> np.ndarray:
     return np.stack([crop(array, (0, 0, 0), size, fill) for array in arrays])
 
 
-def write_masks(split: WholeVolumes, packed: np.ndarray, folder: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Writes each mask, in its file's own grid, to `folder`. Yields (path from the folder above, mask in
-    canonical orientation)."""
+def write_masks(
+    split: WholeVolumes, packed: np.ndarray, folder: Path, earlier: Iterable[str] = ()
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Writes each mask, in its file's own grid, to `folder`, in place of the `earlier` ones. Yields (path
+    from the folder above, mask in canonical orientation)."""
     files = file_names([volume.file.id for volume in split.volumes], ".nii.gz")
-    replace_list(folder, files)
+    replace_listed(folder, files, earlier)
     for volume, name, row in zip(split.volumes, files, packed, strict=True):
         mask = unpack(row, volume.facts["size"], split.num_classes)
         write_like(folder / name, mask, volume.file.image)

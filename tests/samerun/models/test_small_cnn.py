@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -5,6 +7,7 @@ from transformers import AutoModelForImageClassification
 
 from samerun.arguments import ModelArguments
 from samerun.errors import InputError
+from samerun.images.single_label import check_small_cnn
 from samerun.models.pretrained import load_exported
 from samerun.models.small_cnn import SmallCNN, SmallCNNConfig
 
@@ -50,3 +53,17 @@ def test_what_is_saved_is_loaded_unless_it_is_damaged(tmp_path):
     (tmp_path / "other" / "model.safetensors").rename(tmp_path / "model.safetensors")
     with pytest.raises(InputError, match=r"the weights are not those of its config\.json: 0\.weight is"):
         load()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"image_size": None}, {"image_size": [16]}, {"image_size": ["a", "b"]}, {"image_size": [8, 8]},
+        {"image_mean": "x"}, {"image_std": 0},
+    ],
+)  # fmt: skip
+def test_a_damaged_configuration_is_refused(changes):
+    given = {"num_channels": 1, "image_size": (16, 16), **changes}
+    arguments = SimpleNamespace(image_size=None, model_name_or_path="best")
+    with pytest.raises(InputError, match=r"best: its config\.json is damaged"):
+        check_small_cnn(SmallCNNConfig(**given), arguments)
