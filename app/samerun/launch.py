@@ -177,7 +177,7 @@ def _dropout_by_row(arguments: Any, use_cpu: bool, compiles: bool, problems: lis
 def _ranks_and_sizes() -> tuple[int, int, int, int]:
     """(rank, world size, local rank, local world size). Raises `InputError` for values that a shell may have
     kept from another job."""
-    names, env = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), os.environ
+    names, env = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"), os.environ
     if wrong := [name for name in names if not (env.get(name) or "0").isdecimal()]:
         advice = LEFTOVER_ADVICE.format(wrong[0])
         raise InputError(f"{wrong[0]}={env[wrong[0]]!r}: expected a whole number. {advice}")

@@ -171,3 +171,12 @@ def test_a_file_that_a_crash_left_without_a_further_step_is_known(tmp_path, monk
         write(path, tmp_path)
     assert path.exists()
     assert predictions.problem(path, tmp_path) is None
+
+
+def test_masks_of_the_replaced_predictions_are_known(tmp_path):
+    asked = SimpleNamespace(output_dir=str(tmp_path), predictions_file=str(tmp_path / "a.jsonl"))
+    assert predictions.earlier_masks(asked) == set()
+    (tmp_path / "a.jsonl").write_text('{"id": 1, "mask": "predictions/1.png"}\n')
+    assert predictions.earlier_masks(asked) == {"1.png"}
+    (tmp_path / "a.jsonl").write_text("id,mask\n1,predictions/1.png\n")  # a table
+    assert predictions.earlier_masks(asked) == set()

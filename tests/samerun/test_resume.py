@@ -308,6 +308,7 @@ def test_a_start_that_trains_nothing_keeps_the_arguments_of_the_run(
     assert (tmp_path / "run.json").read_bytes() == before  # also if this start is stopped now
     training = prepare(again, plan=make_plan(22, epochs=epochs), early_stopping_patience=2)
     training.state.evaluations_without_best = 2 * ended_early
+    training.state.unevaluated = not ended_early  # an evaluation trains nothing, either
     training.fit()
     assert (tmp_path / "run.json").read_bytes() == before
     more = prepare(

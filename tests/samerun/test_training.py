@@ -363,11 +363,13 @@ def test_statistics_forbid_smaller_micro_batches(begin):
         ([0.0] * 6, [0.5, 0.4, 0.4, 0.3, 0.6, 0.2], True, 2, [1, 2, 4, 6], 6),
     ],
 )
-def test_the_best_model_and_early_stopping(begin, scores, losses, greater, patience, best, last):
+def test_the_best_model_and_early_stopping(begin, scores, losses, greater, patience, best, last, capsys):
     asked = {"greater_is_better": greater, "early_stopping_patience": patience}
     session = begin(task=Scripted(scores, losses), plan=make_plan(22, eval_steps=1), **asked)
     session.fit()
     assert session.best == best
+    if not best:
+        assert "stopping early: no defined score in 2 evaluations" in capsys.readouterr().out
     assert session.state.step == last
     assert session.state.best_step == (best[-1] if best else None)
     assert session.state.best_metric == (scores[best[-1] - 1] if best else None)
@@ -628,3 +630,8 @@ def test_a_checkpoint_is_copied_to_the_folder_of_this_machine(start_run, argumen
     with pytest.raises(FileNotFoundError):
         Training(start_run(), given, LinearTask(), None, make_plan(22), None, opened=opened)
     assert fetched == [(opened.resume, tmp_path / "checkpoints")]
+
+
+def test_the_metric_that_chooses_the_best_model_is_in_the_tables():
+    assert LinearTask(best_metric="auc").headline_metrics == ("loss", "auc")
+    assert LinearTask(best_metric="loss").headline_metrics == ("loss",)

@@ -225,6 +225,12 @@ LOSSES = {
 }
 
 
+def test_every_entry_of_a_head_is_stored_and_earlier_ones_are_removed():
+    config = BertConfig(thresholds=[0.5], text_pair=True)
+    store(config, {"text_pair": None, "new": 3})
+    assert (hasattr(config, "thresholds"), hasattr(config, "text_pair"), config.new) == (False, False, 3)
+
+
 def test_each_loss_that_can_be_chosen_has_a_function():
     assert {loss.kind for loss in LOSSES.values()} == set(LOSSES_OF["multi_label"])
     with pytest.raises(KeyError):
@@ -343,6 +349,7 @@ def test_rows_of_a_head_follow_their_labels_names(config_class):
     assert output.bias.tolist() == [3.0, 8.0, 1.0, 10.0]
     assert torch.equal(output.weight[[0, 2]], weight[[2, 0]])
     assert not torch.equal(output.weight[1], weight[1])
+    assert 0.001 < output.weight[[1, 3]].std() < 0.5  # drawn
     assert (labels_of(model.config), model.num_labels) == (["c", "new", "a", "newer"], 4)
     assert model(torch.tensor([[3, 4]])).logits.shape == (1, 4)
 
