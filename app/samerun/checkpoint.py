@@ -94,6 +94,7 @@ class TrainState:
     stream: Any = None  # start of the current epoch's rows (see `data.stream`)
     unused_decay: float = 1.0  # product of the updates' weight decay, for embeddings that do not occur
     dropout_by: str | None = None  # row, torch; None in checkpoints from before there was dropout by row
+    fewer_updates: dict[str, int] = field(default_factory=dict)  # of weights that some steps did not use
 
     def count_tokens(self, tokens: int | None, padded_tokens: int | None) -> None:
         """Adds the tokens of a step (both None for rows without tokens)."""
@@ -269,7 +270,7 @@ def restore_optimizer(run: Run, path: Path, model: Any, optimizer: Any, state: T
         if run.launch.precision != "no":
             deepspeed.restore_weights(model, without_others(plain, load_file(path / WEIGHTS)))
     else:
-        _restore_moments(plain, optimizer.optimizer, moments, state.updates)
+        _restore_moments(plain, optimizer.optimizer, moments, state)
     kept, scaler = state.loss_scale, run.accelerator.scaler
     if not kept:
         return
@@ -299,7 +300,7 @@ def _load_moments(path: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def _restore_moments(
-    model: torch.nn.Module, optimizer: Any, moments: dict[str, dict[str, torch.Tensor]], updates: int
+    model: torch.nn.Module, optimizer: Any, moments: dict[str, dict[str, torch.Tensor]], state: TrainState
 ) -> None:
     names = {parameter: name for name, parameter in model.named_parameters()}
     for group in optimizer.param_groups:
@@ -308,6 +309,7 @@ def _restore_moments(
             own = {key: tensors[name] for key, tensors in moments.items() if name in tensors}
             restored = {key: fsdp.distribute_like(tensor, parameter) for key, tensor in own.items()}
             if restored:
+                updates = state.fewer_updates.get(name, state.updates)
                 optimizer.state[parameter] = {**_step_entry(optimizer, group, parameter, updates), **restored}
 
 
@@ -380,6 +382,7 @@ def collect(
         if run.fsdp is not None:
             fsdp.reshard(model)  # an evaluation leaves gathered weights
         moments = fsdp.full_moments(run.unwrapped(model), optimizer.optimizer, run.is_main)
+        state.fewer_updates = _fewer_updates(run.unwrapped(model), optimizer.optimizer, state.updates)
         scaler = run.accelerator.scaler
         state.loss_scale = None if scaler is None else scaler.state_dict()
     if not run.is_main:
@@ -391,6 +394,17 @@ def collect(
     }
     flat |= {f"{AVERAGE_PREFIX}{name}": tensor for name, tensor in (average or {}).items()}
     return {WEIGHTS: _without_tied(weights), OPTIMIZER: flat}
+
+
+def _fewer_updates(model: torch.nn.Module, optimizer: Any, updates: int) -> dict[str, int]:
+    """{name: number of updates} of the weights that missed some: a step without a gradient, such as one in
+    which no row calls an expert, is no update."""
+    states = {name: optimizer.state.get(p, {}) for name, p in model.named_parameters()}
+    steps = {name: torch.as_tensor(state["step"]) for name, state in states.items() if "step" in state}
+    if not steps:
+        return {}
+    counts = torch.stack([*steps.values()]).tolist()  # of a fused optimizer they are on the GPU
+    return {name: int(count) for name, count in zip(steps, counts, strict=True) if count != updates}
 
 
 def write(

@@ -324,6 +324,8 @@ def restore_moments(engine: Any, moments: dict[str, dict[str, Any]], updates: in
     _link_moments(engine)
     for key, tensors in moments.items():
         for name, parameter in _trained(engine):
+            if name not in tensors:  # no step has used it
+                continue
             if hasattr(parameter, "ds_tensor"):
                 safe_set_local_optimizer_state(parameter, _local_part(parameter, tensors[name]), key)
             else:

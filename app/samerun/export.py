@@ -4,6 +4,7 @@ The folder is checked by loading it and replaced as a whole."""
 
 import contextlib
 import copy
+import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -17,11 +18,17 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from transformers.utils import logging
 
 from samerun.errors import InputError, TrainingError, in_short
-from samerun.files import LIST, replace_folder
+from samerun.files import LIST, as_json, replace_folder
 from samerun.run_folder import BEST, CARD, PLOTS
 from samerun.runtime import QUIET_LOGGERS, Run
 
 CHECKED_ROWS = 4  # of an exported model
+ADAPTER_CONFIG, BASE_MODEL = "adapter_config.json", "base_model_name_or_path"  # peft's
+# The card's code reads best/; before it in a repository, which has the files of best/ at its top.
+DOWNLOAD = """```python
+from huggingface_hub import snapshot_download
+snapshot_download("{repository}", local_dir="best")
+"""
 
 
 def export_model(
@@ -138,7 +145,10 @@ def _upload(arguments: Any) -> str:
     """
     try:
         repository = _create_repository(arguments)
-        files = [CommitOperationAdd(name, path) for name, path in _files(Path(arguments.output_dir)).items()]
+        files = [
+            CommitOperationAdd(name, _as_published(name, path, repository))
+            for name, path in _files(Path(arguments.output_dir)).items()
+        ]
         HfApi().create_commit(repository, files, commit_message="Upload the best model of a run")
     except Exception as error:
         again = (
@@ -146,6 +156,19 @@ def _upload(arguments: Any) -> str:
         )
         return f"note           the upload to {_name(arguments)} failed ({in_short(error)}); {again}"
     return f"uploaded       {repository}"
+
+
+def _as_published(name: str, path: Path, repository: str) -> Path | bytes:
+    """A file of a run as others need it: the card's code gets the model from the hub, and an adapter does not
+    name a folder of this machine."""
+    if name == CARD:
+        text = path.read_text(encoding="utf-8")
+        return text.replace("```python\n", DOWNLOAD.format(repository=repository), 1).encode()
+    if name == ADAPTER_CONFIG:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if Path(config[BASE_MODEL]).is_absolute():
+            return as_json({**config, BASE_MODEL: Path(config[BASE_MODEL]).name}).encode()
+    return path
 
 
 def _files(folder: Path) -> dict[str, Path]:

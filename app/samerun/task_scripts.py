@@ -29,6 +29,7 @@ BY_CLASS = {
     "MarianMTModel": "titlegen",
 }
 BY_ADAPTER = {"SEQ_CLS": "classify", "SEQ_2_SEQ_LM": "titlegen", "TOKEN_CLS": "tag"}
+_loaded: dict[str, tuple[Path, bytes]] = {}  # name of a module -> the script that it was made of
 NO_OUTPUT_DIR = "no_output"  # a value for --output_dir; nothing is written there
 
 
@@ -60,6 +61,10 @@ def load(script: Path) -> tuple[type, type]:
     for another file or none."""
     if not script.is_file():
         raise InputError(f"{script}: no such file; name a task's script, such as app/classify.py")
+    source = script.resolve(), script.read_bytes()
+    if _loaded.get(script.stem, source) != source:  # a notebook calls `train` again after an edit
+        sys.modules.pop(script.stem, None)
+    _loaded[script.stem] = source
     folder = str(script.resolve().parent)
     sys.path.insert(0, folder)
     try:

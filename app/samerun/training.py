@@ -9,6 +9,7 @@ import contextlib
 import copy
 import math
 import random
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +30,15 @@ from samerun.console import Phase
 from samerun.contract import losses_add_up
 from samerun.data.batches import TrainBatches, train_loader
 from samerun.embeddings import train_occurring
-from samerun.errors import EXIT_STOPPED, InputError, StopRequested, TrainingError, in_short, is_out_of_memory
+from samerun.errors import (
+    EXIT_STOPPED,
+    InputError,
+    StopRequested,
+    TrainingError,
+    in_short,
+    is_out_of_memory,
+    process_name,
+)
 from samerun.evaluate import eval_rows, evaluate, input_dtype
 from samerun.files import Background, write_json
 from samerun.graphs import Passes
@@ -53,6 +62,7 @@ from samerun.task import Batch, Data, Predictions, Task, higher_is_better
 SYNCHRONOUS = ("cpu",)  # devices on which reading a result does not wait
 SKIPPED_LIMIT = 20  # fp16 updates skipped in a row; a loss scale of 2**16 is down to 1 after 16
 FORECAST_STEPS = 5  # that foretell the time of all; the one before them is slower
+UNUSED = re.compile(r"parameter indices which did not receive grad for rank \d+: ([\d ]+)", re.IGNORECASE)
 READ_SECONDS = 2.0  # the host waits for a GPU at least this often, and then learns of requests to stop
 
 
@@ -262,17 +272,23 @@ class Training:
 
     def _run_steps(self, clock: StepClock) -> None:
         """Trains, logs, evaluates and saves until the plan ends or patience runs out."""
-        run, arguments, plan, state, tracker = self.run, self.arguments, self.plan, self.state, self.tracker
-        on_gpu = run.device.type == "cuda"
-        loader = train_loader(self.batches, state.step, arguments.dataloader_num_workers, on_gpu)
-        if run.is_main:
-            loader = profiled(loader, run.accelerator, arguments.profile, self.folder, tracker.say)
+        run, arguments, tracker = self.run, self.arguments, self.tracker
+        on_gpu, profile = run.device.type == "cuda", arguments.profile if run.is_main else None
+        loader = train_loader(self.batches, self.state.step, arguments.dataloader_num_workers, on_gpu)
         tracker.progress.start()
+        # Closed also after an error, which a notebook keeps, with this frame and so with the workers.
+        with contextlib.closing(
+            profiled(loader, run.accelerator, profile, self.folder, tracker.say)
+        ) as batches:
+            self._train_on(batches, clock)
+
+    def _train_on(self, batches: Iterator[list[Batch]], clock: StepClock) -> None:
+        run, plan, state, tracker = self.run, self.plan, self.state, self.tracker
         unread: list[tuple] = []  # (loss, gradient norm) of steps that the host has not read from the device
         next_read = state.step
         pace, scale = 0.0, self._loss_scale()
         clock.mark()
-        for micro_batches in loader:
+        for micro_batches in batches:
             self.batches.enter(state.step)
             unread.append(self.do_step(micro_batches))
             state.count_tokens(*self.batches.tokens(state.step))
@@ -318,6 +334,8 @@ class Training:
         try:
             return train_step(run, model, optimizer, self.task, micro_batches, max_norm, passes=self.passes)
         except Exception as error:
+            if unused := UNUSED.search(str(error)):
+                raise TrainingError(self._unused(unused[1])) from error
             if not is_out_of_memory(error):
                 raise
             if self.passes is None:
@@ -329,6 +347,18 @@ class Training:
         optimizer.zero_grad()
         clear_device_cache(garbage_collection=True)
         return self.do_step(micro_batches)
+
+    def _unused(self, numbers: str) -> str:
+        """The message for weights without a gradient. `numbers`: DDP's, of parameters."""
+        plain = self.run.unwrapped(self.model)
+        trained = [name for name, parameter in plain.named_parameters() if parameter.requires_grad]
+        names = [trained[int(number)] for number in numbers.split()]
+        listed = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+        return (
+            f"step {self.state.step + 1}: {process_name()}: the loss does not depend on {listed}. Several "
+            "processes need a gradient of each weight in every step: add 0 times the sum of such weights to "
+            "the loss"
+        )
 
     def _forecast(self, seconds: list[float]) -> float | None:
         """train_runtime, from the `seconds` of this process's first steps. None for a stream, which may no

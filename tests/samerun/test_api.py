@@ -24,6 +24,7 @@ from launchers import REPOSITORY, forked
 from pages import source_of
 
 import samerun
+from samerun import task_scripts
 from samerun.__main__ import main
 from samerun.api import _words, _written
 from samerun.console import Phase
@@ -267,6 +268,7 @@ DEBUG_LAUNCHER = """
 import sys
 from accelerate import debug_launcher
 import samerun
+from samerun import task_scripts
 
 def train(rows, model, folder):
     run = samerun.train("classify", model_name_or_path=model, train_file=rows, validation_file=rows,
@@ -326,6 +328,22 @@ def test_a_lost_terminal_is_no_error():
             [sys.executable, "-m", "samerun", "--help"], stdout=full, stderr=subprocess.PIPE
         )
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_an_edited_script_is_read_again(tmp_path, monkeypatch):
+    """Also one of the same name in another folder: both are usual in a notebook."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    text = (
+        "from samerun.task import Task\nclass Arguments: pass\nclass Own(Task):\n    default_metric = '{}'\n"
+    )
+    other = tmp_path / "other"
+    other.mkdir()
+    for folder, metric in ((tmp_path, "loss"), (tmp_path, "f1"), (other, "mae"), (other, "mae")):
+        script = folder / "own_task_of_a_test.py"
+        script.write_text(text.format(metric))
+        task = task_scripts.load(script)[1]
+        assert task.default_metric == metric
+    assert task_scripts.load(script)[1] is task  # unchanged
 
 
 def test_a_name_may_be_written_with_dashes():

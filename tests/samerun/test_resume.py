@@ -200,6 +200,30 @@ def test_a_resumed_run_ends_with_the_same_bytes(opened, prepare, tmp_path, optim
         assert sorted({name.partition("/")[0] for name in file.keys()}) == kept  # noqa: SIM118
 
 
+class SecondIsRare(torch.nn.Module):
+    """Its second layer is used for few batches only, as an expert of a mixture."""
+
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first, self.second = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+
+    def forward(self, x):
+        rare = x[:, 0].sum() > 1
+        return self.first(x) + (self.second(x) if rare else 0)
+
+
+def test_a_weight_that_some_steps_do_not_use_goes_on_after_its_own_updates(prepare, tmp_path):
+    whole = prepare(model=SecondIsRare(0), dropout_by="torch")
+    whole.fit()
+    kept = json.loads((tmp_path / "checkpoints" / "step_3" / "state.json").read_text())
+    assert kept["fewer_updates"].keys() == {"second.weight", "second.bias"}
+    assert 0 < kept["fewer_updates"]["second.bias"] < 3
+    again = prepare(step=3, model=SecondIsRare(9))
+    again.fit()
+    torch.testing.assert_close(again.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
+
+
 def test_a_loss_scale_goes_on_where_it_was(prepare, tmp_path):
     """fp16 as on a GPU, which the application refuses on a CPU: torch autocasts and scales there too."""
 

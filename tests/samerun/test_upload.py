@@ -1,10 +1,12 @@
+import json
+
 import huggingface_hub
 import pytest
 from images_job import write_idx
 from launchers import as_words
 
 from samerun.errors import InputError
-from samerun.export import check_upload, push_to_hub
+from samerun.export import _as_published, check_upload, push_to_hub
 
 pytest_plugins = ("fake_hub",)
 
@@ -45,6 +47,23 @@ def test_an_upload_is_one_commit_that_an_interruption_does_not_repeat(
     (mine / "README.md").write_text("# B")
     push_to_hub(run, asked)
     assert hub.commits[1:] == [["README.md"]]
+
+
+def test_what_is_published_can_be_used_elsewhere(tmp_path):
+    def published(name, text):
+        path = tmp_path / name
+        path.write_text(text)
+        found = _as_published(name, path, "me/mine")
+        return found.decode() if isinstance(found, bytes) else found.read_text()
+
+    code = '# A\n```python\nmodel = load("best")\n```\n```python\nanother\n```\n'
+    card = published("README.md", code)
+    assert 'snapshot_download("me/mine", local_dir="best")\nmodel = load("best")' in card
+    assert card.count("snapshot_download(") == 1
+    for base, named in (("/home/me/models/tiny", "tiny"), ("bert-base-uncased", "bert-base-uncased")):
+        config = published("adapter_config.json", json.dumps({"r": 2, "base_model_name_or_path": base}))
+        assert json.loads(config) == {"r": 2, "base_model_name_or_path": named}
+    assert published("config.json", "{}") == "{}"
 
 
 @pytest.mark.slow

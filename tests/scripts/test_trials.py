@@ -166,7 +166,34 @@ def test_a_sweep_refuses_other_choices_and_a_folder_in_use(command, tmp_path, re
     assert run_tool(sweep.main, words(2)) == 0
     with (tmp_path / "train.jsonl").open("a") as file:
         file.write("\n")
-    assert "has runs with other data; name another folder" in refusal(sweep.main, words(3))
+    assert "has runs with other content of --train_file; name" in refusal(sweep.main, words(3))
+
+
+def test_a_settings_file_that_has_changed_begins_no_other_runs(command, tmp_path, refusal):
+    """The words of the command are the same."""
+    settings, names = tmp_path / "settings.yaml", tmp_path / "names.txt"
+    settings.write_text("weight_decay: 0.1")
+    names.write_text("often\nrare\n")
+    files = {"config": settings, "label_file": names, "validation_file": tmp_path / "train.jsonl"}
+    words = ["--folds", "3", *command, *as_words(**files)]
+    assert run_tool(cross_validate.main, words) == 0
+    settings.write_text("weight_decay: 0.2")
+    assert "has runs with other --weight_decay; name" in refusal(cross_validate.main, words)
+    settings.write_text("weight_decay: 0.1  # as before")
+    assert run_tool(cross_validate.main, words) == 0
+    names.write_text("often\nrare\nnew\n")
+    assert "has runs with other content of --label_file; name" in refusal(cross_validate.main, words)
+
+
+def test_a_trial_that_still_runs_is_not_taken_for_failed(command, tmp_path, capsys):
+    """Such as one whose sweep was killed."""
+    words = ["--trials", "1", "--search", "weight_decay=0:1", *command, "--run_name", "stopped"]
+    assert run_tool(sweep.main, words) == 75
+    with lock(tmp_path / "runs" / "trial_0"):
+        assert run_tool(sweep.main, words) == 3
+        assert "trial_0 is in use by another run" in capsys.readouterr().err
+    assert run_tool(sweep.main, words) == 0
+    assert "failed" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -175,7 +202,7 @@ def test_a_sweep_refuses_other_choices_and_a_folder_in_use(command, tmp_path, re
 def test_numbers_of_labels_are_the_rows_of_a_head_in_every_part(names, expected, tmp_path, monkeypatch):
     asked = SimpleNamespace(text_column="text", mixing_weights=None, streaming=False, label_file=None)
     command = SimpleNamespace(arguments=lambda _: asked, task_class=lambda _: None)
-    monkeypatch.setattr(trials, "read_rows", lambda _: ({"train": []}, [], names))
+    monkeypatch.setattr(trials, "read_rows", lambda *_: ({"train": []}, [], names))
     monkeypatch.setattr(trials, "claim", lambda *_, **__: None)
     trials.open_rows(command, tmp_path)
     assert (tmp_path / "labels.txt").read_text() == expected
@@ -190,6 +217,7 @@ def test_folds_hold_every_row_once_and_their_predictions_are_in_its_order(comman
     said = capsys.readouterr().out
     assert f"--predictions_file is not used: see {folder / 'predictions.jsonl'}" in said
     assert "test_loss  10.0000  0.0000" in said
+    assert "3 of 3 validation texts are in the training rows too" in said
     found = list(read_lines(folder / "predictions.jsonl"))
     assert [line["id"] for line in found] == [f"r{row}" for row in range(30)]
     assert sorted(line["fold"] for line in found if "rare" in line["labels"]) == [0, 1, 2]  # one for each
@@ -198,8 +226,8 @@ def test_folds_hold_every_row_once_and_their_predictions_are_in_its_order(comman
     assert report["metrics"] == {"test_loss": {"mean": 10.0, "std": 0.0, "folds": 3}}
     assert (folder / "labels.txt").read_text() == "often\nrare\n"
     assert len((folder / "validation.jsonl").read_text().splitlines()) == 3
-    labels, texts = [("a",)] * 7 + [()] * 5, list(range(12))
-    one, other = (cross_validate.assign_folds(texts, labels, 4, seed) for seed in (1, 2))
+    labels, group = [("a",)] * 7 + [()] * 5, np.arange(12)
+    one, other = (cross_validate.assign_folds(group, labels, 4, seed) for seed in (1, 2))
     assert not np.array_equal(one, other)
 
 
@@ -224,6 +252,33 @@ def test_equal_texts_are_in_one_fold(command, tmp_path, capsys):
     folds = [line["fold"] for line in read_lines(tmp_path / "runs" / "predictions.jsonl")]
     assert folds[30:] == folds[:9]
     assert np.bincount(folds[:30]).tolist() == [10, 10, 10]
+
+
+def test_no_group_is_in_two_folds_or_in_training_and_validation_rows(command, tmp_path, refusal):
+    train, folder = tmp_path / "train.jsonl", tmp_path / "runs"
+    rows = [{**row, "patient": number // 3} for number, row in enumerate(read_lines(train))]
+    rows[29]["text"] = rows[0]["text"]  # joins two groups
+    write_lines(train, rows)
+    words = ["--folds", "3", "--group_column", "patient", *command]
+    # The command of these tests wants a file that all folds share.
+    (folder / "validation.jsonl").parent.mkdir()
+    assert run_tool(cross_validate.main, words) == 0
+    fold = [line["fold"] for line in read_lines(folder / "predictions.jsonl")]
+    assert sorted(set(fold)) == [0, 1, 2]
+    for number in range(3):
+        parts = [
+            {row["patient"] % 9 for row in read_lines(folder / f"fold_{number}_{split}.jsonl")}
+            for split in ("train", "validation", "test")
+        ]
+        assert all(parts)
+        assert sum(map(len, parts)) == len(set.union(*parts)) == 9  # 0 and 9 are joined
+    assert "expected from 2 to 4, half of the different groups" in refusal(
+        cross_validate.main, ["--folds", "5", *words[2:], "--output_dir", str(tmp_path / "other")]
+    )
+    rows[4]["patient"] = None
+    write_lines(train, rows)
+    said = refusal(cross_validate.main, [*words, "--output_dir", str(tmp_path / "other")])
+    assert "--group_column patient: empty in 1 training rows, such as row 4" in said
 
 
 def test_folds_of_other_rows_numbers_or_seeds_are_not_reused(command, tmp_path, refusal):

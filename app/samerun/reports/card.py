@@ -51,12 +51,15 @@ def write_card(folder: Path, card: ModelCard, arguments: Any) -> None:
     dataset = _hub_id(parts_of(resolved.get("dataset_name") or "")[0])
     metadata = resolved.get("model_card") or []
     results = [] if card.pipeline_tag is None else _results(card.pipeline_tag, dataset, values, card.metrics)
+    is_adapter = (folder / BEST / "adapter_config.json").exists()
+    library = "peft" if is_adapter else "transformers"
     data = ModelCardData(
-        library_name="transformers" if card.pipeline_tag else None,
+        library_name=library if card.pipeline_tag else None,
         pipeline_tag=card.pipeline_tag,
         license=next((part.removeprefix("license=") for part in metadata if "=" in part), None),
         language=[part for part in metadata if "=" not in part] or None,
         base_model=base,
+        base_model_relation="adapter" if is_adapter and base else None,
         datasets=dataset,
         model_name=card.title if results else None,
         eval_results=results or None,
@@ -68,7 +71,7 @@ def write_card(folder: Path, card: ModelCard, arguments: Any) -> None:
     if resolved.get("calibration", "none") != "none":
         limits.append(CALIBRATED)
     limits.append(CARD_MARK)
-    if (folder / BEST / "adapter_config.json").exists():
+    if is_adapter:
         config = json.loads((folder / BEST / "config.json").read_text(encoding="utf-8"))
         if Path(resolved.get("model_name_or_path") or "").exists():
             limits.append("The adapter's base was a local folder: name yours in best/adapter_config.json.")

@@ -5,62 +5,93 @@ prediction for every row.
         --output_dir runs/folds ARGS
 
 ARGS are the training command's own. --seed decides the folds; rows with the same rarest label are spread
-evenly over them, and equal texts are in one. Each fold is one run in --output_dir/fold_0, fold_1, ...: it
-trains on the other folds' rows and tests on its own. The best model is chosen on a part of the training rows
-(--validation_split) or on --validation_file, never on the fold. Results in --output_dir: predictions.jsonl,
-in the order of the training rows, and cross_validation.json. The same command continues a stopped one.
+evenly over them. Equal texts are in one fold, and so are the rows of a group (--group_column). Each fold is
+one run in --output_dir/fold_0, fold_1, ...: it trains on the other folds' rows and tests on its own. The best
+model is chosen on a part of the training rows (--validation_split) or on --validation_file, never on the
+fold. Results in --output_dir: predictions.jsonl, in the order of the training rows, and
+cross_validation.json. The same command continues a stopped one.
 
-    --folds N        number of folds (default 5)
-    --seed N         seed of the folds (default 0)
-    --processes N    runs at a time (default 1)
-    --launch "..."   a launcher with its options, such as "torchrun --nproc_per_node 2" (default: this Python)
+    --folds N            number of folds (default 5)
+    --group_column NAME  a column of the training rows, such as the patient of a report: no group is in two
+                         folds, nor in the training and the validation rows of --validation_split
+    --seed N             seed of the folds (default 0)
+    --processes N        runs at a time (default 1)
+    --launch "..."       a launcher with its options, such as "torchrun --nproc_per_node 2" (default: this
+                         Python)
 
 Exit codes: 0 done; 2 bad input; 3 a run failed; 75 stopped.
 """
 
 import argparse
 import statistics
-from collections import Counter
-from collections.abc import Hashable
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from samerun import task_scripts
 from samerun.errors import InputError, TrainingError
 from samerun.files import read_lines, write_json
 from samerun.run_folder import PREDICTIONS
-from samerun.tools.trials import Command, files_of, open_rows, print_table, run_all, run_script, write_lines
+from samerun.tools.trials import (
+    Command,
+    files_of,
+    open_rows,
+    print_table,
+    run_all,
+    run_script,
+    text_of,
+    write_lines,
+)
 
 NO_SCORES = ("test_samples_per_second", "test_rows")
 
 
-def assign_folds(texts: list[Hashable], labels: list[tuple[str, ...]], folds: int, seed: int) -> np.ndarray:
-    """(rows,) the fold of each row. Texts whose first rows have the same rarest label are shuffled by `seed`
-    and assigned in turn, with all rows that repeat them."""
-    first: dict[Hashable, int] = {}
-    for row, text in enumerate(texts):
-        first.setdefault(text, row)
+def groups_of(*keys: Sequence[Hashable]) -> np.ndarray:
+    """(rows,) the number of each row's group. Rows with the same value of any of the `keys`, each (rows,),
+    are in one group."""
+    rows, edges, size = np.arange(len(keys[0])), [], len(keys[0])
+    for key in keys:
+        numbers = {value: number for number, value in enumerate(dict.fromkeys(key))}
+        edges.append((rows, [size + numbers[value] for value in key]))
+        size += len(numbers)
+    ends = np.hstack(edges)
+    graph = coo_array((np.ones(ends.shape[1]), ends), shape=(size, size))
+    return connected_components(graph, directed=False)[1][rows]
+
+
+def assign_folds(group: np.ndarray, labels: list[tuple[str, ...]], folds: int, seed: int) -> np.ndarray:
+    """(rows,) the fold of each row. Groups with the same rarest label are shuffled by `seed` and assigned in
+    turn, each with all its rows."""
     count = Counter(label for row in labels for label in row)
-    rarest = [min(labels[row], key=lambda label: (count[label], label), default="") for row in first.values()]
-    number = {label: place for place, label in enumerate(sorted(set(rarest)))}
-    order = np.lexsort([np.random.default_rng(seed).random(len(rarest)), [number[label] for label in rarest]])
+    of_group = defaultdict(set)
+    for number, row in zip(group.tolist(), labels, strict=True):
+        of_group[number].update(row)
+    rarest = [
+        min(of_group[number], key=lambda label: (count[label], label), default="")
+        for number in range(len(of_group))
+    ]
+    place = {label: place for place, label in enumerate(sorted(set(rarest)))}
+    order = np.lexsort([np.random.default_rng(seed).random(len(rarest)), [place[label] for label in rarest]])
     fold = np.empty(len(rarest), dtype=np.int64)
     fold[order] = np.arange(len(rarest)) % folds
-    of_text = dict(zip(first, fold, strict=True))
-    return np.array([of_text[text] for text in texts])
+    return fold[group]
 
 
 def run_fold(
-    command: Command, folder: Path, rows: list[dict[str, Any]], fold: np.ndarray, number: int
+    command: Command, folder: Path, rows: list[dict[str, Any]], part: np.ndarray, number: int
 ) -> dict[str, Any]:
-    """Writes a fold's files, runs it and returns its metrics. Raises `TrainingError` if the run fails."""
-    files = {f"{split}_file": folder / f"fold_{number}_{split}.jsonl" for split in ("train", "test")}
-    for path, chosen in zip(files.values(), (fold != number, fold == number), strict=True):
-        write_lines(path, [rows[row] for row in np.flatnonzero(chosen)])
+    """Writes a fold's files, runs it and returns its metrics. `part`: (rows,) the split of each row, such as
+    "test". Raises `TrainingError` if the run fails."""
+    files = {f"{split}_file": folder / f"fold_{number}_{split}.jsonl" for split in np.unique(part).tolist()}
+    for argument, path in files.items():
+        write_lines(path, [rows[row] for row in np.flatnonzero(part == argument.removesuffix("_file"))])
     changes = files_of(folder, **files) | {"do_train": "true", "do_predict": "true"}
     changes["max_predict_samples"] = "none"
     metrics = command.run(folder / f"fold_{number}", changes)
@@ -84,23 +115,43 @@ def summarise(metrics: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 def cross_validate(options: argparse.Namespace, command: Command, folder: Path) -> None:
     """Runs all folds and writes the results. Raises `InputError`, `TrainingError`, `StopRequested`."""
-    settings = {"--folds": options.folds, "--seed": options.seed}
+    settings, column = {"--folds": options.folds, "--seed": options.seed}, options.group_column
+    if column is not None:
+        settings["--group_column"] = column
     task, rows, labels = open_rows(command, folder, **settings)
-    texts = [tuple(str(row[name]) for name in task.text_columns) for row in rows]
-    most = len(set(texts)) // 2
+    keys: list[list[Hashable]] = [[text_of(task, row) for row in rows]]
+    if column is not None:
+        keys.append([str(row[column]) for row in rows])
+        if without := [number for number, row in enumerate(rows) if row[column] in (None, "")]:
+            raise InputError(
+                f"--group_column {column}: empty in {len(without)} training rows, such as row {without[0]} "
+                "(0-based)"
+            )
+    group = groups_of(*keys)
+    most = len(set(group.tolist())) // 2
     if not 2 <= options.folds <= most:
-        raise InputError(f"--folds {options.folds}: expected from 2 to {most}, half of the different texts")
+        units = "texts" if column is None else "groups"
+        raise InputError(f"--folds {options.folds}: expected from 2 to {most}, half of the different {units}")
     if task.arguments.test_file is not None:
         print("note           --test_file is not read: each fold is tested on its own rows", flush=True)
     if task.arguments.predictions_file is not None:
         print(f"note           --predictions_file is not used: see {folder / PREDICTIONS}", flush=True)
-    fold = assign_folds(texts, labels, options.folds, options.seed)
-    jobs = [partial(run_fold, command, folder, rows, fold, number) for number in range(options.folds)]
+    fold = assign_folds(group, labels, options.folds, options.seed)
+    parts = [np.where(fold == number, "test", "train").astype("<U10") for number in range(options.folds)]
+    if column is not None and task.arguments.validation_file is None:
+        # The run itself would draw validation rows from all groups.
+        shares = max(2, round(1 / task.arguments.validation_split))
+        for part in parts:
+            rest = np.flatnonzero(part == "train")
+            numbers = np.unique(group[rest], return_inverse=True)[1]
+            own = assign_folds(numbers, [labels[row] for row in rest], shares, options.seed)
+            part[rest[own == 0]] = "validation"
+    jobs = [partial(run_fold, command, folder, rows, part, number) for number, part in enumerate(parts)]
     metrics = run_all(jobs, options.processes)
     summary = summarise(metrics)
     # In the order of the rows.
-    parts = [read_lines(folder / f"fold_{number}" / PREDICTIONS) for number in range(options.folds)]
-    write_lines(folder / PREDICTIONS, ({**next(parts[number]), "fold": int(number)} for number in fold))
+    found = [read_lines(folder / f"fold_{number}" / PREDICTIONS) for number in range(options.folds)]
+    write_lines(folder / PREDICTIONS, ({**next(found[number]), "fold": int(number)} for number in fold))
     write_json(folder / "cross_validation.json", {"metrics": summary, "folds": metrics})
     shown = [name for name in (f"test_{metric}" for metric in task.headline_metrics) if name in summary]
     print_table(["metric", "mean", "std", "folds"], [[name, *summary[name].values()] for name in shown])
@@ -110,4 +161,5 @@ def cross_validate(options: argparse.Namespace, command: Command, folder: Path) 
 def main(argv: list[str]) -> int:
     parser = task_scripts.tool_parser(__doc__)
     parser.add_argument("--folds", type=int, default=5)
+    parser.add_argument("--group_column", "--group-column", metavar="NAME")
     return run_script(parser, argv, cross_validate)

@@ -67,6 +67,8 @@ def learning_curve(options: argparse.Namespace, command: Command, folder: Path) 
     task, rows, _ = open_rows(command, folder, **settings)
     if is_given(task.arguments, "seed"):
         print("note           the training command's --seed is not used: see this tool's --seed", flush=True)
+    if task.arguments.validation_file is None and not task.arguments.do_predict:
+        print("note           no --validation_file: each run is scored on rows of its own", flush=True)
     numbers = sorted({len(rows) if number == ALL else min(number, len(rows)) for number in given})
     metric = f"{'test' if task.arguments.do_predict else 'eval'}_{task.best_metric}"
     jobs = [partial(train, command, folder, rows, number, seed) for number in numbers for seed in repeats]

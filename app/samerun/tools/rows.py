@@ -123,8 +123,9 @@ def _of_folds(folder: Path, task: Any) -> HeldOut:
         # Of many labels a line has the likeliest, and its own: these would look likelier than in other rows.
         chances = [dict(list(of_row.items())[:MAX_PREDICTED]) for of_row in chances]
     probabilities = np.array([[of_row.get(name, 0.0) for name in labels] for of_row in chances])
-    known = json.loads((folder / "command.json").read_text(encoding="utf-8"))["rows"]
-    if len(lines) != len(tables["train"]) or hash_of_rows(*read_rows(task)) != known:
+    command = json.loads((folder / "command.json").read_text(encoding="utf-8"))
+    rows = read_rows(task, command.get("--group_column"))
+    if len(lines) != len(tables["train"]) or hash_of_rows(*rows) != command["rows"]:
         raise InputError(f"{folder}: the training file has changed since; cross-validate it again")
     rows = {name: of_texts(_texts(task, table), None, None) for name, table in tables.items()}
     return HeldOut(task, "train", labels, given, probabilities, tables, rows)

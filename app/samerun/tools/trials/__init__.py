@@ -25,9 +25,20 @@ import psutil
 from samerun import task_scripts
 from samerun.cli import SPINS
 from samerun.console import number_text, plain_table
+from samerun.data.cache import content_hash, content_key
+from samerun.data.files import matching
 from samerun.data.splits import read_split
-from samerun.errors import EXIT_BAD_INPUT, EXIT_STOPPED, InputError, StopRequested, collecting, raise_problems
-from samerun.files import lock, write_json, write_text
+from samerun.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_STOPPED,
+    InputError,
+    StopRequested,
+    TrainingError,
+    collecting,
+    raise_problems,
+)
+from samerun.files import as_json, lock, write_json, write_text
+from samerun.parsing import as_dict
 from samerun.run_folder import CHECKPOINTS, METRICS, STATUS, read_metrics
 from samerun.tools.moving.setups import APART, signals_unwind
 
@@ -60,10 +71,16 @@ class Command:
         """Runs the command in `folder` without uploads, or resumes it, unless it is already done. Writes its
         output to FOLDER.log. Returns the metrics, or None if the training failed.
 
-        Raises `InputError` if the command rejects its input, `StopRequested` if it was stopped.
+        Raises `InputError` if the command rejects its input, `StopRequested` if it was stopped,
+        `TrainingError` if a process of an earlier start still runs in `folder`.
         """
         before = _status(folder)
         if before[0] != "done":
+            if folder.is_dir():
+                try:
+                    lock(folder).close()
+                except InputError as error:
+                    raise TrainingError(f"{error}; when it has ended, the same command goes on") from None
             # A trial that ended without a checkpoint, as with --save_strategy no, starts again.
             resumes = any((folder / CHECKPOINTS).glob("step_*"))
             start = {
@@ -117,22 +134,48 @@ def run_script(parser: argparse.ArgumentParser, argv: list[str], work: Callable[
 def claim(folder: Path, command: Command, **settings: Any) -> None:
     """Records the command and the `settings` that decide its runs. Raises `InputError` if the folder has runs
     of others."""
-    file, given = folder / "command.json", {"command": [str(command.script), *command.words], **settings}
+    arguments = as_dict(command.arguments({}))  # also those in the file of --config, which may have changed
+    given = {
+        "command": [str(command.script), *command.words],
+        **settings,
+        "arguments": json.loads(as_json(arguments)),
+        "files": {name: _content_of(value) for name, value in arguments.items()},
+    }
+    file = folder / "command.json"
     if has_runs(folder) and file.exists():
         known = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(known, dict):  # a version before recorded the command alone
             known = {"command": known}
-        different = [name for name in given if known.get(name) != given[name]]
+        # Versions before had neither "arguments" nor "files".
+        different = [name for name in given if name in known and known[name] != given[name]]
         if "command" in different:
             raise InputError(
                 f"--output_dir {folder} has runs of another command ({shlex.join(known['command'])}); "
                 "name another folder"
             )
         if different:
+            changed = [
+                f"--{each}" if name == "arguments" else f"content of --{each}"
+                for name in ("arguments", "files")
+                if name in different
+                for each, value in given[name].items()
+                if known[name].get(each) != value
+            ]
+            others = [name for name in different if name in settings]
             raise InputError(
-                f"--output_dir {folder} has runs with other {' and '.join(different)}; name another folder"
+                f"--output_dir {folder} has runs with other {', '.join([*others, *changed])}; "
+                "name another folder"
             )
     write_json(file, given)
+
+
+def _content_of(value: Any) -> str | None:
+    """A hash of the content of the files that an argument names; None if it names none."""
+    texts = [
+        text for text in (value if isinstance(value, list | tuple) else [value]) if isinstance(text, str)
+    ]
+    paths = [path for text in texts for path in matching(text) if Path(path).is_file()]
+    return content_key(map(content_hash, paths)) if paths else None
 
 
 def has_runs(folder: Path) -> bool:
@@ -208,7 +251,7 @@ def open_rows(
     if arguments.streaming:
         raise InputError("--streaming is not supported, because all rows are read at once; leave it out")
     task = command.task_class(arguments)
-    splits, labels, names = read_rows(task)
+    splits, labels, names = read_rows(task, settings.get("--group_column"))
     claim(folder, command, **settings, rows=hash_of_rows(splits, labels, names))
     if names and not arguments.label_file and not getattr(arguments, "label_columns", None):
         numbers = list(map(str, range(len(names))))  # of a head without names (`in_order_of_head`)
@@ -216,7 +259,19 @@ def open_rows(
         write_text(folder / "labels.txt", "".join(f"{name}\n" for name in names))  # a part may lack one
     if "validation" in splits:
         write_lines(folder / "validation.jsonl", splits["validation"])
+        texts = [{text_of(task, row) for row in splits[name]} for name in ("train", "validation")]
+        if shared := len(set.intersection(*texts)):
+            print(
+                f"note           {shared} of {len(texts[1])} validation texts are in the training rows too: "
+                "scores of the models that they choose are optimistic",
+                flush=True,
+            )
     return task, splits["train"], labels
+
+
+def text_of(task: Any, row: dict[str, Any]) -> tuple[str, ...]:
+    """The text of a row, or its pair of texts."""
+    return tuple(str(row[name]) for name in task.text_columns)
 
 
 def hash_of_rows(*rows: Any) -> str:
@@ -227,7 +282,7 @@ def hash_of_rows(*rows: Any) -> str:
 def files_of(folder: Path, **files: Path) -> dict[str, Any]:
     """Arguments of a run on these files and those that all runs share."""
     shared = {"label_file": folder / "labels.txt", "validation_file": folder / "validation.jsonl"}
-    files |= {name: path for name, path in shared.items() if path.exists()}
+    files = {name: path for name, path in shared.items() if path.exists()} | files
     return {**dict.fromkeys(REPLACED, "none"), **files, "encoding": "utf-8"}
 
 
@@ -241,16 +296,21 @@ def task_of_run(run: dict[str, Any], **changes: Any) -> Any:
     return task_class(arguments)
 
 
-def read_rows(task: Any) -> tuple[dict[str, list[dict[str, Any]]], list[tuple[str, ...]], list[str]]:
+def read_rows(
+    task: Any, group_column: str | None = None
+) -> tuple[dict[str, list[dict[str, Any]]], list[tuple[str, ...]], list[str]]:
     """(rows with ids by split: "train", and "validation" if the arguments name it; labels of each training
-    row, () for tasks without labels; label list). Raises `InputError`."""
+    row, () for tasks without labels; label list). Training rows have the column `group_column`, too. Raises
+    `InputError`."""
     arguments = task.arguments
     columns = (*task.text_columns, *task.target_columns)
     tables, rows, problems = {}, {}, []
+    groups = () if group_column is None else (group_column,)
     for split in ("train", "validation"):
         with collecting(problems):
+            needed = (*columns, *groups) if split == "train" else columns
             # Targets before ids, as in other runs: a CoNLL file has words and tags alone.
-            table = read_split(arguments, split, columns, (*task.target_columns, arguments.id_column))
+            table = read_split(arguments, split, needed, (*task.target_columns, arguments.id_column))
             if table is not None:
                 tables[split] = table
             elif split == "train":
