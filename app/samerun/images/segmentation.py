@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from samerun.kernels.common import constants
 from samerun.reports.figures import GREY, NAME, bars, confusion, legend_below
 from samerun.task import Predictions, ReportContent, Section
 
@@ -96,7 +97,7 @@ class SegmentationLoss:
         """(b,) CE_i. logits: (b, channels, n), labels: (b, n)."""
         weights, smoothing = (labels != IGNORED).float(), self.label_smoothing
         if self.class_weights is not None:
-            by_class = torch.tensor(self.class_weights, device=logits.device)
+            by_class = constants(self.class_weights, logits)
             weights = weights * by_class[labels.clamp(max=len(by_class) - 1)]
         if logits.shape[1] > 1:
             given = {"ignore_index": IGNORED, "reduction": "none", "label_smoothing": smoothing}

@@ -17,7 +17,7 @@ import contextlib
 import ctypes
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
@@ -80,8 +80,27 @@ def memory_of(tensor: Tensor) -> np.ndarray:
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
     """Copies a host tensor to `device` without waiting. A plain `.to("cuda")` waits until the GPU has
-    finished all queued work; a copy from pinned memory is queued."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    finished all queued work; a copy from pinned memory is queued. Raises `RuntimeError` while a CUDA graph is
+    recorded: a replay would read the pinned memory when it may hold something else."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("the pass copies values from the host")
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def constants(values: np.ndarray | Sequence[float], like: Tensor) -> Tensor:
+    """(n,) `values` of a loss in the type of `like` and on its device. They are sent to a GPU once, so that
+    recorded passes can read them there."""
+    values = np.asarray(values, dtype=np.float64)
+    if like.device.type != "cuda":
+        return torch.as_tensor(values, dtype=like.dtype, device=like.device)
+    return _on_gpu(values.tobytes(), like.dtype, like.device)
+
+
+@functools.cache  # never emptied: graphs read the tensors
+def _on_gpu(values: bytes, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return send(torch.frombuffer(bytearray(values), dtype=torch.float64).to(dtype), device)
 
 
 def slices(number: int, size: int) -> list[slice]:

@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, so
 
 from samerun.data.files import object_in, read_object
 from samerun.errors import InputError, listed, nearest
-from samerun.kernels.common import send
+from samerun.kernels.common import constants
 
 DB_ALPHA, DB_BETA = 0.1, 10.0  # of distribution_balanced's weight, the same for all data sets of its paper
 MIN_PROBABILITY = 1e-12  # of one that is raised to a power, to keep its gradient finite
@@ -33,7 +33,7 @@ class MultiLabelLoss:
         own = {"label_smoothing": self.label_smoothing} if self.kind == "bce" else {**self.settings}
         for name in ("pos_weight", "prior"):
             if (values := getattr(self, name)) is not None:
-                own[name] = send(torch.as_tensor(values, dtype=logits.dtype), logits.device)
+                own[name] = constants(values, logits)
         return FUNCTIONS[self.kind](logits, targets, **own)
 
     def mean(self, logits: np.ndarray, targets: np.ndarray) -> float | None:

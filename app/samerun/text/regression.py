@@ -16,7 +16,7 @@ from torch.nn.functional import huber_loss
 from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
 from samerun.errors import InputError, described, listed, raise_problems
-from samerun.kernels.common import send
+from samerun.kernels.common import constants
 from samerun.models.pretrained import labels_of, load_config, own_labels
 from samerun.parsing import is_given
 from samerun.predictions import by_name
@@ -171,8 +171,7 @@ class Regression(Problem):
 
     def units(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """(columns,) each: mean and standard deviation of the training rows."""
-        mean, scale = (torch.as_tensor(value, dtype=like.dtype) for value in (self.mean, self.scale))
-        return send(mean, like.device), send(scale, like.device)
+        return constants(self.mean, like), constants(self.scale, like)
 
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         mean, scale = self.units(logits)

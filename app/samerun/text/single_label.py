@@ -13,7 +13,7 @@ from samerun import classes
 from samerun.data.tables import Table
 from samerun.data.tokens import Ragged
 from samerun.errors import InputError
-from samerun.kernels.common import send
+from samerun.kernels.common import constants
 from samerun.models.pretrained import labels_of, own_labels
 from samerun.task import Predictions, ReportContent
 from samerun.text.labels import (
@@ -112,7 +112,7 @@ class SingleLabel(Problem):
         if self.weight is None:
             return losses
         # By the true class: torch's `weight` would weight the smoothed share of each class by its own.
-        return losses * send(torch.as_tensor(self.weight, dtype=logits.dtype), logits.device)[targets]
+        return losses * constants(self.weight, logits)[targets]
 
     # Scores and predictions
 

@@ -7,7 +7,7 @@ import psutil
 import pytest
 import torch
 
-from samerun.kernels.common import in_threads
+from samerun.kernels.common import constants, in_threads, send
 
 
 def test_every_piece_is_worked_on_once_by_one_core_and_a_single_piece_by_all(threads):
@@ -63,3 +63,17 @@ def test_the_threads_are_those_of_torchs_operations_and_stay(threads):
     assert len(seen) == threads
     assert threading.get_native_id() in seen
     assert psutil.Process().num_threads() <= before
+
+
+def test_constants_have_the_type_and_the_device_of_their_neighbours():
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        found = constants((0.1, 2.0), torch.empty(3, dtype=dtype))
+        assert torch.equal(found, torch.tensor([0.1, 2.0], dtype=dtype))
+    assert constants([0.1], torch.empty(1, device="meta")).device.type == "meta"
+
+
+def test_a_recorded_pass_copies_nothing_from_the_host(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert send(torch.ones(1), torch.device("cpu")) == 1
+    with pytest.raises(RuntimeError, match="copies values from the host"):
+        send(torch.ones(1), torch.device("cuda"))
