@@ -50,9 +50,16 @@ class OccurringTokens(nn.Embedding):
         made[self.used.cpu()] = trained
         return made
 
+    def _take_others(self, whole: Tensor) -> None:
+        """Takes the weights of the others from a checkpoint of steps that trained all, such as a GPU's."""
+        before, decay = self.before(), self.decay()
+        if before is not None and decay and not torch.equal(self.whole(whole[self.used]), whole):
+            before.copy_(whole / decay)
+
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *others: Any) -> None:
         """A checkpoint has the weights of all tokens."""
         if (name := f"{prefix}weight") in state:
+            self._take_others(state[name])
             state[name] = state[name][self.used]
         super()._load_from_state_dict(state, prefix, *others)
 

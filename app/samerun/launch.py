@@ -132,10 +132,10 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
         )
     if arguments.ddp_backend == "nccl" and use_cpu:
         problems.append("--ddp_backend nccl needs GPUs; leave it out or use gloo")
-    if not use_cpu and local_world_size > machine.gpus:
+    processes = max(local_world_size, local_rank + 1)
+    if not use_cpu and processes > machine.gpus:
         problems.append(
-            f"{local_world_size} processes on this machine but {machine.gpus} GPU(s); start one process per "
-            "GPU"
+            f"{processes} processes on this machine but {machine.gpus} GPU(s); start one process per GPU"
         )
     raise_problems(problems)
     return Launch(

@@ -79,6 +79,24 @@ def test_a_training_is_that_of_all_embeddings_and_goes_on_from_it():
             model(other)
 
 
+def test_a_checkpoint_of_a_training_of_all_embeddings_has_the_others(subtests):
+    """A GPU's: there weight decay has changed all."""
+    saved = bag()
+    for decay in (1.0, 0.5):
+        with subtests.test(decay=decay):
+            model = bag()
+            embedding = train_occurring(model, task(), keeps_others=True)
+            embedding.decay = lambda decay=decay: decay
+            mine = with_others(model, model.state_dict())
+            model.load_state_dict(mine)
+            assert torch.equal(with_others(model, model.state_dict())["0.weight"], mine["0.weight"])
+            with torch.no_grad():
+                saved[0].weight.mul_(0.9)
+            model.load_state_dict(saved.state_dict())
+            found = with_others(model, model.state_dict())["0.weight"]
+            torch.testing.assert_close(found, saved[0].weight.detach(), rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize(
     ("asked", "settings"),
     [

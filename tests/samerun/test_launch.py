@@ -159,6 +159,9 @@ REFUSED = [
     (FSDP | {"FSDP_MIN_NUM_PARAMS": "1e8"}, GPUS, "fsdp_min_num_params is '1e8', expected a whole number"),
     (FSDP | {"FSDP_IGNORED_MODULES": "a.*"}, GPUS, "fsdp_ignored_modules is not supported; leave it out"),
     (TORCHRUN, {"gpus": 1}, "2 processes on this machine but 1 GPU(s)"),
+    # Set by hand, without the number of processes on this machine.
+    ({name: RANKS[name] for name in RANKS if name != "LOCAL_WORLD_SIZE"}, {"gpus": 1},
+     "2 processes on this machine but 1 GPU(s)"),
     ({}, {"gpus": 1, "bf16": False, "mixed_precision": "bf16"}, "bf16 is not available on this GPU"),
     ({}, {"gpus": 1, "dropout_by": "row", "torch_compile": True},
      "--dropout_by row does not work with torch.compile; leave one of them out"),

@@ -29,9 +29,9 @@ def allow_single_values(model: nn.Module, kind: type[BatchNorm] | None = None) -
 def synchronise_batch_norm(model: nn.Module, on_gpu: bool) -> nn.Module:
     """Replaces batch norms by `torch.nn.SyncBatchNorm`, or by `SyncBatchNormOnCpu` on a CPU, where torch's
     does not run. Names of parameters and buffers stay."""
-    if on_gpu:
-        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    return allow_single_values(model, SyncBatchNormOnCpu)
+    if not on_gpu:
+        return allow_single_values(model, SyncBatchNormOnCpu)
+    return allow_single_values(nn.SyncBatchNorm.convert_sync_batchnorm(model), SyncBatchNormOnGpu)
 
 
 class BatchNorm(_BatchNorm):
@@ -99,6 +99,18 @@ class _PreciseBatchNorm(torch.autograd.Function):
             gradient, input, weight, None, None, *statistics, True, ctx.eps, [True, True, True]
         )
         return *gradients, None
+
+
+class SyncBatchNormOnGpu(nn.SyncBatchNorm, BatchNorm):
+    """torch's, but for a dry run (FakeTensor), which one process makes alone, and for weights in half
+    precision."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if isinstance(input, FakeTensor):
+            return BatchNorm.forward(self, input)
+        if self.affine and self.track_running_stats and self.weight.dtype != self.running_mean.dtype:
+            return self._with_full_weights(input)
+        return super().forward(input)
 
 
 class SyncBatchNormOnCpu(BatchNorm):

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from samerun.models.sync_batch_norm import allow_single_values, synchronise_batch_norm
 
@@ -91,6 +92,16 @@ def test_half_weights_beside_whole_statistics(replace, training):
     assert (norm.weight.grad.dtype, norm.running_mean.dtype) == (torch.bfloat16, torch.float32)
     for name in ("running_mean", "running_var", "num_batches_tracked"):
         assert torch.equal(getattr(norm, name), getattr(expected, name))
+
+
+def test_a_dry_run_for_a_gpu_waits_for_no_other_process(monkeypatch):
+    model = synchronise_batch_norm(network(), True)
+    assert model.state_dict().keys() == network().state_dict().keys()
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        with pytest.raises(ValueError, match="expected input tensor to be on"):
+            nn.SyncBatchNorm.forward(model[-1], torch.ones(3, 2))
+        assert model[-1](torch.ones(3, 2)).shape == (3, 2)
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
