@@ -48,6 +48,22 @@ def test_a_setup_leaves_the_mirror_and_the_hub_alone(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        ("2,3,5", ["--include", "localhost:2,3"]),
+        ("0", ["--num_gpus", "2"]),
+        ("", ["--num_gpus", "2"]),
+        ("GPU-12,GPU-34", ["--num_gpus", "2"]),
+    ],
+)
+def test_deepspeed_takes_the_gpus_that_are_visible(visible, expected, monkeypatch):
+    """With --num_gpus it takes the first ones of the machine."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    setup = next(setup for setup in setups.SETUPS if setup.launcher == "deepspeed")
+    assert setups.launcher(setup, 2)[1:3] == expected
+
+
 def test_a_job_that_is_the_same_everywhere(tmp_path):
     """A task without tokens, with SGD and momentum, on streamed rows, which are others in the second epoch.
     Its evaluations are those of averaged weights."""

@@ -78,9 +78,11 @@ def launcher(setup: Setup, processes: int, file: Path | None = None) -> list[str
         return [_tool("torchrun"), "--nproc_per_node", str(processes), "--master_port", port]
     if setup.launcher == "deepspeed":
         # With --num_gpus it takes the first GPUs of the machine instead.
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[:processes]
-        named = ["--include", f"localhost:{','.join(visible)}"] if all(map(str.isdecimal, visible)) else None
-        return [_tool("deepspeed"), *(named or ["--num_gpus", str(processes)]), "--master_port", port]
+        named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        visible = list(filter(str.isdecimal, named))[:processes]
+        chosen = ["--include", f"localhost:{','.join(visible)}"]
+        number = ["--num_gpus", str(processes)]
+        return [_tool("deepspeed"), *(chosen if len(visible) == processes else number), "--master_port", port]
     name = setup.memory or ("ddp_bf16" if setup.precision == "bf16" else "ddp")
     file = file or shipped("accelerate_configs") / f"{name}.yaml"
     config = ["--config_file", str(file), "--main_process_port", port]
