@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from samerun import fsdp
-from samerun.checkpoint import _restore_moments
+from samerun.checkpoint import TrainState, _restore_moments
 from samerun.errors import InputError
 from samerun.fsdp import FsdpSettings, layers_to_shard, shard
 from samerun.optim_arguments import UNDER_FSDP
@@ -134,7 +134,7 @@ def test_a_sharded_model_trains_as_it_is_and_its_state_goes_out_and_back(optim, 
     other.load_state_dict(weights)
     shard(other, settings, device, None)
     restored = build(other)
-    _restore_moments(other, restored, moments, 3)
+    _restore_moments(other, restored, moments, TrainState(updates=3))
     train(sharded, 2, ours)
     train(other, 2, restored)
     for name, tensor in fsdp.full_weights(other, True).items():
