@@ -377,7 +377,7 @@ def collect(
     weights = {name: tensor for name, tensor in full_weights(run, model).items() if name not in frozen}
     if run.deepspeed_config is not None:
         moments = deepspeed.full_moments(model, run.is_main)
-        state.loss_scale = deepspeed.loss_scale(model)
+        state.loss_scale, state.fewer_updates = deepspeed.loss_scale(model), {}
     else:
         if run.fsdp is not None:
             fsdp.reshard(model)  # an evaluation leaves gathered weights

@@ -166,7 +166,7 @@ def _as_published(name: str, path: Path, repository: str) -> Path | bytes:
         return text.replace("```python\n", DOWNLOAD.format(repository=repository), 1).encode()
     if name == ADAPTER_CONFIG:
         config = json.loads(path.read_text(encoding="utf-8"))
-        if Path(config[BASE_MODEL]).is_absolute():
+        if Path(config[BASE_MODEL] or "").is_absolute():
             return as_json({**config, BASE_MODEL: Path(config[BASE_MODEL]).name}).encode()
     return path
 

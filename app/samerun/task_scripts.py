@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import importlib.util
 import json
 import sys
 from collections.abc import Callable
@@ -64,6 +65,8 @@ def load(script: Path) -> tuple[type, type]:
     source = script.resolve(), script.read_bytes()
     if _loaded.get(script.stem, source) != source:  # a notebook calls `train` again after an edit
         sys.modules.pop(script.stem, None)
+        # Python compares size and second only.
+        Path(importlib.util.cache_from_source(source[0])).unlink(missing_ok=True)
     _loaded[script.stem] = source
     folder = str(script.resolve().parent)
     sys.path.insert(0, folder)

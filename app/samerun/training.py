@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from accelerate.utils.memory import clear_device_cache
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
 from samerun import checkpoint, fsdp, machines, mirror, signals, task_scripts
@@ -274,11 +275,11 @@ class Training:
         """Trains, logs, evaluates and saves until the plan ends or patience runs out."""
         run, arguments, tracker = self.run, self.arguments, self.tracker
         on_gpu, profile = run.device.type == "cuda", arguments.profile if run.is_main else None
-        loader = train_loader(self.batches, self.state.step, arguments.dataloader_num_workers, on_gpu)
+        loaded = (self.batches, self.state.step, arguments.dataloader_num_workers, on_gpu)
         tracker.progress.start()
         # Closed also after an error, which a notebook keeps, with this frame and so with the workers.
         with contextlib.closing(
-            profiled(loader, run.accelerator, profile, self.folder, tracker.say)
+            profiled(train_loader(*loaded), run.accelerator, profile, self.folder, tracker.say)
         ) as batches:
             self._train_on(batches, clock)
 
@@ -722,6 +723,8 @@ def train_step(
         accelerator.sync_gradients = last = position == len(batches)
         with nullcontext() if last else accelerator.no_sync(model):
             loss += (passes or partial(add_gradient, run, model, task))(batch, scale)
+    if isinstance(model, DistributedDataParallel):
+        model._check_reducer_finalized()  # DDP itself would tell in the next step, after a wrong update
     with record_function("optimizer"):
         if run.deepspeed_config is not None:
             norm = model.get_global_grad_norm()  # the step clips

@@ -332,14 +332,14 @@ def test_a_lost_terminal_is_no_error():
 
 def test_an_edited_script_is_read_again(tmp_path, monkeypatch):
     """Also one of the same name in another folder: both are usual in a notebook."""
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     text = (
         "from samerun.task import Task\nclass Arguments: pass\nclass Own(Task):\n    default_metric = '{}'\n"
     )
     other = tmp_path / "other"
     other.mkdir()
-    for folder, metric in ((tmp_path, "loss"), (tmp_path, "f1"), (other, "mae"), (other, "mae")):
-        script = folder / "own_task_of_a_test.py"
+    for folder, metric in ((tmp_path, "mse"), (tmp_path, "mae"), (other, "mae"), (other, "mae")):
+        script = folder / "edited_script.py"
         script.write_text(text.format(metric))
         task = task_scripts.load(script)[1]
         assert task.default_metric == metric

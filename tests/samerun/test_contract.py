@@ -30,9 +30,9 @@ class Own(LinearTask):
 def check(start_run):
     """A function (task, number of rows, changes of the batch) -> `losses_add_up`."""
 
-    def run_check(task, rows=3, **changes):
+    def run_check(task, rows=3, precision="no", **changes):
         batch = replace(split_of(*points()).collate(range(rows)), **changes)
-        return losses_add_up(start_run(), linear_layer(), task, batch)
+        return losses_add_up(start_run(precision=precision), linear_layer(), task, batch)
 
     return run_check
 
@@ -40,6 +40,12 @@ def check(start_run):
 def test_sums_of_rows_pass_without_a_word(check, capsys):
     assert check(Own())
     assert check(Own(), rows=1)
+    assert capsys.readouterr().out == ""
+
+
+def test_rounding_passes(check, capsys):
+    slightly = lambda losses, batch: (losses * batch.is_real).sum() * (1 + 1e-3 * batch.is_real.sum())  # noqa: E731
+    assert check(Own(slightly), precision="bf16")
     assert capsys.readouterr().out == ""
 
 

@@ -1,6 +1,7 @@
 import copy
 import json
 import math
+import multiprocessing
 import random
 import re
 import shutil
@@ -268,6 +269,24 @@ def test_loss_and_gradient_are_looked_at(begin, monkeypatch, loss, norm, told):
     monkeypatch.setattr(training, "train_step", lambda *_, **__: (torch.tensor(loss), torch.tensor(norm)))
     with pytest.raises(TrainingError, match=f"step 1: {told}"):
         begin().fit()
+
+
+def test_weights_without_a_gradient_are_named(begin, monkeypatch):
+    """Torch names their numbers, and an option of its own."""
+    told = "Expected ...\nParameter indices which did not receive grad for rank 0: 1\n In addition, ..."
+    monkeypatch.setattr(training, "train_step", Mock(side_effect=RuntimeError(told)))
+    with pytest.raises(TrainingError, match=r"step 1: .*: the loss does not depend on bias\. Several"):
+        begin().fit()
+
+
+def test_workers_end_with_the_training_that_failed(begin):
+    """A notebook keeps the error, and with it the frames."""
+    x, y = points(22)
+    x[5] = math.nan
+    with pytest.raises(TrainingError) as kept:
+        begin(data=(x, y), dataloader_num_workers=1).fit()
+    assert kept.tb is not None
+    assert multiprocessing.active_children() == []
 
 
 def test_out_of_memory_says_what_to_make_smaller(begin):

@@ -166,7 +166,7 @@ def test_a_sweep_refuses_other_choices_and_a_folder_in_use(command, tmp_path, re
     assert run_tool(sweep.main, words(2)) == 0
     with (tmp_path / "train.jsonl").open("a") as file:
         file.write("\n")
-    assert "has runs with other content of --train_file; name" in refusal(sweep.main, words(3))
+    assert "has runs with other data, content of --train_file; name" in refusal(sweep.main, words(3))
 
 
 def test_a_settings_file_that_has_changed_begins_no_other_runs(command, tmp_path, refusal):
@@ -181,6 +181,10 @@ def test_a_settings_file_that_has_changed_begins_no_other_runs(command, tmp_path
     assert "has runs with other --weight_decay; name" in refusal(cross_validate.main, words)
     settings.write_text("weight_decay: 0.1  # as before")
     assert run_tool(cross_validate.main, words) == 0
+    file = tmp_path / "runs" / "command.json"
+    known = json.loads(file.read_text())
+    file.write_text(json.dumps({name: known[name] for name in known if name not in ("arguments", "files")}))
+    assert run_tool(cross_validate.main, words) == 0  # as a version before wrote it
     names.write_text("often\nrare\nnew\n")
     assert "has runs with other content of --label_file; name" in refusal(cross_validate.main, words)
 
@@ -228,6 +232,9 @@ def test_folds_hold_every_row_once_and_their_predictions_are_in_its_order(comman
     assert len((folder / "validation.jsonl").read_text().splitlines()) == 3
     labels, group = [("a",)] * 7 + [()] * 5, np.arange(12)
     one, other = (cross_validate.assign_folds(group, labels, 4, seed) for seed in (1, 2))
+    # Folds of a version before must stay: they had the labels of a text's first row.
+    again = cross_validate.assign_folds(np.append(group, 11), [*labels, ("b",)], 4, 1)
+    assert np.array_equal(again[:-1], one)
     assert not np.array_equal(one, other)
 
 
@@ -281,6 +288,14 @@ def test_no_group_is_in_two_folds_or_in_training_and_validation_rows(command, tm
     assert "--group_column patient: empty in 1 training rows, such as row 4" in said
 
 
+def test_a_share_of_the_rows_is_held_out_as_whole_groups():
+    group = np.repeat(np.arange(20), 5)
+    for share, groups in ((0.1, 2), (0.3, 6), (0.8, 16), (0.01, 1), (0.99, 19)):
+        held = cross_validate.held_out(group, share, seed=0)
+        assert len(set(group[held])) == groups
+        assert not {*group[held]} & {*group[~held]}
+
+
 def test_folds_of_other_rows_numbers_or_seeds_are_not_reused(command, tmp_path, refusal):
     command += as_words(validation_file=tmp_path / "train.jsonl", max_eval_samples=3)
     assert run_tool(cross_validate.main, ["--folds", "3", *command]) == 0
@@ -289,6 +304,7 @@ def test_folds_of_other_rows_numbers_or_seeds_are_not_reused(command, tmp_path, 
         (["--folds", "5"], "other --folds"),
         (["--folds", "2"], "other --folds"),
         (["--folds", "3", "--seed", "1"], "other --seed"),
+        (["--folds", "3", "--group_column", "text"], "other --group_column"),
         (["--folds", "3"], "other rows"),
     ]:
         if said == "other rows":

@@ -24,7 +24,7 @@ Exit codes: 0 done; 2 bad input; 3 a run failed; 75 stopped.
 
 import argparse
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from functools import partial
 from itertools import chain
@@ -66,13 +66,16 @@ def groups_of(*keys: Sequence[Hashable]) -> np.ndarray:
     return connected_components(graph, directed=False)[1][rows]
 
 
-def assign_folds(group: np.ndarray, labels: list[tuple[str, ...]], folds: int, seed: int) -> np.ndarray:
+def assign_folds(
+    group: np.ndarray, labels: Sequence[tuple[str, ...]], folds: int, seed: int, by_first_row: bool = True
+) -> np.ndarray:
     """(rows,) the fold of each row. Groups with the same rarest label are shuffled by `seed` and assigned in
-    turn, each with all its rows."""
+    turn, each with all its rows. A group has the labels of its first row, or of all."""
     count = Counter(label for row in labels for label in row)
-    of_group = defaultdict(set)
+    of_group: dict[int, set[str]] = {}
     for number, row in zip(group.tolist(), labels, strict=True):
-        of_group[number].update(row)
+        if number not in of_group or not by_first_row:
+            of_group.setdefault(number, set()).update(row)
     rarest = [
         min(of_group[number], key=lambda label: (count[label], label), default="")
         for number in range(len(of_group))
@@ -82,6 +85,15 @@ def assign_folds(group: np.ndarray, labels: list[tuple[str, ...]], folds: int, s
     fold = np.empty(len(rarest), dtype=np.int64)
     fold[order] = np.arange(len(rarest)) % folds
     return fold[group]
+
+
+def held_out(group: np.ndarray, share: float, seed: int) -> np.ndarray:
+    """(rows,) bool: about a `share` of the rows, at random, as whole groups; not all."""
+    names, number = np.unique(group, return_inverse=True)
+    order = np.random.default_rng(seed).permutation(len(names))
+    ends = np.cumsum(np.bincount(number)[order])
+    chosen = int(np.abs(ends - share * len(group)).argmin()) + 1
+    return np.isin(number, order[: min(chosen, len(names) - 1)])
 
 
 def run_fold(
@@ -115,9 +127,8 @@ def summarise(metrics: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 def cross_validate(options: argparse.Namespace, command: Command, folder: Path) -> None:
     """Runs all folds and writes the results. Raises `InputError`, `TrainingError`, `StopRequested`."""
-    settings, column = {"--folds": options.folds, "--seed": options.seed}, options.group_column
-    if column is not None:
-        settings["--group_column"] = column
+    column = options.group_column
+    settings = {"--folds": options.folds, "--seed": options.seed, "--group_column": column}
     task, rows, labels = open_rows(command, folder, **settings)
     keys: list[list[Hashable]] = [[text_of(task, row) for row in rows]]
     if column is not None:
@@ -136,16 +147,12 @@ def cross_validate(options: argparse.Namespace, command: Command, folder: Path) 
         print("note           --test_file is not read: each fold is tested on its own rows", flush=True)
     if task.arguments.predictions_file is not None:
         print(f"note           --predictions_file is not used: see {folder / PREDICTIONS}", flush=True)
-    fold = assign_folds(group, labels, options.folds, options.seed)
+    fold = assign_folds(group, labels, options.folds, options.seed, by_first_row=column is None)
     parts = [np.where(fold == number, "test", "train").astype("<U10") for number in range(options.folds)]
-    if column is not None and task.arguments.validation_file is None:
-        # The run itself would draw validation rows from all groups.
-        shares = max(2, round(1 / task.arguments.validation_split))
-        for part in parts:
+    if column is not None and not (folder / "validation.jsonl").exists():
+        for part in parts:  # the run itself would draw validation rows from all groups
             rest = np.flatnonzero(part == "train")
-            numbers = np.unique(group[rest], return_inverse=True)[1]
-            own = assign_folds(numbers, [labels[row] for row in rest], shares, options.seed)
-            part[rest[own == 0]] = "validation"
+            part[rest[held_out(group[rest], task.arguments.validation_split, options.seed)]] = "validation"
     jobs = [partial(run_fold, command, folder, rows, part, number) for number, part in enumerate(parts)]
     metrics = run_all(jobs, options.processes)
     summary = summarise(metrics)

@@ -27,6 +27,8 @@ from typing import Any
 
 from samerun import task_scripts
 from samerun.console import number_text
+from samerun.data.cache import content_hash, content_key
+from samerun.data.splits import expand_patterns
 from samerun.errors import InputError
 from samerun.task import check_metric, higher_is_better
 from samerun.tools.trials import Command, claim, has_runs, print_table, run_all, run_script
@@ -163,7 +165,11 @@ def sweep(options: argparse.Namespace, command: Command, folder: Path) -> None:
     metric = (arguments.metric_for_best_model or task.default_metric).removeprefix("eval_")
     if task.metric_names:
         check_metric(metric, task.metric_names, arguments)
-    claim(folder, command)
+    data = []
+    for name in ("train_file", "validation_file"):
+        paths = expand_patterns(f"--{name}", getattr(arguments, name, None) or ())
+        data += [content_hash(path) for path, _ in paths if Path(path).is_file()]
+    claim(folder, command, data=content_key(data))
     study = open_study(folder, space, metric, higher_is_better(task, metric), options.seed)
     stopped = [trial for trial in study.trials if trial.state == optuna.trial.TrialState.RUNNING]
     remaining = [*stopped, *[None] * (options.trials - len(study.trials))]

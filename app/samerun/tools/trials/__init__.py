@@ -38,7 +38,7 @@ from samerun.errors import (
     raise_problems,
 )
 from samerun.files import as_json, lock, write_json, write_text
-from samerun.parsing import as_dict
+from samerun.parsing import as_dict, names_of
 from samerun.run_folder import CHECKPOINTS, METRICS, STATUS, read_metrics
 from samerun.tools.moving.setups import APART, signals_unwind
 
@@ -134,48 +134,41 @@ def run_script(parser: argparse.ArgumentParser, argv: list[str], work: Callable[
 def claim(folder: Path, command: Command, **settings: Any) -> None:
     """Records the command and the `settings` that decide its runs. Raises `InputError` if the folder has runs
     of others."""
-    arguments = as_dict(command.arguments({}))  # also those in the file of --config, which may have changed
+    arguments = command.arguments({})  # also those in the file of --config, which may have changed
+    values = as_dict(arguments)
     given = {
         "command": [str(command.script), *command.words],
         **settings,
-        "arguments": json.loads(as_json(arguments)),
-        "files": {name: _content_of(value) for name, value in arguments.items()},
+        "arguments": json.loads(as_json(values)),
+        "files": {name: _content_of(values[name]) for name in names_of(arguments, path=True)},
     }
     file = folder / "command.json"
     if has_runs(folder) and file.exists():
         known = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(known, dict):  # a version before recorded the command alone
             known = {"command": known}
-        # Versions before had neither "arguments" nor "files".
-        different = [name for name in given if name in known and known[name] != given[name]]
-        if "command" in different:
+        if known["command"] != given["command"]:
             raise InputError(
                 f"--output_dir {folder} has runs of another command ({shlex.join(known['command'])}); "
                 "name another folder"
             )
-        if different:
-            changed = [
-                f"--{each}" if name == "arguments" else f"content of --{each}"
-                for name in ("arguments", "files")
-                if name in different
-                for each, value in given[name].items()
-                if known[name].get(each) != value
-            ]
-            others = [name for name in different if name in settings]
+        changed = [name for name, value in settings.items() if known.get(name) != value]
+        for kind, words in (("arguments", "--{}"), ("files", "content of --{}")):
+            before = known.get(kind, {})  # a version before may lack it, or a part
+            changed += [words.format(name) for name in before if before[name] != given[kind].get(name)]
+        if changed:
             raise InputError(
-                f"--output_dir {folder} has runs with other {', '.join([*others, *changed])}; "
-                "name another folder"
+                f"--output_dir {folder} has runs with other {', '.join(changed)}; name another folder"
             )
     write_json(file, given)
 
 
 def _content_of(value: Any) -> str | None:
     """A hash of the content of the files that an argument names; None if it names none."""
-    texts = [
-        text for text in (value if isinstance(value, list | tuple) else [value]) if isinstance(text, str)
-    ]
-    paths = [path for text in texts for path in matching(text) if Path(path).is_file()]
-    return content_key(map(content_hash, paths)) if paths else None
+    parts = value if isinstance(value, list | tuple) else [value]
+    paths = [path for part in parts if isinstance(part, str) for path in matching(part)]
+    files = [path for path in paths if os.path.isfile(path)]  # of any length, unlike `Path.is_file`
+    return content_key(map(content_hash, files)) if files else None
 
 
 def has_runs(folder: Path) -> bool:
