@@ -15,7 +15,7 @@ TASKS = {path.stem for path in APP.glob("*.py")} - {"predict", "serve"}  # which
 # Packages beside the engine: kinds of data, and what tasks take from elsewhere.
 KINDS = {f"samerun.{name}" for name in ("text", "images", "volumes", "models")}
 # Lines of Python by folder, rounded up to a hundred, and modules in app/ without __init__. Both are to fall.
-MOST_LINES = {"app": 32_500, "scripts": 3_300, "tests": 28_700}
+MOST_LINES = {"app": 32_500, "scripts": 3_300, "tests": 28_800}
 MOST_MODULES = 122
 # Everything that is imported inside a function, and why. What is not here stands at the top of its file.
 IMPORTED_LATER = {
