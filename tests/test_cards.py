@@ -104,6 +104,7 @@ def test_the_code_of_every_card_gives_the_runs_predictions_without_our_code_or_a
         made = [f"--{name}={value}" for name, value in given.items()]
         script(task, ["--do_train", "--do_predict", *made]).check()
         card = (home / "run" / "README.md").read_text(encoding="utf-8")
+        assert f"library_name: {'peft' if prepare is adapter else 'transformers'}\n" in card
         lines.append(next(read_lines(home / "run" / "predictions.jsonl")))
         jobs.append((str(home / "run"), re.search(r"```python\n(.*?)```", card, re.DOTALL)[1]))
 

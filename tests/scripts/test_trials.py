@@ -342,6 +342,7 @@ def test_a_learning_curve_has_the_scores_by_rows(command, tmp_path, capsys, refu
     assert few not in (all_rows[:10], again)
     said = capsys.readouterr().out
     assert "0.1010  0.1000  0.1020" in said
+    assert "no --validation_file: each run is scored on rows of its own" in said
     assert "eval_average_precision_micro is undefined in 3 run(s) with 3 rows" in said
     undefined = ["--rows", "3", *command, "--output_dir", str(tmp_path / "few")]
     assert run_tool(learning_curve.main, undefined) == 2
